@@ -35,7 +35,7 @@ types: ## mypy
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-size: ## lines of code and words of pages, and what is over a limit
+size: ## tokens and density of the code, words of pages, and what is over a limit
 	$(PYTHON) tools/count_code.py --check
 
 # Two at a time, and a file's tests one after the other: they share what is made once.

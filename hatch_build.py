@@ -40,9 +40,15 @@ class Description(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root)
-        version = re.search(r'^__version__ = "(.+)"$', (root / "flsv" / "__about__.py").read_text(), flags=re.MULTILINE)
+        version = re.search(
+            r'^__version__ = "(.+)"$',
+            (root / "flsv" / "__about__.py").read_text(),
+            flags=re.MULTILINE,
+        )
         if version is None:
-            raise ValueError('flsv/__about__.py has no line __version__ = "...": links lead to its tag.')
+            raise ValueError(
+                'flsv/__about__.py has no line __version__ = "...": links lead to its tag.'
+            )
         repository = metadata.get("urls", {}).get("Repository")
         text = description((root / "README.md").read_text(encoding="utf-8"), repository, version[1])
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -38,14 +38,21 @@ class AdaptedLM(L.LightningModule):
     A batch is tokens and what is to be predicted, int64 ``[B, L]`` and ``[B, L - 1]``.
     """
 
-    def __init__(self, vocabulary: int, layers: int = 12, width: int = 768, rank: int = 8, lr: float = 1e-2) -> None:
+    def __init__(
+        self, vocabulary: int, layers: int = 12, width: int = 768, rank: int = 8, lr: float = 1e-2
+    ) -> None:
         super().__init__()
         from peft import LoraConfig, get_peft_model
         from transformers import GPT2Config, GPT2LMHeadModel
 
         self.save_hyperparameters()
         ends = {"bos_token_id": 0, "eos_token_id": 0}
-        sizes = {"vocab_size": vocabulary, "n_layer": layers, "n_embd": width, "n_head": max(1, width // 64)}
+        sizes = {
+            "vocab_size": vocabulary,
+            "n_layer": layers,
+            "n_embd": width,
+            "n_head": max(1, width // 64),
+        }
         layer = ["c_attn", "c_proj", "c_fc"]
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layer, fan_in_fan_out=True)
         self.network = get_peft_model(GPT2LMHeadModel(GPT2Config(**sizes, **ends)), config)
@@ -63,7 +70,9 @@ class AdaptedLM(L.LightningModule):
         self.log("val_loss", -self(batch[0]).mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([each for each in self.parameters() if each.requires_grad], lr=self.hparams["lr"])
+        return torch.optim.AdamW(
+            [each for each in self.parameters() if each.requires_grad], lr=self.hparams["lr"]
+        )
 
 
 def read(path: Path, *labels: str) -> list[str]:
@@ -71,16 +80,22 @@ def read(path: Path, *labels: str) -> list[str]:
         return [row["text"] for row in csv.DictReader(file) if not labels or row["label"] in labels]
 
 
-def federation(root: Path, vocabulary: int, length: int, pieces: int, val: int) -> FederatedDataModule:
+def federation(
+    root: Path, vocabulary: int, length: int, pieces: int, val: int
+) -> FederatedDataModule:
     """Two clients with news and one with tales, ``pieces`` of ``length`` tokens each."""
     from tokenizers import ByteLevelBPETokenizer
 
     news, tales = root / "text/reuters_r8_train.csv", root / "text/grimm_tales.csv"
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([*read(news), *read(tales)], vocab_size=vocabulary, show_progress=False)
+    tokenizer.train_from_iterator(
+        [*read(news), *read(tales)], vocab_size=vocabulary, show_progress=False
+    )
 
     def cut(texts: list[str], most: int) -> TensorDataset:
-        tokens = torch.tensor([token for text in texts for token in tokenizer.encode(text).ids][: most * length])
+        tokens = torch.tensor(
+            [token for text in texts for token in tokenizer.encode(text).ids][: most * length]
+        )
         tokens = tokens[: len(tokens) // length * length].view(-1, length)
         return TensorDataset(tokens, tokens[:, 1:])
 
@@ -122,11 +137,21 @@ def watched() -> Callable[[], float]:
 
 
 def processor_time() -> float:
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def main(
-    root: Path, rounds: int, layers: int, width: int, vocabulary: int, length: int, pieces: int, val: int, values: bool
+    root: Path,
+    rounds: int,
+    layers: int,
+    width: int,
+    vocabulary: int,
+    length: int,
+    pieces: int,
+    val: int,
+    values: bool,
 ) -> dict[str, float]:
     L.seed_everything(0, verbose=False)
     data = federation(root, vocabulary, length, pieces, val)
@@ -147,16 +172,24 @@ def main(
     before, began, processor = memory(os.getpid()), time.monotonic(), processor_time()
     most_memory = watched()
     trainer.fit(module, data)
-    print(f"{all_numbers:,} parameters ({all_numbers / 2**28:.2f} GiB), of which {loop.space.size:,} cross")
-    print(f"{time.monotonic() - began:.0f} s, {processor_time() - processor:.0f} s of processor time")
-    print(f"memory {before:.2f} GiB before the fit, at most {most_memory():.2f} with all coalitions' processes")
+    print(
+        f"{all_numbers:,} parameters ({all_numbers / 2**28:.2f} GiB), of which {loop.space.size:,} cross"
+    )
+    print(
+        f"{time.monotonic() - began:.0f} s, {processor_time() - processor:.0f} s of processor time"
+    )
+    print(
+        f"memory {before:.2f} GiB before the fit, at most {most_memory():.2f} with all coalitions' processes"
+    )
     found = dict(zip(data.client_names, loop.contributions["value"].tolist())) if values else {}
     print("  ".join(f"{name} {each:+.3f}" for name, each in found.items()))
     return found
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, default=Path("data"), help="a folder with text/")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--layers", type=int, default=12)

@@ -29,7 +29,9 @@ def tables(seed: int = 0) -> tuple[dict[str, tuple], tuple, tuple]:
     """Every hospital's measurements and diagnoses, and the server's for validation and testing."""
     found = load_breast_cancer()
     order = np.random.default_rng(seed).permutation(len(found.target))
-    x = (found.data - found.data.min(0)) / (found.data.max(0) - found.data.min(0))  # ranges agreed on beforehand
+    x = (found.data - found.data.min(0)) / (
+        found.data.max(0) - found.data.min(0)
+    )  # ranges agreed on beforehand
     x, y = x[order].astype("float32"), found.target_names[found.target[order]]
     ends = np.cumsum(list(ROWS.values()))
     parts = [(x[end - rows : end], y[end - rows : end]) for end, rows in zip(ends, ROWS.values())]
@@ -40,10 +42,14 @@ def main(rounds: int, seed: int) -> torch.Tensor:
     L.seed_everything(seed)
     hospitals, val, test = tables(seed)
     wrong = ClosedSetLabelNoise(rate=1 / 3, clients=[list(hospitals).index("Quito")])
-    data = FederatedDataModule(clients=hospitals, val=val, test=test, batch_size=16, corruptions=[wrong])
+    data = FederatedDataModule(
+        clients=hospitals, val=val, test=test, batch_size=16, corruptions=[wrong]
+    )
     module = ClassifierClient("mlp", {"hidden": [16]}, optimizer=partial(torch.optim.SGD, lr=0.5))
     loop = FederatedLoop(metrics={"value": ShadowShapley(performance="negative_loss")})
-    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/hospitals", accelerator="cpu")
+    trainer = L.Trainer(
+        max_epochs=rounds, callbacks=[loop], default_root_dir="runs/hospitals", accelerator="cpu"
+    )
     trainer.fit(module, data)
 
     values = loop.contributions["value"]
@@ -54,7 +60,9 @@ def main(rounds: int, seed: int) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

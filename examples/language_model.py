@@ -65,7 +65,9 @@ class CausalLMClient(L.LightningModule):
         self.make_optimizer = optimizer
         with torch.device("cpu"):  # so that a seed gives the same adapters everywhere
             # It comes in evaluation mode, in which dropout would do nothing.
-            self.network = add_lora(AutoModelForCausalLM.from_pretrained(network).train(), rank, 8.0, "all-linear")
+            self.network = add_lora(
+                AutoModelForCausalLM.from_pretrained(network).train(), rank, 8.0, "all-linear"
+            )
         freeze_a(self.network)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -81,7 +83,9 @@ class CausalLMClient(L.LightningModule):
             self.log("val_loss", self.training_step(given, batch_idx), batch_size=predicted)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.make_optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
+        return self.make_optimizer(
+            [parameter for parameter in self.parameters() if parameter.requires_grad]
+        )
 
 
 def labeled(batch: Any) -> Mapping[str, Tensor]:
@@ -110,7 +114,9 @@ class Pieces(Dataset):
 def pieces(text: str) -> Tensor:
     """A text's bytes, int64 ``[n, LENGTH]``."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
-    return torch.from_numpy(data[: len(data) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int64))
+    return torch.from_numpy(
+        data[: len(data) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int64)
+    )
 
 
 def column(path: Path, *names: str) -> list[Sequence[str]]:
@@ -125,11 +131,15 @@ def pretrained(root: Path, folder: Path, steps: int = 800, **size: int) -> Path:
     if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(0)
-    tokens = torch.cat([pieces(text) for (text,) in column(root / "text/reuters_r8_train.csv", "text")])
+    tokens = torch.cat(
+        [pieces(text) for (text,) in column(root / "text/reuters_r8_train.csv", "text")]
+    )
     whole = {"n_embd": 160, "n_layer": 4, "n_head": 4, **size}
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     network = GPT2LMHeadModel(
-        GPT2Config(vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, **whole, **still)
+        GPT2Config(
+            vocab_size=256, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, **whole, **still
+        )
     )
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
@@ -185,7 +195,11 @@ def fit(
     L.seed_everything(seed, verbose=False)
     module = CausalLMClient(str(network), rank=4, optimizer=partial(torch.optim.SGD, lr=1.0))
     loop = FederatedLoop(
-        metrics=metrics, share="trainable", client_algorithm=algorithm, reporting=Reporting(table=not quiet), seed=seed
+        metrics=metrics,
+        share="trainable",
+        client_algorithm=algorithm,
+        reporting=Reporting(table=not quiet),
+        seed=seed,
     )
     trainer = L.Trainer(
         max_epochs=rounds,
@@ -220,11 +234,19 @@ def main(root: Path, rounds: int, bad: int, seed: int, steps: int, width: int) -
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="a folder with text/grimm_tales.csv")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path("data"), help="a folder with text/grimm_tales.csv"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bad", type=int, default=1, help="number of the client whose text is shuffled")
+    parser.add_argument(
+        "--bad", type=int, default=1, help="number of the client whose text is shuffled"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=800, help="on news, where there is no model of them yet")
+    parser.add_argument(
+        "--steps", type=int, default=800, help="on news, where there is no model of them yet"
+    )
     parser.add_argument("--width", type=int, default=160, help="of that model")
     main(**vars(parser.parse_args()))

@@ -74,14 +74,19 @@ def main(clients: int, epochs: int) -> float:
         loop = FederatedLoop(metrics={"value": value})
         trainer = L.Trainer(callbacks=[loop], **options)
         trainer.fit(module, FederatedDataModule(data, SizePartitioner(list(range(1, clients + 1)))))
-        print("contributions:", [round(value, 4) for value in loop.metrics["value"].compute().tolist()])
+        print(
+            "contributions:",
+            [round(value, 4) for value in loop.metrics["value"].compute().tolist()],
+        )
     loss = float(trainer.callback_metrics["val_loss"])
     print(f"val_loss {loss:.4f}")
     return loss
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=0, help="0: not federated")
     parser.add_argument("--epochs", type=int, default=10, help="or rounds")
     options = parser.parse_args()

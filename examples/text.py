@@ -51,20 +51,32 @@ def main(rounds: int, characters: int) -> dict[str, float]:
     L.seed_everything(0)
     path = Path("runs/text/manual.csv")
     write_table(path, characters)
-    texts = CharacterData(str(path), text="text", group="client", length=32, batch_size=32, val_fraction=0.1)
+    texts = CharacterData(
+        str(path), text="text", group="client", length=32, batch_size=32, val_fraction=0.1
+    )
     data = FederatedDataModule(texts, GroupPartitioner())
     module = CharacterModel(hidden=64, optimizer=partial(torch.optim.Adam, lr=0.005))
-    loop = FederatedLoop(metrics={"value": ShadowShapley(coalitions="all", performance="val_loss", mode="min")})
+    loop = FederatedLoop(
+        metrics={"value": ShadowShapley(coalitions="all", performance="val_loss", mode="min")}
+    )
     trainer = L.Trainer(
-        max_epochs=rounds, callbacks=[loop], default_root_dir="runs/text", accelerator="auto", devices=1
+        max_epochs=rounds,
+        callbacks=[loop],
+        default_root_dir="runs/text",
+        accelerator="auto",
+        devices=1,
     )
     trainer.fit(module, data)
 
-    return dict(zip(data.client_names, loop.contributions["value"].tolist()))  # the table shows the shares
+    return dict(
+        zip(data.client_names, loop.contributions["value"].tolist())
+    )  # the table shows the shares
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--characters", type=int, default=15_000, help="of every client's text")
     options = parser.parse_args()

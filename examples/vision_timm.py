@@ -41,7 +41,11 @@ def main(rounds: int, network: str) -> FederatedLoop:
     module = ClassifierClient(f"timm:{network}", optimizer=optimizer)
     loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
     trainer = L.Trainer(
-        max_epochs=rounds, callbacks=[loop], default_root_dir="runs/vision", accelerator="auto", devices=1
+        max_epochs=rounds,
+        callbacks=[loop],
+        default_root_dir="runs/vision",
+        accelerator="auto",
+        devices=1,
     )
     trainer.fit(module, data)
     trainer.test(module, data)
@@ -49,12 +53,16 @@ def main(rounds: int, network: str) -> FederatedLoop:
     values = loop.metrics["cssv"].compute()  # [5 clients, 10 classes]
     for digit in range(values.shape[1]):
         best = int(values[:, digit].argmax())
-        print(f"digit {digit}: client {best} pulls most where the federation goes ({values[best, digit]:.2f})")
+        print(
+            f"digit {digit}: client {best} pulls most where the federation goes ({values[best, digit]:.2f})"
+        )
     return loop
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", default="resnet10t", help="any name of timm.list_models()")
     options = parser.parse_args()

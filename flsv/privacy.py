@@ -189,7 +189,9 @@ class GaussianPrivacy(Upload):
                 key = hmac.digest(context.secret, digest(update), "sha256")
                 add_secret_noise(protected, self.noise_multiplier * self.clip, key)
             return protected
-        return self.protect(update, generator_for(context.seed, "privacy", context.round_index, context.client))
+        return self.protect(
+            update, generator_for(context.seed, "privacy", context.round_index, context.client)
+        )
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
         """Clip an update, add noise to it, and return the result as a new tensor.
@@ -210,7 +212,9 @@ class GaussianPrivacy(Upload):
         if not 0 < norm < math.inf:
             return torch.zeros_like(update)
         factor = min(1.0, self.clip / norm)
-        while torch.linalg.vector_norm(clipped := update * factor, dtype=torch.float64) > self.clip:  # by rounding
+        while (
+            torch.linalg.vector_norm(clipped := update * factor, dtype=torch.float64) > self.clip
+        ):  # by rounding
             factor *= 1 - torch.finfo(update.dtype).eps
         return clipped
 

@@ -29,7 +29,15 @@ from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
-__all__ = ["Compression", "TopK", "Upload", "UploadContext", "check_order", "sanitize_report", "upload"]
+__all__ = [
+    "Compression",
+    "TopK",
+    "Upload",
+    "UploadContext",
+    "check_order",
+    "sanitize_report",
+    "upload",
+]
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,11 @@ def check_order(uploads: Sequence[Upload]) -> None:
 
 
 def upload(
-    uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, context: UploadContext
+    uploads: Sequence[Upload],
+    vector: Tensor,
+    start: Tensor,
+    global_vector: Tensor,
+    context: UploadContext,
 ) -> tuple[Tensor, Traffic]:
     """Apply all upload transformations to the model that a client has trained.
 
@@ -159,7 +171,9 @@ def upload(
     return vector, traffic
 
 
-def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
+def sanitize_report(
+    uploads: Sequence[Upload], context: UploadContext, name: str, value: float
+) -> float:
     """Return the number that a client reports instead of ``value``, by :meth:`Upload.tell` of all ``uploads``.
 
     Example:
@@ -253,7 +267,9 @@ class TopK(Compression):
         Traffic(numbers=4, bytes=16.0)
     """
 
-    def __init__(self, share: Annotated[float, Gt(0), Le(1)] = 0.05, error_feedback: bool = True) -> None:
+    def __init__(
+        self, share: Annotated[float, Gt(0), Le(1)] = 0.05, error_feedback: bool = True
+    ) -> None:
         super().__init__(error_feedback)
         self.share = share
 

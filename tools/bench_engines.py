@@ -82,7 +82,9 @@ def run(engine: str, case: str, rounds: int, out: Path) -> None:
         found["rounds"] = plain_rounds(network(case), *images(case), own, rounds, 0.05, BATCH)
     else:
         sgd = partial(torch.optim.SGD, lr=0.05)
-        module = ClassifierClient(network(case), num_classes=10, input_shape=CASES[case][2], optimizer=sgd)
+        module = ClassifierClient(
+            network(case), num_classes=10, input_shape=CASES[case][2], optimizer=sgd
+        )
         data = FederatedDataModule(
             TensorDataset(*images(case)),
             GroupPartitioner(),
@@ -97,10 +99,16 @@ def run(engine: str, case: str, rounds: int, out: Path) -> None:
             reporting=Reporting(table=False),
             engine=partial(VmapProcess, chunk=clients) if engine == "vmap" else "sequential",
         )
-        timer, ranks = RoundTimer(), {"strategy": "federated", "devices": 2} if engine == "ranks" else {}
+        timer, ranks = (
+            RoundTimer(),
+            {"strategy": "federated", "devices": 2} if engine == "ranks" else {},
+        )
         quiet_trainer(str(out.parent), rounds, [loop, timer], **ranks).fit(module, data)
         found |= {"rounds": list(zip(timer.wall, timer.processor))}
-        found |= {"vector": loop.state.model(), "cssv": loop.contribution_metrics.contributions["cssv"]}
+        found |= {
+            "vector": loop.state.model(),
+            "cssv": loop.contribution_metrics.contributions["cssv"],
+        }
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         torch.save({**found, "memory": memory}, out)
@@ -114,21 +122,46 @@ def compared(case: str, engines: list[str], rounds: int, repeats: int) -> str:
         for engine in engines:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "result.pt"
-                command = [sys.executable, __file__, "--rounds", str(rounds), "--one", engine, case, str(out)]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--rounds",
+                    str(rounds),
+                    "--one",
+                    engine,
+                    case,
+                    str(out),
+                ]
                 subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
                 last[engine] = torch.load(out, weights_only=True)
             least[engine] += last[engine]["rounds"][1:]  # the first round warms up
     seconds = {engine: [min(column) for column in zip(*each)] for engine, each in least.items()}
-    rows = [["engine", "s a round", "CPU s", "to plain", "to sequential", "CPU to plain", "memory", "weights", "CSSV"]]
+    rows = [
+        [
+            "engine",
+            "s a round",
+            "CPU s",
+            "to plain",
+            "to sequential",
+            "CPU to plain",
+            "memory",
+            "weights",
+            "CSSV",
+        ]
+    ]
     for engine in engines:
         wall, processor = seconds[engine]
         row = [engine, f"{wall:.3f}", f"{processor:.3f}"]
-        row += [f"{wall / seconds[base][0]:.2f}" if base in seconds else "-" for base in ENGINES[:2]]
+        row += [
+            f"{wall / seconds[base][0]:.2f}" if base in seconds else "-" for base in ENGINES[:2]
+        ]
         row.append(f"{processor / seconds['plain'][1]:.2f}" if "plain" in seconds else "-")
         row.append(f"{last[engine]['memory']:.2f} GiB")
         for key in ("vector", "cssv"):
             known = key in last[engine] and key in last.get("sequential", {})
-            apart = (last[engine][key] - last["sequential"][key]).abs().max().item() if known else 0.0
+            apart = (
+                (last[engine][key] - last["sequential"][key]).abs().max().item() if known else 0.0
+            )
             row.append(f"{apart:.1e}" if known else "-")
         rows.append(row)
     clients, size, _ = CASES[case]
@@ -150,8 +183,14 @@ def flower(resident: bool, rounds: int, sites: int) -> list[float]:
         folder = Path(place) / "app"
         flsv(["init", "--flower", str(folder)])
         federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
-        written = federation.read_text().replace("rounds=3", f"rounds={rounds}").replace("1437, 3)", f"1437, {sites})")
-        federation.write_text(re.sub(r"^SITES = .*$", f"SITES = {names}", written, flags=re.MULTILINE))
+        written = (
+            federation.read_text()
+            .replace("rounds=3", f"rounds={rounds}")
+            .replace("1437, 3)", f"1437, {sites})")
+        )
+        federation.write_text(
+            re.sub(r"^SITES = .*$", f"SITES = {names}", written, flags=re.MULTILINE)
+        )
         if not resident:
             site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
         with deployment(folder, "questions = []\n", names) as processes:
@@ -200,7 +239,9 @@ class Recorded(UniformSampler):
         super().__init__(len(cohorts[0]))
         self.cohorts = cohorts
 
-    def sample(self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         return torch.tensor(self.cohorts[round_index])
 
 
@@ -217,15 +258,21 @@ def trouble(rounds: int, sites: int, timeout: float = 60.0) -> str:
         folder = Path(place) / "app"
         flsv(["init", "--flower", str(folder)])
         project, book = folder / "fedapp/federation.py", folder / "diary.txt"
-        written = re.sub(r"^SITES = .*$", f"SITES = {names}", project.read_text(), flags=re.MULTILINE)
+        written = re.sub(
+            r"^SITES = .*$", f"SITES = {names}", project.read_text(), flags=re.MULTILINE
+        )
         written = written.replace("1437, 3)", f"1437, {sites})").split("client = client_app")[0]
-        project.write_text(written + TROUBLE.format(folder=str(folder), rounds=rounds, timeout=timeout))
+        project.write_text(
+            written + TROUBLE.format(folder=str(folder), rounds=rounds, timeout=timeout)
+        )
         with deployment(folder, "questions = []\n", names) as processes:
             processes.supervise("rounds")
 
             def after(index: int) -> None:
                 processes.wait_for(
-                    "rounds", lambda _: book.is_file() and int(book.read_text() or -1) >= index, 2 * SECONDS
+                    "rounds",
+                    lambda _: book.is_file() and int(book.read_text() or -1) >= index,
+                    2 * SECONDS,
                 )
 
             after(2)
@@ -241,35 +288,59 @@ def trouble(rounds: int, sites: int, timeout: float = 60.0) -> str:
         rows = pandas.read_csv(folder / "runs/contributions.csv")
         weighed = rows[rows.metric == "weight"].groupby("round").client.unique()
         cohorts = [sorted(map(int, weighed[index])) for index in range(rounds)]
-        deployed = torch.load(folder / "runs/checkpoints/last.ckpt", weights_only=False)["state_dict"]
+        deployed = torch.load(folder / "runs/checkpoints/last.ckpt", weights_only=False)[
+            "state_dict"
+        ]
         sys.path.insert(0, str(folder))
         from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
         loop, module = make_loop().replace(sampler=Recorded(cohorts)), make_module()
         groups = [i % sites for i in range(1437)]
         data = FederatedDataModule(
-            "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)
+            "digits",
+            GroupPartitioner(),
+            groups=groups,
+            batch_size=16,
+            splits=Splits(server_val=0.0),
         )
         be_quiet()
         quiet_trainer(place, rounds, [loop]).fit(module, data)
-        apart = max((deployed[name] - value).abs().max().item() for name, value in module.state_dict().items())
+        apart = max(
+            (deployed[name] - value).abs().max().item()
+            for name, value in module.state_dict().items()
+        )
         last = rows[(rows["round"] == rounds - 1) & (rows.metric == "cssv") & rows["class"].notna()]
         mine = loop.contributions["cssv"].by_class
-        values = max(abs(row.value - mine[int(row.client), int(row["class"])].item()) for _, row in last.iterrows())
-    had = [", ".join(names[client] for client in range(sites) if client not in cohort) for cohort in cohorts]
-    lines = grid([["round", "sites without an answer"], *([str(i + 1), each or "-"] for i, each in enumerate(had))])
+        values = max(
+            abs(row.value - mine[int(row.client), int(row["class"])].item())
+            for _, row in last.iterrows()
+        )
+    had = [
+        ", ".join(names[client] for client in range(sites) if client not in cohort)
+        for cohort in cohorts
+    ]
+    lines = grid(
+        [
+            ["round", "sites without an answer"],
+            *([str(i + 1), each or "-"] for i, each in enumerate(had)),
+        ]
+    )
     return f"{lines}\n\nlargest difference from one process: weights {apart:.1e}, CSSV {values:.1e}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flower", action="store_true", help="rounds of real SuperNodes instead")
     parser.add_argument("--sites", type=int, default=3, help="SuperNodes")
-    parser.add_argument("--trouble", action="store_true", help="some of which are late, killed, and back")
+    parser.add_argument(
+        "--trouble", action="store_true", help="some of which are late, killed, and back"
+    )
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -281,7 +352,9 @@ def main() -> None:
         ways = ((False, "one for each message (`idle=0`)"), (True, "the site's own"))
         for resident, name in ways[options.sites > 3 :]:
             first, *later = flower(resident, options.rounds, options.sites)
-            rows.append([name, *(f"{each:.1f}" for each in (first, statistics.median(later), max(later)))])
+            rows.append(
+                [name, *(f"{each:.1f}" for each in (first, statistics.median(later), max(later)))]
+            )
         print(grid(rows))
     else:
         for case in options.case:

@@ -41,7 +41,9 @@ def federation(network: str, clients: int) -> tuple[Any, Any, int]:
     if network == "resnet18":
         splits = Splits(server_val=0.1, max_samples=2_100)
         files = Files(root=os.environ["FLSV_DATA_ROOT"])
-        data = FederatedDataModule("cifar10", IIDPartitioner(clients), batch_size=32, splits=splits, files=files)
+        data = FederatedDataModule(
+            "cifar10", IIDPartitioner(clients), batch_size=32, splits=splits, files=files
+        )
         return ClassifierClient("resnet18", optimizer=partial(torch.optim.SGD, lr=0.05)), data, 2
     deal = DirichletPartitioner(num_clients=clients, alpha=0.5, min_samples=40, seed=1)
     if network == "mlp":
@@ -77,7 +79,9 @@ def fit(network: str, clients: int, option: str, cores: int) -> None:
     module, data, rounds = federation(network, clients)
     chosen = OPTIONS[option]
     metrics = {} if chosen is None else {"value": ShadowShapley(**chosen)}
-    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False, figures=0, files=False))
+    loop = FederatedLoop(
+        metrics=metrics, seed=0, reporting=Reporting(table=False, figures=0, files=False)
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,
@@ -107,21 +111,31 @@ def processor() -> float:
 def measured(repeats: int, *case: Any) -> dict[str, float]:
     """Return the least seconds of some fits, each in a fresh process."""
     command = [sys.executable, __file__, "--case", *map(str, case)]
-    found = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(repeats)]
+    found = [
+        json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        for _ in range(repeats)
+    ]
     return {name: min(each[name] for each in found) for name in found[0]}
 
 
 def main() -> None:
     """Print a table: a line for each network, number of clients, option and number of cores."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "resnet18"])
     parser.add_argument("--clients", nargs="+", type=int, default=[5, 7])
     parser.add_argument(
-        "--options", nargs="+", default=["default"], choices=[each for each in OPTIONS if each != "none"]
+        "--options",
+        nargs="+",
+        default=["default"],
+        choices=[each for each in OPTIONS if each != "none"],
     )
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--case", nargs=4, metavar=("NETWORK", "CLIENTS", "OPTION", "CORES"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--case", nargs=4, metavar=("NETWORK", "CLIENTS", "OPTION", "CORES"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.case is not None:
         network, clients, option, cores = options.case
@@ -136,7 +150,10 @@ def main() -> None:
                     found = measured(options.repeats, network, clients, option, cores)
                     ratios = [found[name] / alone[name] for name in ("processor", "elapsed")]
                     seconds = alone["processor"], found["processor"]
-                    cells = [*(f"{each:.2f}" for each in seconds), *(f"{ratio:.2f}" for ratio in ratios)]
+                    cells = [
+                        *(f"{each:.2f}" for each in seconds),
+                        *(f"{ratio:.2f}" for ratio in ratios),
+                    ]
                     print(",".join([network, str(clients), str(cores), option, *cells]), flush=True)
 
 

@@ -82,7 +82,9 @@ class Own(L.LightningModule):
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Federated averaging and nothing else."""
     clients = list(torch.randperm(len(x)).view(CLIENTS, -1))
-    return [wall for wall, _ in plain_rounds(network().to(x.device), x, y, clients, rounds, 0.01, BATCH)]
+    return [
+        wall for wall, _ in plain_rounds(network().to(x.device), x, y, clients, rounds, 0.01, BATCH)
+    ]
 
 
 def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network) -> list[float]:
@@ -90,7 +92,9 @@ def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Networ
     timer, parts = RoundTimer(), torch.randperm(len(x)).view(CLIENTS, -1)
     batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [timer]).fit(client(network), DataLoader(batches, batch_size=None))
+        quiet_trainer(folder, rounds, [timer]).fit(
+            client(network), DataLoader(batches, batch_size=None)
+        )
     return timer.wall
 
 
@@ -107,10 +111,17 @@ def federated(
     """Through the Trainer: ``measured`` with CSSV, TensorBoard and the CSV, ``comfort`` with a bar and checkpoints;
     ``module`` is LeNet5's by default, ``options`` are the data module's."""
     data = FederatedDataModule(
-        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=0), **options
+        TensorDataset(x, y),
+        IIDPartitioner(CLIENTS),
+        batch_size=BATCH,
+        splits=Splits(server_val=0),
+        **options,
     )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
-    loop, timer = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0)), RoundTimer()
+    loop, timer = (
+        FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0)),
+        RoundTimer(),
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,
@@ -127,17 +138,28 @@ def federated(
     return timer.wall
 
 
-def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, every: int | None) -> list[float]:
+def in_run(
+    x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, every: int | None
+) -> list[float]:
     """Processor seconds of rounds with in-run values; None: without. Lightning validates in either."""
     share = 400 / len(x)
     data = FederatedDataModule(
-        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=share)
+        TensorDataset(x, y),
+        IIDPartitioner(CLIENTS),
+        batch_size=BATCH,
+        splits=Splits(server_val=share),
     )
-    values = {} if every is None else {"client_algorithm": InRunValues(every), "metrics": {"in_run": InRunShapley()}}
+    values = (
+        {}
+        if every is None
+        else {"client_algorithm": InRunValues(every), "metrics": {"in_run": InRunShapley()}}
+    )
     loop = FederatedLoop(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
     timer = RoundTimer()
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [loop, timer], limit_val_batches=1.0).fit(client(network), data)
+        quiet_trainer(folder, rounds, [loop, timer], limit_val_batches=1.0).fit(
+            client(network), data
+        )
     return timer.processor
 
 
@@ -159,8 +181,12 @@ def memory(state: Literal["reset", "persist"] | None) -> int:
     data: Any = DataLoader(samples, BATCH)
     callbacks: list[L.Callback] = []
     if state is not None:
-        data = FederatedDataModule(samples, IIDPartitioner(8), batch_size=BATCH, splits=Splits(server_val=0))
-        callbacks = [FederatedLoop(optimizer_state=state, reporting=Reporting(table=False, figures=0))]
+        data = FederatedDataModule(
+            samples, IIDPartitioner(8), batch_size=BATCH, splits=Splits(server_val=0)
+        )
+        callbacks = [
+            FederatedLoop(optimizer_state=state, reporting=Reporting(table=False, figures=0))
+        ]
     with tempfile.TemporaryDirectory() as folder:
         quiet_trainer(folder, 3, callbacks).fit(Large(large), data)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -168,21 +194,33 @@ def memory(state: Literal["reset", "persist"] | None) -> int:
 
 def memories(repeats: int) -> None:
     """Print the largest memory of processes that are made anew, in turns."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # freed tensors are given back at once: no chance in the figures
-    names = {"Lightning's Trainer alone": None, "optimizers reset": "reset", "optimizers persist": "persist"}
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(
+        2**20
+    )  # freed tensors are given back at once: no chance in the figures
+    names = {
+        "Lightning's Trainer alone": None,
+        "optimizers reset": "reset",
+        "optimizers persist": "persist",
+    }
     for name, state in [*names.items()] * repeats:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             print(f"{name}: {pool.apply(memory, (state,))} MiB", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--network", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5, help="how often each is run, turn by turn")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="how often each is run, turn by turn"
+    )
     parser.add_argument("--images", type=int, default=IMAGES, help="of each client")
     parser.add_argument("--in-run", action="store_true", help="what in-run values add")
-    parser.add_argument("--memory", action="store_true", help="the largest memory, of 10 million parameters")
+    parser.add_argument(
+        "--memory", action="store_true", help="the largest memory, of 10 million parameters"
+    )
     options = parser.parse_args()
     if options.memory:
         return memories(options.repeats)
@@ -192,14 +230,20 @@ def main() -> None:
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: plain(x, y, rounds, network),
         "Lightning's Trainer alone": lambda: trainer_alone(x, y, rounds, network),
-        "FederatedLoop, a user's module": lambda: federated(x, y, rounds, False, module=Own(network)),
+        "FederatedLoop, a user's module": lambda: federated(
+            x, y, rounds, False, module=Own(network)
+        ),
         "FederatedLoop": lambda: federated(x, y, rounds, False, module=client(network)),
         "+ CSSV, TensorBoard, CSV": lambda: federated(x, y, rounds, True, module=client(network)),
-        "+ progress bar, checkpoints": lambda: federated(x, y, rounds, True, True, module=client(network)),
+        "+ progress bar, checkpoints": lambda: federated(
+            x, y, rounds, True, True, module=client(network)
+        ),
     }
     if options.in_run:
         ways = {"without": partial(in_run, x, y, rounds, network, None)}
-        ways |= {f"every={each}": partial(in_run, x, y, rounds, network, each) for each in (1, 2, 4, 8)}
+        ways |= {
+            f"every={each}": partial(in_run, x, y, rounds, network, each) for each in (1, 2, 4, 8)
+        }
     print(ratios(in_turns(ways, options.repeats)))
 
 

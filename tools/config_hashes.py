@@ -58,7 +58,10 @@ BEFORE_TABLES = {
 
 def compositions() -> dict[str, list[Path]]:
     """Name of a run to its files."""
-    base = [CONFIGS / "digits.yaml", CONFIGS / "shapfed_wa.yaml"]  # which was the quick start of 1.0.0rc1
+    base = [
+        CONFIGS / "digits.yaml",
+        CONFIGS / "shapfed_wa.yaml",
+    ]  # which was the quick start of 1.0.0rc1
     found = {}
     for path in sorted(CONFIGS.rglob("*.yaml")):
         folder, name = path.parent.name, str(path.relative_to(CONFIGS).with_suffix(""))
@@ -78,7 +81,10 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
         sha = hashlib.sha256(str((one.dtype, tuple(one.shape))).encode())
         sha.update(one.view(-1).view(torch.uint8).numpy().tobytes())
         numbers = one.double().nan_to_num(posinf=0.0, neginf=0.0)
-        yield name, [sha.hexdigest()[:16], float(numbers.abs().sum()), float(numbers.square().sum())]
+        yield (
+            name,
+            [sha.hexdigest()[:16], float(numbers.abs().sum()), float(numbers.square().sum())],
+        )
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             yield from figures(value[key], f"{name}/{key}" if name else str(key))
@@ -97,7 +103,9 @@ def language_model(folder: str) -> str:
     torch.manual_seed(0)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 256, "n_positions": 64}
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes, **still)).save_pretrained(f"{folder}/network")
+    GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes, **still)).save_pretrained(
+        f"{folder}/network"
+    )
     return f"{folder}/network"
 
 
@@ -108,7 +116,9 @@ def fit(name: str, files: list[Path], rounds: int, root: str, folder: str) -> di
     options = [option for file in files for option in ("--config", str(file))]
     options += [*OPTIONS, f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={folder}"]
     natural = name.startswith("natural/")
-    options.append(f"--data.source.init_args.root={root}" if natural else f"--data.files.root={root}")
+    options.append(
+        f"--data.source.init_args.root={root}" if natural else f"--data.files.root={root}"
+    )
     if name == "natural/tales_lora":
         options.append(f"--model.init_args.network={language_model(folder)}")
     if name == "cifar10_resnet34":
@@ -117,7 +127,11 @@ def fit(name: str, files: list[Path], rounds: int, root: str, folder: str) -> di
     cli.trainer.fit(cli.model, cli.datamodule)
     loop = next(each for each in cli.trainer.callbacks if type(each).__name__ == "FederatedLoop")
     values = {name: metric.compute() for name, metric in loop.metrics.items()}
-    found = {"weights": together(cli.model.state_dict()), "received": together(loop.received()), "values": values}
+    found = {
+        "weights": together(cli.model.state_dict()),
+        "received": together(loop.received()),
+        "values": values,
+    }
     return dict(figures(found))
 
 
@@ -127,8 +141,13 @@ def value(files: list[Path], folder: str) -> dict[str, list[Any]]:
 
     options = [option for file in files for option in ("--config", str(file))]
     main(["value", "--quiet", *options, "--out", folder])
-    tables = {path.name: pandas.read_csv(path).select_dtypes("number") for path in Path(folder).rglob("*.csv")}
-    return dict(figures({name: torch.tensor(table.to_numpy(float)) for name, table in tables.items()}))
+    tables = {
+        path.name: pandas.read_csv(path).select_dtypes("number")
+        for path in Path(folder).rglob("*.csv")
+    }
+    return dict(
+        figures({name: torch.tensor(table.to_numpy(float)) for name, table in tables.items()})
+    )
 
 
 def difference(found: dict[str, Any], before: dict[str, Any]) -> float:
@@ -150,27 +169,41 @@ def report(found: dict[str, Any], before: dict[str, Any], tolerance: float) -> i
     for name, much in off.items():
         if much > 0:
             parts = [part for part in found[name] if found[name][part] != before[name].get(part)]
-            print(f"{'differs' if much > tolerance else 'near'}: {name}: by {much:.1g}: {', '.join(parts)}")
-    bits, near = sum(each == 0 for each in off.values()), sum(0 < each <= tolerance for each in off.values())
-    print(f"{len(off)} configurations: {bits} the same to the bit, {near} within {tolerance:g}, ", end="")
+            print(
+                f"{'differs' if much > tolerance else 'near'}: {name}: by {much:.1g}: {', '.join(parts)}"
+            )
+    bits, near = (
+        sum(each == 0 for each in off.values()),
+        sum(0 < each <= tolerance for each in off.values()),
+    )
+    print(
+        f"{len(off)} configurations: {bits} the same to the bit, {near} within {tolerance:g}, ",
+        end="",
+    )
     print(f"{len(off) - bits - near} differ. Without figures: {', '.join(without) or 'none'}.")
     return int(bits + near < len(off))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[], help="names of runs")
     parser.add_argument("--out", type=Path, help="write the figures here, and compare with none")
     parser.add_argument("--against", type=Path, default=FIGURES, help="compare with these")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative; 1e-5 on another processor")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="relative; 1e-5 on another processor"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     sys.argv = sys.argv[:1]
     if "FLSV_DATA_ROOT" not in os.environ:
-        parser.error("set FLSV_DATA_ROOT to the folder of the real data: half of the configurations read them")
+        parser.error(
+            "set FLSV_DATA_ROOT to the folder of the real data: half of the configurations read them"
+        )
     root = os.environ["FLSV_DATA_ROOT"]
     found: dict[str, Any] = {}
     for name, files in compositions().items():
@@ -180,15 +213,31 @@ def main() -> int:
             said = io.StringIO()
             quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said)
             with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1]:
-                one = value(files, folder) if name == "value" else fit(name, files, options.rounds, root, folder)
+                one = (
+                    value(files, folder)
+                    if name == "value"
+                    else fit(name, files, options.rounds, root, folder)
+                )
             found[name] = one
         except (Exception, SystemExit) as error:
-            found[name] = {f"{type(error).__name__}: {str(error)[:200]}{said.getvalue()[-200:]}": ["", 0.0, 0.0]}
+            found[name] = {
+                f"{type(error).__name__}: {str(error)[:200]}{said.getvalue()[-200:]}": [
+                    "",
+                    0.0,
+                    0.0,
+                ]
+            }
         print(name, *(f"{part} {sha}" for part, (sha, *_) in found[name].items()), flush=True)
     if options.out is None:
         return report(found, json.loads(options.against.read_text())["figures"], options.tolerance)
-    machine = {"processor": platform.machine(), "torch": torch.__version__, "python": platform.python_version()}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(parts)}" for name, parts in found.items())
+    machine = {
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(parts)}" for name, parts in found.items()
+    )
     options.out.write_text(f'{{"machine": {json.dumps(machine)},\n "figures": {{\n{lines}\n}}}}\n')
     return 0
 

@@ -55,7 +55,10 @@ def cells(source: str) -> list[Cell]:
     for part in ("\n" + source).split("\n# %%")[1:]:
         kind, _, text = part.partition("\n")
         is_code = kind.strip() != _TEXT
-        lines = [line if is_code else line.removeprefix("#").removeprefix(" ") for line in text.strip().splitlines()]
+        lines = [
+            line if is_code else line.removeprefix("#").removeprefix(" ")
+            for line in text.strip().splitlines()
+        ]
         found.append(Cell("\n".join(lines), is_code))
     return found
 
@@ -77,10 +80,16 @@ def _run_cell(cell: Cell, name: str, scope: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     lines, said = ast.parse(cell.text).body, io.StringIO()
-    last = lines.pop() if lines and isinstance(lines[-1], ast.Expr) and not cell.text.endswith(";") else None
+    last = (
+        lines.pop()
+        if lines and isinstance(lines[-1], ast.Expr) and not cell.text.endswith(";")
+        else None
+    )
     with contextlib.redirect_stdout(said):
         exec(compile(ast.Module(lines, []), name, "exec"), scope)
-        value = None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), scope)
+        value = (
+            None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), scope)
+        )
     figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
     of = value[0] if isinstance(value, tuple) and value else value
     if hasattr(of, "savefig"):
@@ -125,7 +134,9 @@ def page(path: Path) -> str:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
-                out.append(f'<img alt="what the cell draws" src="data:image/png;base64,{data["image/png"]}">')
+                out.append(
+                    f'<img alt="what the cell draws" src="data:image/png;base64,{data["image/png"]}">'
+                )
             elif "text/html" in data:
                 out.append(f'<div markdown="0">{"".join(data["text/html"])}</div>')
             else:
@@ -138,20 +149,32 @@ def notebook(ran: list[Cell]) -> str:
     """Return a lesson as a Jupyter notebook (format 4.5), with its outputs."""
     made = []
     for number, cell in enumerate(ran):
-        told: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": cell.text.splitlines(keepends=True)}
+        told: dict[str, Any] = {
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": cell.text.splitlines(keepends=True),
+        }
         if not cell.is_code:
             made.append({"cell_type": "markdown", **told})
             continue
         outputs: list[dict[str, Any]] = []
         if cell.printed:
-            outputs.append({"output_type": "stream", "name": "stdout", "text": cell.printed.splitlines(keepends=True)})
+            outputs.append(
+                {
+                    "output_type": "stream",
+                    "name": "stdout",
+                    "text": cell.printed.splitlines(keepends=True),
+                }
+            )
         shown = [{"text/html": cell.html.splitlines(keepends=True)}] if cell.html else []
         shown += [{"image/png": _base64(each)} for each in cell.pictures]
         outputs += [{"output_type": "display_data", "metadata": {}, "data": each} for each in shown]
         made.append({"cell_type": "code", "execution_count": None, "outputs": outputs, **told})
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return json.dumps(
-        {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made}, indent=1, ensure_ascii=False
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made},
+        indent=1,
+        ensure_ascii=False,
     )
 
 
@@ -191,7 +214,9 @@ def inside_docs(markdown: str, source: str) -> str:
     """
 
     def kept(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2].partition("#")[0]))
+        target = posixpath.normpath(
+            posixpath.join(posixpath.dirname(source), match[2].partition("#")[0])
+        )
         return match[1] if target.startswith("../") else match[0]
 
     return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)

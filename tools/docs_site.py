@@ -25,7 +25,9 @@ CONFIGS = ROOT / "configs"
 METRICS = "flsv.metrics"
 _QUESTION = re.compile(r"^- (.+?\?) (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
 TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), trim_blocks=True, lstrip_blocks=True
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")),
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 #: Data and what is no algorithm of its own.
 BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
@@ -44,7 +46,15 @@ PARTS = {
     "model": ("model",),
 }
 #: Those whose docstrings an algorithm's page has.
-_OF_ITS_OWN = ("metric", "aggregator", "personalizer", "sampler", "client algorithm", "upload", "filter")
+_OF_ITS_OWN = (
+    "metric",
+    "aggregator",
+    "personalizer",
+    "sampler",
+    "client algorithm",
+    "upload",
+    "filter",
+)
 #: Packages of the reference, in the order of the way of a round.
 PACKAGES = {
     "flsv": "What most programs import",
@@ -93,7 +103,10 @@ def rendered(template: str, **given: Any) -> str:
 
 def algorithms() -> list[Algorithm]:
     """All entries, in their order."""
-    return [Algorithm(**entry) for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())]
+    return [
+        Algorithm(**entry)
+        for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())
+    ]
 
 
 def parts(config: str) -> dict[str, list[str]]:
@@ -126,7 +139,11 @@ def _named(node: Any) -> Iterator[str]:
 @cache
 def _homes() -> dict[str, str]:
     """Public name to its path, which configurations leave out."""
-    return {name: f"{package}.{name}" for package in reversed(PACKAGES) for name in public_names(package)}
+    return {
+        name: f"{package}.{name}"
+        for package in reversed(PACKAGES)
+        for name in public_names(package)
+    }
 
 
 def about(config: str) -> str:
@@ -137,7 +154,12 @@ def about(config: str) -> str:
             break
         lines.append(line.removeprefix("#").removeprefix(" "))
     text = "\n".join(lines)
-    text = re.sub(r"^(?:Composes with any data|Composes with any data of images):.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^(?:Composes with any data|Composes with any data of images):.*$",
+        "",
+        text,
+        flags=re.MULTILINE,
+    )
     text = re.sub(r"^ +(?:flsv|--config) .*$", "", text, flags=re.MULTILINE)
     text = text.replace("Composes with any data of images:", "").strip()
     return re.sub(r"\s*[^.]*:$", "", re.sub(r"\n{2,}", "\n", text))
@@ -165,7 +187,9 @@ def reference(path: str, name: str) -> str:
 
 def title(name: str) -> str:
     """Of a page of results."""
-    return (ROOT / "docs" / "results" / f"{name}.md").read_text().split("\n", 1)[0].removeprefix("# ")
+    return (
+        (ROOT / "docs" / "results" / f"{name}.md").read_text().split("\n", 1)[0].removeprefix("# ")
+    )
 
 
 def page_of(each: Algorithm) -> str:
@@ -193,9 +217,12 @@ def metrics() -> list[str]:
 
 def questions() -> dict[str, list[str]]:
     """Question to the names of the metrics that answer it, as the package's docstring has them."""
-    text = ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
+    text = (
+        ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
+    )
     return {
-        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names) for question, names in _QUESTION.findall(text)
+        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
+        for question, names in _QUESTION.findall(text)
     }
 
 
@@ -221,8 +248,12 @@ def drawn(name: str, folder: str = "") -> str:
 def reference_page(package: str) -> str:
     """Everything that a package exports; metrics by question, with pages of their own."""
     asked = questions() if package == METRICS else {}
-    names = [name for name in public_names(package) if not any(name in each for each in asked.values())]
-    return rendered("package.md", package=package, what=PACKAGES[package], names=names, questions=asked)
+    names = [
+        name for name in public_names(package) if not any(name in each for each in asked.values())
+    ]
+    return rendered(
+        "package.md", package=package, what=PACKAGES[package], names=names, questions=asked
+    )
 
 
 def generated_pages() -> dict[str, str]:
@@ -242,7 +273,9 @@ def generated_pages() -> dict[str, str]:
 
 def repository() -> str | None:
     """Where the project is, as pyproject.toml says; None before it does (RELEASING.md, "Once")."""
-    found = re.search(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    found = re.search(
+        r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE
+    )
     return found[1] if found else None
 
 
@@ -250,11 +283,16 @@ def on_config(config: Any) -> Any:
     """The pages that nobody has to list, and a link to the repository."""
     if (url := repository()) is not None:
         config.repo_url, config.repo_name = url, "flsv"
-    results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: title(path.stem).casefold())
+    results = sorted(
+        (ROOT / "docs" / "results").glob("*.md"), key=lambda path: title(path.stem).casefold()
+    )
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:
         if "Algorithms" in section:
-            section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
+            section["Algorithms"] = [
+                "algorithms/index.md",
+                *({e.title: page_of(e)} for e in algorithms()),
+            ]
         if "Notebooks" in section:
             section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS]
         if "Results" in section:
@@ -262,7 +300,9 @@ def on_config(config: Any) -> Any:
         if "Reference" in section:
             section["Reference"].insert(0, "reference/api.md")
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
-            section["Reference"].append({"Metrics": [{name: metric_address(name)} for name in sorted(metrics())]})
+            section["Reference"].append(
+                {"Metrics": [{name: metric_address(name)} for name in sorted(metrics())]}
+            )
     return config
 
 
@@ -277,14 +317,23 @@ def on_files(files: Any, config: Any) -> Any:
         metric = getattr(importlib.import_module(METRICS), name)
         files.append(File.generated(config, address, content=docs_render.picture(metric)))
     for path in docs_render.LESSONS:
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path)))
+        files.append(
+            File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path))
+        )
     return files
 
 
 #: How much a page counts in the search, by what its address begins with: guides before what is looked up, and last the
 #: long tables of results, in which every word is.
 BOOSTS = {
-    **{"tutorials/": 8.0, "howto/": 4.0, "deployment": 4.0, "gpu": 4.0, "scaling": 4.0, "notebooks/": 3.0},
+    **{
+        "tutorials/": 8.0,
+        "howto/": 4.0,
+        "deployment": 4.0,
+        "gpu": 4.0,
+        "scaling": 4.0,
+        "notebooks/": 3.0,
+    },
     **{"trust": 2.0, "reliability": 2.0, "explanation/": 2.0},
     **{"reference/flsv": 0.5, "results/": 0.5, "benchmark": 0.1},
 }
@@ -292,6 +341,8 @@ BOOSTS = {
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that lead out of docs/ become words; the search is told what counts."""
-    boost = next((boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
+    boost = next(
+        (boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0
+    )
     page.meta.setdefault("search", {"boost": boost})
     return docs_render.inside_docs(markdown, page.file.src_uri)

@@ -45,16 +45,33 @@ MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes h
 
 def fit(*more: str) -> Command:
     """A fit of six rounds that goes on from its last checkpoint, where it has one."""
-    given = ("--config", "digits", "--trainer.max_epochs", "6", *more, *BATCHES, "--trainer.default_root_dir")
-    return lambda f: ["fit", *given, str(f), *(("--ckpt_path", "last") if list(f.rglob("last.ckpt")) else ())]
+    given = (
+        "--config",
+        "digits",
+        "--trainer.max_epochs",
+        "6",
+        *more,
+        *BATCHES,
+        "--trainer.default_root_dir",
+    )
+    return lambda f: [
+        "fit",
+        *given,
+        str(f),
+        *(("--ckpt_path", "last") if list(f.rglob("last.ckpt")) else ()),
+    ]
 
 
 def fits_differ(whole: Path, again: Path) -> list[str]:
     """The newest checkpoint and the newest run of both folders: a fit without a round left saves no checkpoint."""
     mine, theirs = (newest(f, "last.ckpt").parent for f in (again, whole))
-    same = read_run(newest(again, "run.json").parent).equals(read_run(newest(whole, "run.json").parent))
+    same = read_run(newest(again, "run.json").parent).equals(
+        read_run(newest(whole, "run.json").parent)
+    )
     samples = [path.relative_to(theirs.parent) for path in theirs.parent.rglob("in_run_values.csv")]
-    same &= all((mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples)
+    same &= all(
+        (mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples
+    )
     return differences(theirs, mine) + ([] if same else ["values"])
 
 
@@ -66,11 +83,17 @@ def tables_differ(whole: Path, again: Path) -> list[str]:
     """Tables anywhere below, without columns of seconds."""
     found = [path for path in whole.rglob("*.csv") if path.stem in ("retrained", "repeat")]
     pairs = [(path, again / path.relative_to(whole)) for path in found]
-    same = [o.is_file() and pandas.read_csv(path, **KEPT).equals(pandas.read_csv(o, **KEPT)) for path, o in pairs]
+    same = [
+        o.is_file() and pandas.read_csv(path, **KEPT).equals(pandas.read_csv(o, **KEPT))
+        for path, o in pairs
+    ]
     return [] if same and all(same) else ["tables"]
 
 
-RANKS, DEALT = ("--trainer.strategy", "federated", "--trainer.devices", "2"), ("--data.splits.seed", "0")
+RANKS, DEALT = (
+    ("--trainer.strategy", "federated", "--trainer.devices", "2"),
+    ("--data.splits.seed", "0"),
+)
 RETRAIN = ("--rounds", "2", "--trainings", "singles")
 #: A command, by the folder that it writes to; how two such folders differ; what runs first, undisturbed, in each.
 KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | None]] = {
@@ -80,8 +103,16 @@ KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | Non
     "shadow coalitions": (fit("--config", "shadow"), fits_differ, None),
     "shadow, two ranks": (fit("--config", "shadow", *RANKS), fits_differ, None),
     "vmap": (fit("--federation.engine", "vmap"), fits_differ, None),
-    "retrain": (lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN], tables_differ, fit()),
-    "repeat": (lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")], tables_differ, None),
+    "retrain": (
+        lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN],
+        tables_differ,
+        fit(),
+    ),
+    "repeat": (
+        lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")],
+        tables_differ,
+        None,
+    ),
 }
 
 
@@ -89,12 +120,16 @@ def start(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
     """``flsv`` with these arguments, as the leader of its own session."""
     command = [sys.executable, "-m", "flsv", *arguments]
     with output.open("ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, cwd=output.parent, env=ENV, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=out, stderr=out, cwd=output.parent, env=ENV, start_new_session=True
+        )
 
 
 def alive(session: int) -> list[int]:
     """The processes of a session, also where its leader is gone."""
-    found = map(str.split, subprocess.check_output(["ps", "-eo", "pid=,sid=,stat="], text=True).splitlines())
+    found = map(
+        str.split, subprocess.check_output(["ps", "-eo", "pid=,sid=,stat="], text=True).splitlines()
+    )
     return sorted(int(pid) for pid, own, state in found if int(own) == session and state[0] != "Z")
 
 
@@ -115,33 +150,46 @@ def kill(process: subprocess.Popen[bytes], draw: random.Random, seconds: float) 
     return True
 
 
-def trial(command: Command, folder: Path, output: Path, seconds: float, draw: random.Random) -> tuple[int, str]:
+def trial(
+    command: Command, folder: Path, output: Path, seconds: float, draw: random.Random
+) -> tuple[int, str]:
     """How often it was killed until it ended, and the first fault that was found."""
     kills = 0
     while True:
         process, before = start(command(folder), output), output.stat().st_size
         try:
             status = process.wait(draw.uniform(0.05, 1) * seconds if kills < MOST_KILLS else None)
-            return kills, "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}"
+            return (
+                kills,
+                "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}",
+            )
         except subprocess.TimeoutExpired:
             kills += 1
             if not kill(process, draw, seconds):
                 return kills, f"a process stays alive: {output.read_text()[-3000:]}"
-            lost = b"there are no values" in output.read_bytes()[before:]  # the fork of the beginning has been killed
+            lost = (
+                b"there are no values" in output.read_bytes()[before:]
+            )  # the fork of the beginning has been killed
             if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=5, help="of every kind")
-    parser.add_argument("--only", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="KIND")
+    parser.add_argument(
+        "--only", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="KIND"
+    )
     options = parser.parse_args()
     draw, differing = random.Random(0), 0
     with tempfile.TemporaryDirectory() as below:
         for name in options.only:
             command, differ, before = KINDS[name]
-            whole, prepared, output = (Path(below, name, each) for each in ("whole", "prepared", "output.txt"))
+            whole, prepared, output = (
+                Path(below, name, each) for each in ("whole", "prepared", "output.txt")
+            )
             whole.mkdir(parents=True)
             ENV["TMPDIR"] = tempfile.mkdtemp(dir=below)
             failed = before and start(before(whole), output).wait()
@@ -154,8 +202,13 @@ def main() -> None:
                 kills, fault, folder = 0, "", whole.with_name(str(index))
                 while not (kills or fault):  # one that ended before it could be killed is none
                     shutil.rmtree(folder, ignore_errors=True)
-                    kills, fault = trial(command, shutil.copytree(prepared, folder), output, seconds, draw)
-                left = [str(path) for path in [*Path(ENV["TMPDIR"]).iterdir(), *folder.rglob(".coalitions*")]]
+                    kills, fault = trial(
+                        command, shutil.copytree(prepared, folder), output, seconds, draw
+                    )
+                left = [
+                    str(path)
+                    for path in [*Path(ENV["TMPDIR"]).iterdir(), *folder.rglob(".coalitions*")]
+                ]
                 found = fault or "; ".join(differ(whole, folder) + left)[:1000]
                 differing += bool(found)
                 print(f"{name}, trial {index}: {kills} kills, {found or 'equal'}", flush=True)

@@ -28,10 +28,21 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 #: Of tools that check or build and are not used by the package; the newest will do.
-TOOLS = ("ruff", "mypy", "import-linter", "pytest", "pytest-cov", "pre-commit", "hatchling", "check-jsonschema")
+TOOLS = (
+    "ruff",
+    "mypy",
+    "import-linter",
+    "pytest",
+    "pytest-cov",
+    "pre-commit",
+    "hatchling",
+    "check-jsonschema",
+)
 TOOLS += ("mkdocs", "mkdocs-material", "mkdocstrings", "mkdocs-autorefs", "latex2mathml")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
-_HEAD = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE)
+_HEAD = re.compile(
+    r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE
+)
 
 
 def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
@@ -43,7 +54,10 @@ def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
     """
     heads = [*_HEAD.finditer(changelog)]
     ends = [*(head.start() for head in heads[1:]), len(changelog)]
-    return {head["version"]: (head["date"], changelog[head.end() : end].strip()) for head, end in zip(heads, ends)}
+    return {
+        head["version"]: (head["date"], changelog[head.end() : end].strip())
+        for head, end in zip(heads, ends)
+    }
 
 
 def git(root: Path, *command: str) -> str | None:
@@ -77,24 +91,41 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
     version = re.findall(r'^__version__ = "(.+)"$', init, flags=re.MULTILINE)[0]
     told = sections((root / "CHANGELOG.md").read_text())
     date = told.get(version, (None, ""))[0]
-    citation = dict(re.findall(r'^(version|date-released): "?([^"\n]+)"?$', (root / "CITATION.cff").read_text(), re.M))
+    citation = dict(
+        re.findall(
+            r'^(version|date-released): "?([^"\n]+)"?$', (root / "CITATION.cff").read_text(), re.M
+        )
+    )
     found = []
     if tag is not None and tag != f"v{version}":
-        found.append(f"The tag {tag} is not that of flsv/__about__.py, which says {version}: tag v{version}.")
+        found.append(
+            f"The tag {tag} is not that of flsv/__about__.py, which says {version}: tag v{version}."
+        )
     if date is None:
-        found.append(f"CHANGELOG.md has no section with a date for {version}: write ## [{version}] - YYYY-MM-DD.")
+        found.append(
+            f"CHANGELOG.md has no section with a date for {version}: write ## [{version}] - YYYY-MM-DD."
+        )
     if told.get("Unreleased") != (None, ""):
-        found.append("CHANGELOG.md: [Unreleased] is missing or not empty: move what it has into the version's section.")
+        found.append(
+            "CHANGELOG.md: [Unreleased] is missing or not empty: move what it has into the version's section."
+        )
     if citation.get("version") != version or citation.get("date-released") != date:
-        found.append(f"CITATION.cff has version and date {citation}; expected {version} and {date}.")
-    if not re.search(r'^Repository = "https://', (root / "pyproject.toml").read_text(), flags=re.MULTILINE):
-        found.append('pyproject.toml has no [project.urls] Repository = "https://...", where links of README.md lead.')
+        found.append(
+            f"CITATION.cff has version and date {citation}; expected {version} and {date}."
+        )
+    if not re.search(
+        r'^Repository = "https://', (root / "pyproject.toml").read_text(), flags=re.MULTILINE
+    ):
+        found.append(
+            'pyproject.toml has no [project.urls] Repository = "https://...", where links of README.md lead.'
+        )
     if git(root, "status", "--porcelain") != "":
         found.append("Not everything is committed (git status).")
     if tag is None and git(root, "rev-parse", "--verify", f"v{version}") is not None:
         found.append(f"v{version} is tagged already: raise __version__ in flsv/__about__.py.")
     found += [
-        f"CHANGELOG.md: the section of {each} is not that of its tag: restore it." for each in changed_sections(root)
+        f"CHANGELOG.md: the section of {each} is not that of its tag: restore it."
+        for each in changed_sections(root)
     ]
     return found
 
@@ -127,7 +158,9 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
     """Run it with nothing of the checkout in its way; its output is shown where it fails."""
     started = time.perf_counter()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True
+    )
     shown = " ".join(Path(part).name if isinstance(part, Path) else part for part in command)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
@@ -140,10 +173,18 @@ def build(dist: Path) -> Path:
     run(sys.executable, "-m", "build", "--outdir", dist, ROOT)
     wheel, sdist = [*dist.glob("*.whl")], [*dist.glob("*.tar.gz")]
     if len(wheel) != 1 or len(sdist) != 1:
-        raise SystemExit(f"{dist} has {len(wheel)} wheels and {len(sdist)} sdists. One of each is expected: empty it.")
+        raise SystemExit(
+            f"{dist} has {len(wheel)} wheels and {len(sdist)} sdists. One of each is expected: empty it."
+        )
     run(sys.executable, "-m", "twine", "check", "--strict", *wheel, *sdist)
     run(Path(sys.executable).parent / "check-wheel-contents", wheel[0])
-    print(*(f"          {path.name}: {path.stat().st_size / 1e6:.2f} MB" for path in (*wheel, *sdist)), sep="\n")
+    print(
+        *(
+            f"          {path.name}: {path.stat().st_size / 1e6:.2f} MB"
+            for path in (*wheel, *sdist)
+        ),
+        sep="\n",
+    )
     return wheel[0]
 
 
@@ -193,23 +234,47 @@ def constraints(report: dict[str, Any]) -> list[str]:
         >>> constraints({"install": [{"metadata": package} for package in packages]})
         ['torch==2.4.0']
     """
-    found = {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]}
+    found = {
+        each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]
+    }
     # A local version (+cpu) is of one index only.
-    return [f"{name}=={version.partition('+')[0]}" for name, version in sorted(found.items()) if name != "flsv"]
+    return [
+        f"{name}=={version.partition('+')[0]}"
+        for name, version in sorted(found.items())
+        if name != "flsv"
+    ]
 
 
 def locked() -> list[str]:
     """The lines of constraints.txt, of this Python and system. Nothing is installed."""
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
-    done = subprocess.run([*pip, ".[dev,docs]"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--report",
+        "-",
+    ]
+    done = subprocess.run(
+        [*pip, ".[dev,docs]"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
     version = ".".join(platform.python_version_tuple()[:2])
     place = f"Python {version}, {platform.system()} {platform.machine()}"
     head = [f"# flsv[dev,docs] on {place}. `make constraints` makes it; to have the same versions:"]
-    return [*head, "#   PIP_CONSTRAINT=$PWD/constraints.txt make install", *constraints(json.loads(done.stdout))]
+    return [
+        *head,
+        "#   PIP_CONSTRAINT=$PWD/constraints.txt make install",
+        *constraints(json.loads(done.stdout)),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("check", "wheel", "locked", "lowest"))
     parser.add_argument("tag", nargs="?", help="that is released")
     parser.add_argument("--python", default=sys.executable, help="of the fresh environment")
@@ -221,7 +286,9 @@ def main() -> None:
         print(*found, sep="\n", file=sys.stderr)
         raise SystemExit(f"{len(found)} things to do before a release." if found else 0)
     if asked.what in ("locked", "lowest"):
-        lines = [f"{package}=={version}" for package, version in lowest(PYPROJECT.read_text()).items()]
+        lines = [
+            f"{package}=={version}" for package, version in lowest(PYPROJECT.read_text()).items()
+        ]
         print(*(locked() if asked.what == "locked" else lines), sep="\n")
         return
     with tempfile.TemporaryDirectory() as temporary:

@@ -68,9 +68,13 @@ from flsv.data import DirichletPartitioner
 from flsv.metrics import ShadowShapley
 
 L.seed_everything(0)
-data = FederatedDataModule(Wines(), DirichletPartitioner(num_clients=4, alpha=0.5, min_samples=10, seed=2))
+data = FederatedDataModule(
+    Wines(), DirichletPartitioner(num_clients=4, alpha=0.5, min_samples=10, seed=2)
+)
 value = ShadowShapley(coalitions="all", performance="val_loss", mode="min")
-loop = FederatedLoop(metrics={"value": value}, seed=0, reporting=Reporting(files=False, table=False))
+loop = FederatedLoop(
+    metrics={"value": value}, seed=0, reporting=Reporting(files=False, table=False)
+)
 trainer = L.Trainer(max_epochs=10, callbacks=[loop], **quiet)
 trainer.fit(Grower(), data)
 print(f"as a federation: {trainer.callback_metrics['val_loss']:.3f}")
@@ -80,7 +84,9 @@ print(f"as a federation: {trainer.callback_metrics['val_loss']:.3f}")
 # does it follow the numbers of samples?
 
 # %%
-for name, samples, worth in zip(data.client_names, data.num_samples.tolist(), loop.contributions["value"].tolist()):
+for name, samples, worth in zip(
+    data.client_names, data.num_samples.tolist(), loop.contributions["value"].tolist()
+):
     print(f"client {name}: {samples:3} samples, {worth:+.3f} nats")
 
 # %%

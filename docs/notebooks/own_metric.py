@@ -47,7 +47,10 @@ from flsv.metrics import LeaveOneOut
 
 L.seed_everything(0)
 loop = FederatedLoop(
-    metrics={"norm": UpdateNorm(), "left_out": LeaveOneOut(performance="negative_loss", weighting="samples")},
+    metrics={
+        "norm": UpdateNorm(),
+        "left_out": LeaveOneOut(performance="negative_loss", weighting="samples"),
+    },
     uploads=[GradientPoisoning(clients=[0])],
     seed=0,
     reporting=Reporting(files=False, table=False),
@@ -59,7 +62,10 @@ quiet = {
     "enable_model_summary": False,
 }
 trainer = L.Trainer(max_epochs=5, callbacks=[loop], **quiet)
-trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), FederatedDataModule("digits"))
+trainer.fit(
+    ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)),
+    FederatedDataModule("digits"),
+)
 {name: values.tolist() for name, values in loop.contributions.items()}
 
 # %%

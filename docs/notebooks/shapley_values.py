@@ -44,7 +44,10 @@ from flsv.functional import exact_shapley
 
 values = exact_shapley(worth, 3).values
 print(values.tolist(), "sum", values.sum().item())
-print("a fourth who owns nothing:", exact_shapley(lambda masks: worth(masks[:, :3]), 4).values.tolist())
+print(
+    "a fourth who owns nothing:",
+    exact_shapley(lambda masks: worth(masks[:, :3]), 4).values.tolist(),
+)
 
 # %% [markdown]
 # n players have 2^n coalitions. From random orders one gets estimates; how fast do they become good? The error falls
@@ -65,7 +68,11 @@ for budget in (25, 100, 400):
     errors = []
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
-        errors.append((permutation_shapley(game, 10, budget=budget, generator=generator).values - exact).abs().mean())
+        errors.append(
+            (permutation_shapley(game, 10, budget=budget, generator=generator).values - exact)
+            .abs()
+            .mean()
+        )
     print(f"{budget:5} evaluations: mean error {torch.stack(errors).mean():.4f}")
 
 # %% [markdown]
@@ -86,7 +93,9 @@ from flsv.metrics import CumulativeShapley
 
 L.seed_everything(0)
 loop = FederatedLoop(
-    metrics={"value": CumulativeShapley(weighting="samples")}, seed=0, reporting=Reporting(files=False, table=False)
+    metrics={"value": CumulativeShapley(weighting="samples")},
+    seed=0,
+    reporting=Reporting(files=False, table=False),
 )
 quiet = {
     "logger": False,

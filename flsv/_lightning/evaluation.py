@@ -35,14 +35,20 @@ from flsv.core import ALONE
 from flsv.utilities.errors import ConfigurationError
 
 
-def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def on_device(
+    trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches ``(x, y)`` as validation gets them, on the module's device."""
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            what = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            raise ConfigurationError(f"models are evaluated on batches (x, y), and a batch is {what}.")
+            what = (
+                f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+            )
+            raise ConfigurationError(
+                f"models are evaluated on batches (x, y), and a batch is {what}."
+            )
         x, y = batch
         yield x, y
 
@@ -64,7 +70,9 @@ def each_loader(loaders: Any) -> Sequence[Any]:
     """List the dataloaders in ``loaders`` in Lightning's order."""
     if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
         return [[batch for batch, _, _ in loaders]]  # each batch combines all loaders
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
+    combined = (
+        loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
+    )
     return combined.flattened
 
 
@@ -108,7 +116,11 @@ def free_cached(device: torch.device) -> None:
         backend.empty_cache()
 
 
-_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_TRANSFER_HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 
 
 class KeptBatches:
@@ -134,13 +146,17 @@ class KeptBatches:
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     """Read and store the batches of one or several validation loaders."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
+    hooked = any(
+        is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None
+    )
     kept = []
     limit: Any = trainer.limit_val_batches
     for loader in each_loader(loaders):
         if isinstance(limit, int) and limit and sized_len(loader) is None:
             loader = islice(loader, limit)  # the loader may be infinite
-        batches: Iterable[Any] = loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
+        batches: Iterable[Any] = (
+            loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
+        )
         kept.append(KeptBatches(batches))
     try:
         for loader in kept:
@@ -151,14 +167,18 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
             "because a step may change them. Keep tensors with gradients and open files out of batches."
         ) from error
     if not sum(map(len, kept)):
-        raise ConfigurationError("there are no validation batches: models cannot be evaluated on nothing.")
+        raise ConfigurationError(
+            "there are no validation batches: models cannot be evaluated on nothing."
+        )
     return kept
 
 
 class ValidationRun:
     """Validation of a module on batches that are already stored."""
 
-    def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
+    def __init__(
+        self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
+    ) -> None:
         self._trainer, self.module, self._loaders = trainer, module, loaders
         self._stand_in = own = stand_in(trainer, module)
         own.limit_val_batches, own.overfit_batches = 1.0, 0.0
@@ -173,7 +193,9 @@ class ValidationRun:
         for name, parts in self._loop.parts.items():
             if name not in values:
                 total = sum(weight for _, weight in parts)
-                values[name] = torch.stack([value * (weight / total) for value, weight in parts]).sum(0)
+                values[name] = torch.stack(
+                    [value * (weight / total) for value, weight in parts]
+                ).sum(0)
         return values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
@@ -184,12 +206,16 @@ class ValidationRun:
         with validating(self._trainer), torch.no_grad():
             for index, loader in enumerate(self._loaders):
                 for position, batch in enumerate(loader):
-                    batch = self.module._on_before_batch_transfer(plugin.convert_input(batch), index)
+                    batch = self.module._on_before_batch_transfer(
+                        plugin.convert_input(batch), index
+                    )
                     batch = self._stand_in.strategy.batch_to_device(batch, dataloader_idx=index)
                     told = OrderedDict(batch=batch, batch_idx=position)
                     if several:
                         told["dataloader_idx"] = index
-                    arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
+                    arguments = self._loop._build_step_args_from_hook_kwargs(
+                        told, "validation_step"
+                    )
                     with plugin.val_step_context():
                         yield arguments, index if several else None
 
@@ -199,9 +225,15 @@ class _Loop(_EvaluationLoop):
 
     parts: dict[str, list[tuple[Tensor, float]]]
 
-    def __init__(self, trainer: L.Trainer, loaders: Sequence[KeptBatches], inference_mode: bool) -> None:
+    def __init__(
+        self, trainer: L.Trainer, loaders: Sequence[KeptBatches], inference_mode: bool
+    ) -> None:
         super().__init__(
-            trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=inference_mode
+            trainer,
+            TrainerFn.FITTING,
+            RunningStage.VALIDATING,
+            verbose=False,
+            inference_mode=inference_mode,
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
         self._loaders, self.parts = loaders, {}

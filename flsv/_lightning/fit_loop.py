@@ -44,7 +44,9 @@ class FederatedFitLoop(_FitLoop):
     _last, _idle, _first = True, False, 0
 
     def __init__(self, trainer: L.Trainer) -> None:
-        vars(self).update(vars(trainer.fit_loop))  # Lightning's own state, in the place of a new one
+        vars(self).update(
+            vars(trainer.fit_loop)
+        )  # Lightning's own state, in the place of a new one
         self._waiting: list[Callable[[], Any]] = []
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
@@ -54,7 +56,9 @@ class FederatedFitLoop(_FitLoop):
         self.remember()
         own = LambdaCallback(
             on_train_batch_start=lambda trainer, module, batch, index: begin(batch),
-            on_train_batch_end=lambda trainer, module, outputs, batch, index: end(step_loss(trainer, outputs)),
+            on_train_batch_end=lambda trainer, module, outputs, batch, index: end(
+                step_loss(trainer, outputs)
+            ),
             on_train_epoch_end=lambda trainer, module: self.remember(),
         )
         changes: list[tuple[Any, str, Any]] = [
@@ -64,7 +68,9 @@ class FederatedFitLoop(_FitLoop):
         ]
         for each in trainer.callbacks:
             if isinstance(each, Checkpoint):
-                changes.append((each, "on_train_batch_end", partial(self._save, each.on_train_batch_end)))
+                changes.append(
+                    (each, "on_train_batch_end", partial(self._save, each.on_train_batch_end))
+                )
             if isinstance(each, ProgressBar):
                 for name in ("on_train_batch_start", "on_train_batch_end"):
                     changes.append((each, name, partial(self._show, getattr(each, name))))
@@ -128,7 +134,10 @@ class FederatedFitLoop(_FitLoop):
         """Store Lightning's progress when a round is complete."""
         if not self.within:
             self._between = deepcopy(super().state_dict())
-            self._counts = {"epoch": self.trainer.current_epoch, "global_step": self.trainer.global_step}
+            self._counts = {
+                "epoch": self.trainer.current_epoch,
+                "global_step": self.trainer.global_step,
+            }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
@@ -145,8 +154,14 @@ class FederatedFitLoop(_FitLoop):
         """Store the states of optimizers, schedulers and callbacks, except ``own``, before a round's hooks."""
         trainer: Any = self.trainer
         # What is written to files, and the time that has passed, is not undone with the round.
-        rewound = [each for each in trainer.callbacks if each is not own and not isinstance(each, Checkpoint | Timer)]
-        self._callbacks = {each.state_key: _copied(each.state_dict(), type(each).__name__) for each in rewound}
+        rewound = [
+            each
+            for each in trainer.callbacks
+            if each is not own and not isinstance(each, Checkpoint | Timer)
+        ]
+        self._callbacks = {
+            each.state_key: _copied(each.state_dict(), type(each).__name__) for each in rewound
+        }
         # Between two rounds an optimizer has no state: clients keep theirs in the store.
         optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
         schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
@@ -154,7 +169,9 @@ class FederatedFitLoop(_FitLoop):
         if scale := trainer.precision_plugin.state_dict():
             others[type(trainer.precision_plugin).__qualname__] = scale
         used = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
-        self._others = _copied(others, " or ".join(dict.fromkeys(type(each).__name__ for each in used)))
+        self._others = _copied(
+            others, " or ".join(dict.fromkeys(type(each).__name__ for each in used))
+        )
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
@@ -167,7 +184,9 @@ class FederatedFitLoop(_FitLoop):
 
     def _end_batch(self, end: Callable[..., None], fetcher: Any) -> None:
         trainer = self.trainer
-        if not self.epoch_loop.batch_progress.is_last_batch or (trainer.should_stop and not self._last):
+        if not self.epoch_loop.batch_progress.is_last_batch or (
+            trainer.should_stop and not self._last
+        ):
             end(fetcher)
         elif self._last:
             # Lightning steps these after the validation, for which they must not wait: they are the client's own.
@@ -186,7 +205,9 @@ class FederatedFitLoop(_FitLoop):
         else:
             save(*hook)
 
-    def _step(self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool) -> None:
+    def _step(
+        self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool
+    ) -> None:
         if self._last if interval == "epoch" else not self._idle:
             step(interval, update_plateau_schedulers=update_plateau_schedulers)
 

@@ -25,8 +25,14 @@ class PatchedAttributes:
     def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
         # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
         self._before = [
-            (owner, name, _CLASS if inspect.isroutine(before) and name not in vars(owner) else before)
-            for owner, name, before in ((owner, name, getattr(owner, name)) for owner, name, _ in changes or [])
+            (
+                owner,
+                name,
+                _CLASS if inspect.isroutine(before) and name not in vars(owner) else before,
+            )
+            for owner, name, before in (
+                (owner, name, getattr(owner, name)) for owner, name, _ in changes or []
+            )
         ]
         for owner, name, value in changes or []:
             setattr(owner, name, value)
@@ -58,7 +64,9 @@ def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
 @contextmanager
 def unlogged(module: nn.Module) -> Iterator[None]:
     """Discard all values that the module logs within the context."""
-    patches = PatchedAttributes([(module, name, _nothing) for name in ("log", "log_dict") if hasattr(module, name)])
+    patches = PatchedAttributes(
+        [(module, name, _nothing) for name in ("log", "log_dict") if hasattr(module, name)]
+    )
     try:
         yield
     finally:
@@ -72,7 +80,10 @@ def _nothing(*_: Any, **__: Any) -> None:
 def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
     """Pair each torchmetrics metric of a module with a copy of its state."""
     metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
-    return [(m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed}) for m in metrics]
+    return [
+        (m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed})
+        for m in metrics
+    ]
 
 
 def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
@@ -94,7 +105,9 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
             log_metrics(metrics, step=step)
             return
         log_metrics(metrics, step=trainer.current_epoch)
-        if not metrics:  # Lightning then saves nothing, and a killed run would lose the round's own curves
+        if (
+            not metrics
+        ):  # Lightning then saves nothing, and a killed run would lose the round's own curves
             for logger in trainer.loggers:
                 logger.save()
 
@@ -103,7 +116,11 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
-    return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
+    return [
+        (x, "_default_hp_metric", False)
+        for x in trainer.loggers
+        if isinstance(x, TensorBoardLogger)
+    ]
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
@@ -126,7 +143,9 @@ def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tupl
 
         return property(get)
 
-    own = type(kind.__name__, (kind,), {name: answered(name, answer) for name, answer in answers.items()})
+    own = type(
+        kind.__name__, (kind,), {name: answered(name, answer) for name, answer in answers.items()}
+    )
     return trainer, "__class__", own
 
 

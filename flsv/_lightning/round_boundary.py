@@ -36,7 +36,9 @@ class FinetuningState:
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
         callbacks = [] if trainer is None else callbacks_of(trainer)
-        self._trainer = trainer if any(isinstance(each, BaseFinetuning) for each in callbacks) else None
+        self._trainer = (
+            trainer if any(isinstance(each, BaseFinetuning) for each in callbacks) else None
+        )
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
@@ -63,7 +65,9 @@ class FinetuningState:
 
 def _trained(module: L.LightningModule) -> dict[str, list[str]]:
     return {
-        "parameters": [name for name, parameter in module.named_parameters() if parameter.requires_grad],
+        "parameters": [
+            name for name, parameter in module.named_parameters() if parameter.requires_grad
+        ],
         "tracking": [
             name
             for name, layer in module.named_modules()
@@ -98,8 +102,13 @@ class RoundAverage:
             self._update = callback.on_train_batch_end
             instead = (lambda trainer, *_: self.end_batch(trainer)), _nothing
             self.changes = [(callback, name, each) for name, each in zip(REPLACED, instead)]
-            self.changes += [(callback, "_swap_models", self._swap_models), (callback, "on_train_end", self._train_end)]
-            rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
+            self.changes += [
+                (callback, "_swap_models", self._swap_models),
+                (callback, "on_train_end", self._train_end),
+            ]
+            rank_zero_info(
+                f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds."
+            )
 
     def begin_round(self, trainer: L.Trainer) -> None:
         self._due, self._step = False, trainer.global_step
@@ -113,10 +122,14 @@ class RoundAverage:
     def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Update the average if an update is due."""
         callback = self._callback
-        if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
+        if callback is not None and (
+            self._due or callback.should_update(epoch_idx=trainer.current_epoch)
+        ):
             due = PatchedAttributes([(callback, "should_update", lambda **_: True)])
             try:
-                callback.load_state_dict({"latest_update_step": -1})  # it may have updated in another fit
+                callback.load_state_dict(
+                    {"latest_update_step": -1}
+                )  # it may have updated in another fit
                 self._update(trainer, module, None, None, 0)
             finally:
                 due.restore()
@@ -129,7 +142,9 @@ class RoundAverage:
     def place_last(self, checkpoint: dict[str, Any]) -> None:
         """Put the last global model into a checkpoint, since the module holds the average."""
         if self.last is not None:
-            checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
+            checkpoint[
+                "current_model_state" if "current_model_state" in checkpoint else "state_dict"
+            ] = self.last
 
     def _swap_models(self, module: L.LightningModule) -> None:
         self._swap(module)
@@ -155,7 +170,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Write a new file beside ``path``, flush it to the disk, and rename it to ``path``."""
         if why := checkpoint.get(_REFUSED):
             rank_zero_warn(f"{path} is not saved: {why}")
@@ -180,9 +197,13 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out."
             ) from None
         except Exception as error:
-            raise ConfigurationError(f"{path} cannot be read as a checkpoint: {_why(path, error)}") from error
+            raise ConfigurationError(
+                f"{path} cannot be read as a checkpoint: {_why(path, error)}"
+            ) from error
         if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-            raise ConfigurationError(f"{path} is no checkpoint of a Trainer: it has no state_dict. Name one that is.")
+            raise ConfigurationError(
+                f"{path} is no checkpoint of a Trainer: it has no state_dict. Name one that is."
+            )
         if self.check is not None:
             self.check(checkpoint, path)
         return checkpoint

@@ -43,7 +43,11 @@ class Rounding(NamedTuple):
         return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
 
     def apart(
-        self, model: Tensor, reference: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
+        self,
+        model: Tensor,
+        reference: Tensor,
+        start: Tensor,
+        nudged: Callable[[], Tensor | None] = lambda: None,
     ) -> float | None:
         """Return the distance of two models that should be equal, relative to the reference's from ``start``. None:
         rounding explains it. ``nudged()`` returns how training moves :meth:`nudged` weights, if known."""
@@ -94,7 +98,10 @@ def arithmetic_of(precision: Any, device: torch.device) -> str:
 def tf32_of() -> list[str]:
     """Return the kinds of operations that torch rounds to TensorFloat32."""
     # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
-    backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
+    backends: dict[str, Any] = {
+        "convolutions": torch.backends.cudnn,
+        "products": torch.backends.cuda.matmul,
+    }
     found = []
     for what, backend in backends.items():
         layer = getattr(backend, "conv", backend)

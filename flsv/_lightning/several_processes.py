@@ -36,7 +36,10 @@ class LoggedValues:
         self._reductions: dict[str, Any] = {}
         self._log, self._end = self._results.log, self._connector.epoch_end_reached
         self._patches = PatchedAttributes(
-            [(self._results, "log", self._remembered), (self._connector, "epoch_end_reached", self._ended)]
+            [
+                (self._results, "log", self._remembered),
+                (self._connector, "epoch_end_reached", self._ended),
+            ]
         )
 
     def remove(self) -> None:
@@ -51,12 +54,22 @@ class LoggedValues:
             return
         # The others belong to this process: the synchronizing function, and the batch from which Lightning takes a
         # size.
-        known = {key: kwargs[key] for key in kwargs if key not in ("batch_size", "sync_dist_fn", "reduce_fx")}
+        known = {
+            key: kwargs[key]
+            for key in kwargs
+            if key not in ("batch_size", "sync_dist_fn", "reduce_fx")
+        }
         size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
         self._reductions[f"{fx}.{name}"] = reduction
         reduction = reduction if isinstance(reduction, str) else reduction.__name__
-        call = {"fx": fx, "name": name, "value": value.detach().clone(), "reduce_fx": reduction, **known}
+        call = {
+            "fx": fx,
+            "name": name,
+            "value": value.detach().clone(),
+            "reduce_fx": reduction,
+            **known,
+        }
         self._records.append((self._place(), call, size))
 
     def _ended(self) -> None:
@@ -70,10 +83,14 @@ class LoggedValues:
         for _, call, _ in own:
             results.pop(f"{call['fx']}.{call['name']}", None)
         strategy = self._trainer.strategy
-        for _, call, size in sorted((record for logged, _ in parts for record in logged), key=lambda record: record[0]):
+        for _, call, size in sorted(
+            (record for logged, _ in parts for record in logged), key=lambda record: record[0]
+        ):
             here = {
                 "value": call["value"].to(strategy.root_device),
-                "reduce_fx": self._reductions.get(f"{call['fx']}.{call['name']}", call["reduce_fx"]),
+                "reduce_fx": self._reductions.get(
+                    f"{call['fx']}.{call['name']}", call["reduce_fx"]
+                ),
                 "sync_dist_fn": strategy.reduce,
                 "batch_size": size or 1,
             }
@@ -86,7 +103,9 @@ class LoggedValues:
 
 
 def _state(metric: Metric) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in metric._defaults} | {"_update_count": metric._update_count}
+    return {name: getattr(metric, name) for name in metric._defaults} | {
+        "_update_count": metric._update_count
+    }
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
@@ -105,7 +124,9 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
             )
         else:
             stacked = torch.stack([value.to(metric.device) for value in values])
-            merged = reduce(stacked) if reduce.__name__ != "dim_zero_cat" else torch.cat(list(stacked))
+            merged = (
+                reduce(stacked) if reduce.__name__ != "dim_zero_cat" else torch.cat(list(stacked))
+            )
             if reduce.__name__ == "dim_zero_sum":
                 merged = merged - (len(values) - 1) * default.to(merged)
         setattr(metric, name, merged)
@@ -173,7 +194,11 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     return [
         (module, "_on_before_batch_transfer", passing(module._on_before_batch_transfer)),
         (trainer.strategy, "batch_to_device", passing(trainer.strategy.batch_to_device)),
-        (trainer.precision_plugin, "convert_input", passing(trainer.precision_plugin.convert_input)),
+        (
+            trainer.precision_plugin,
+            "convert_input",
+            passing(trainer.precision_plugin.convert_input),
+        ),
         (loop.automatic_optimization, "run", nothing),
         (loop.manual_optimization, "run", nothing),
         (module, "on_train_batch_start", nothing),

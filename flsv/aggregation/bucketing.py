@@ -43,7 +43,12 @@ class Bucketing(Aggregator):
     rules = (
         (
             lambda a: (
-                not (a.aggregator.metric or a.aggregator.sends or a.aggregator.reports or a.aggregator.of_clients)
+                not (
+                    a.aggregator.metric
+                    or a.aggregator.sends
+                    or a.aggregator.reports
+                    or a.aggregator.of_clients
+                )
             ),
             "it works with every client's own steps, report or contribution, which a bucket has not. Give one that "
             "looks at models only, such as TrimmedMean or GeometricMedian.",
@@ -79,7 +84,9 @@ class Bucketing(Aggregator):
         buckets = Round(
             round_index=round.round_index,
             client_ids=torch.arange(len(members), device=device),
-            num_samples=torch.zeros_like(members).index_add_(0, place, round.num_samples.to(members)),
+            num_samples=torch.zeros_like(members).index_add_(
+                0, place, round.num_samples.to(members)
+            ),
             global_vector=round.global_vector,
             client_vectors=means,
             space=round.space,

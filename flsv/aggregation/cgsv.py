@@ -43,13 +43,17 @@ class CGSV(Aggregator):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "cgsv", scale: Positive = 1.0, *, server_lr: Positive = 1.0) -> None:
+    def __init__(
+        self, metric: str = "cgsv", scale: Positive = 1.0, *, server_lr: Positive = 1.0
+    ) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
         self.scale = scale
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        before = cohort_reputation(contributions.get(self.metric), round.client_ids, round.num_samples)
+        before = cohort_reputation(
+            contributions.get(self.metric), round.client_ids, round.num_samples
+        )
         return before / before.sum()
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:

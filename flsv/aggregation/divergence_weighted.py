@@ -58,4 +58,6 @@ class DivergenceWeighted(Aggregator):
         if "label_divergence" not in round.reports:
             raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
         divergence = round.reports["label_divergence"]
-        return divergence_weights(round.num_samples, divergence, self.a, self.b, self.normalize_divergence)
+        return divergence_weights(
+            round.num_samples, divergence, self.a, self.b, self.normalize_divergence
+        )

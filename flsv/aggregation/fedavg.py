@@ -29,10 +29,16 @@ class FedAvg(Aggregator):
         FedAvg(weighting='uniform')
     """
 
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", *, server_lr: Positive = 1.0) -> None:
+    def __init__(
+        self, weighting: Literal["samples", "uniform"] = "samples", *, server_lr: Positive = 1.0
+    ) -> None:
         super().__init__(server_lr=server_lr)
         self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         samples = round.num_samples.double()
-        return samples / samples.sum() if self.weighting == "samples" else torch.full_like(samples, 1 / len(samples))
+        return (
+            samples / samples.sum()
+            if self.weighting == "samples"
+            else torch.full_like(samples, 1 / len(samples))
+        )

@@ -42,6 +42,8 @@ class FedCE(Aggregator):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions.get(self.metric)
         if values is None:
-            return torch.full((len(round),), 1 / len(round), dtype=torch.float64, device=round.client_ids.device)
+            return torch.full(
+                (len(round),), 1 / len(round), dtype=torch.float64, device=round.client_ids.device
+            )
         cohort = nan_to_mean(values)[round.client_ids].double()
         return cohort / cohort.sum()

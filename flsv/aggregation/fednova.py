@@ -55,7 +55,11 @@ class FedNova(Aggregator):
     def resume(self, federation: FederationInfo) -> None:
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
-        if not sgd or any(g["nesterov"] or g["dampening"] for g in groups) or len({g["momentum"] for g in groups}) > 1:
+        if (
+            not sgd
+            or any(g["nesterov"] or g["dampening"] for g in groups)
+            or len({g["momentum"] for g in groups}) > 1
+        ):
             raise ConfigurationError(
                 f"{self!r} must know what a local step adds to an update: it needs one torch.optim.SGD, momentum "
                 f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."
@@ -72,7 +76,9 @@ class FedNova(Aggregator):
         assert round.num_steps is not None
         share = round.num_samples.double() / round.num_samples.sum()
         norms = step_norm(round.num_steps, self.momentum)
-        return (share * norms).sum() * share / norms.clamp_min(1)  # without a step there is no update to weigh
+        return (
+            (share * norms).sum() * share / norms.clamp_min(1)
+        )  # without a step there is no update to weigh
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:

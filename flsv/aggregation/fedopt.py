@@ -54,7 +54,9 @@ class ServerOptimizer(FedAvg):
         try:
             self._defaults = optimizer([torch.zeros(1)]).defaults
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{type(self).__name__}: its optimizer cannot be made: {error}") from error
+            raise ConfigurationError(
+                f"{type(self).__name__}: its optimizer cannot be made: {error}"
+            ) from error
         self._moments: dict[Any, Any] = {}
         self._next: dict[Any, Any] = {}
 
@@ -63,11 +65,16 @@ class ServerOptimizer(FedAvg):
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
-        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are the next model's
+        vector, cut = (
+            round.combine(weights),
+            round.space.num_parameters,
+        )  # its buffers are the next model's
         # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
         # FedAvg.
         moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
-        point = torch.nn.Parameter(vector[:cut].copy_(round.global_vector[:cut]))  # the step is taken in place
+        point = torch.nn.Parameter(
+            vector[:cut].copy_(round.global_vector[:cut])
+        )  # the step is taken in place
         point.grad = moves.combine(weights, cut).neg_()
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
@@ -106,7 +113,10 @@ class FedAvgM(ServerOptimizer):
     """
 
     def __init__(
-        self, lr: Positive = 1.0, momentum: Momentum = 0.9, weighting: Literal["samples", "uniform"] = "samples"
+        self,
+        lr: Positive = 1.0,
+        momentum: Momentum = 0.9,
+        weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         self.lr = lr
         self.momentum = momentum
@@ -186,7 +196,9 @@ class AdaptiveServer(Optimizer):
         tau: float = 1e-3,
         rule: Literal["adam", "yogi"] = "adam",
     ) -> None:
-        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule})
+        super().__init__(
+            params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule}
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -197,9 +209,15 @@ class AdaptiveServer(Optimizer):
                     continue
                 state = self.state[x]
                 if not state:
-                    state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, group["tau"] ** 2)
+                    state["m"], state["v"] = (
+                        torch.zeros_like(x),
+                        torch.full_like(x, group["tau"] ** 2),
+                    )
                 # In pieces, so that intermediate results do not need the memory of a model.
-                pieces = (torch.atleast_1d(each).split(PIECE) for each in (x, x.grad, state["m"], state["v"]))
+                pieces = (
+                    torch.atleast_1d(each).split(PIECE)
+                    for each in (x, x.grad, state["m"], state["v"])
+                )
                 for point, gradient, m, v in zip(*pieces):
                     square = gradient.square()
                     m.lerp_(-gradient, 1 - group["beta1"])

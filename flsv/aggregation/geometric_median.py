@@ -61,7 +61,9 @@ class GeometricMedian(Aggregator):
         points, start = round.client_vectors[:, :cut], round.global_vector[:cut]
         alpha = round.num_samples.double() / round.num_samples.sum()
         lengths = distances(points, start)
-        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(max=1)  # 0 / 0: all updates are 0
+        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(
+            max=1
+        )  # 0 / 0: all updates are 0
         center = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
         weights, before = alpha, float("inf")
         for _ in range(self.iterations):

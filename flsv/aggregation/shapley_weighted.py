@@ -39,7 +39,9 @@ class ShapleyWeighted(Aggregator):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "ssv", normalize: bool = False, *, server_lr: Positive = 1.0) -> None:
+    def __init__(
+        self, metric: str = "ssv", normalize: bool = False, *, server_lr: Positive = 1.0
+    ) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
         self.normalize = normalize
@@ -47,7 +49,9 @@ class ShapleyWeighted(Aggregator):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions.get(self.metric)
         if values is None:
-            raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
+            raise RuntimeError(
+                f"{self!r}: the metric {self.metric!r} has no value before the first aggregation."
+            )
         values = nan_to_mean(values).clamp_min(0).double()
         if values.sum() == 0:
             values = torch.ones_like(values)
@@ -108,6 +112,8 @@ class ShapleySoftmax(Aggregator):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions.get(self.metric)
         if values is None:
-            raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
+            raise RuntimeError(
+                f"{self!r}: the metric {self.metric!r} has no value before the first aggregation."
+            )
         values = nan_to_mean(values)[round.client_ids].double()
         return self.step * (values / self.temperature).softmax(0)

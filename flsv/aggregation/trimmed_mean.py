@@ -46,15 +46,23 @@ class TrimmedMean(Aggregator):
 
     robust = True
 
-    def __init__(self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0) -> None:
+    def __init__(
+        self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0
+    ) -> None:
         super().__init__(server_lr=server_lr)
         self.trim = trim
 
     def begin(self, federation: FederationInfo) -> None:
         clients = federation.num_clients
         if self.trim > 0 and not self._cut(clients):
-            way = f"The least trim that does is {rounded_up(1 / clients)}" if clients > 2 else "It takes 3 clients"
-            raise ConfigurationError(f"{self!r} leaves out nobody of {clients} clients. {way}; 0 is the plain mean.")
+            way = (
+                f"The least trim that does is {rounded_up(1 / clients)}"
+                if clients > 2
+                else "It takes 3 clients"
+            )
+            raise ConfigurationError(
+                f"{self!r} leaves out nobody of {clients} clients. {way}; 0 is the plain mean."
+            )
 
     def _cut(self, clients: int) -> int:
         return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...
@@ -78,7 +86,10 @@ class TrimmedMean(Aggregator):
                 stacklevel=2,
             )
         rows, end = round.client_vectors, round.space.num_parameters
-        result, shares = rows.new_empty(end), torch.zeros(clients, dtype=torch.float64, device=rows.device)
+        result, shares = (
+            rows.new_empty(end),
+            torch.zeros(clients, dtype=torch.float64, device=rows.device),
+        )
         for block in round.matrix.blocks(end):
             values, order = rows[:, block].sort(dim=0, stable=True)
             result[block] = values[cut : clients - cut].mean(0)

@@ -59,7 +59,9 @@ class Attack(ClientChoice, Upload):
             return update
         parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
         # With the position, two attacks with the same seed draw different numbers.
-        generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
+        generator = generator_for(
+            self.seed, "attack", context.position, context.round_index, context.client
+        )
         sent = self.attack(parameters, context, generator)
         if sent.shape != parameters.shape:
             raise ConfigurationError(

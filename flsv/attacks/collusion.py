@@ -58,7 +58,9 @@ class Collusion(ClientChoice, Upload):
         self.knows = knows
 
     @abstractmethod
-    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+    def collude(
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+    ) -> Tensor:
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
         Args:
@@ -73,7 +75,9 @@ class Collusion(ClientChoice, Upload):
         """Return ``update`` itself, which :meth:`sent` replaces when the whole cohort has trained."""
         return update
 
-    def sent(self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int) -> dict[int, Tensor]:
+    def sent(
+        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
+    ) -> dict[int, Tensor]:
         """Compute the updates that the colluders of a cohort send.
 
         Args:
@@ -151,8 +155,12 @@ class InnerProductManipulation(Collusion):
         super().__init__(clients, fraction, seed, knows)
         self.length = length
 
-    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+    def collude(
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+    ) -> Tensor:
         known = updates.double()
         mean, lengths = known.mean(0), torch.linalg.vector_norm(known, dim=1)
         tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
-        return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(updates)
+        return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(
+            updates
+        )

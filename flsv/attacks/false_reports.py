@@ -36,7 +36,12 @@ class FalseReports(Attack):
         0.1
     """
 
-    rules: ClassVar = ((lambda a: a.loss is not None or a.score is not None, "nothing is false. Give loss or score."),)
+    rules: ClassVar = (
+        (
+            lambda a: a.loss is not None or a.score is not None,
+            "nothing is false. Give loss or score.",
+        ),
+    )
 
     def __init__(
         self,
@@ -58,4 +63,8 @@ class FalseReports(Attack):
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
         reported: float | None = {"loss": self.loss, "score": self.score}.get(name)
-        return value if reported is None or context.client not in self.chosen(context.num_clients) else reported
+        return (
+            value
+            if reported is None or context.client not in self.chosen(context.num_clients)
+            else reported
+        )

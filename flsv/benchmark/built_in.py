@@ -51,18 +51,27 @@ class BuiltInData(L.LightningDataModule):
         super().__init__()
         numbers = name in REGRESSIONS
         if numbers and (merge > 1 or keep is not None):
-            raise ConfigurationError(f"BuiltInData({name!r}): merge and keep are of classes, and it has none.")
+            raise ConfigurationError(
+                f"BuiltInData({name!r}): merge and keep are of classes, and it has none."
+            )
         inputs, targets = LOADERS[name](return_X_y=True)
         if not numbers:
             targets = np.maximum(targets - (merge - 1), 0)
             kept = _kept_rows(targets, keep)
             inputs, targets = inputs[kept], targets[kept]
         train, val = train_test_split(
-            np.arange(len(targets)), test_size=val_fraction, stratify=None if numbers else targets, random_state=0
+            np.arange(len(targets)),
+            test_size=val_fraction,
+            stratify=None if numbers else targets,
+            random_state=0,
         )
         features = _scaled(inputs, train)
-        wanted = _scaled(targets[:, None], train)[:, 0] if numbers else torch.from_numpy(targets).long()
-        self.train_set, self.val_set = (TensorDataset(features[rows], wanted[rows]) for rows in (train, val))
+        wanted = (
+            _scaled(targets[:, None], train)[:, 0] if numbers else torch.from_numpy(targets).long()
+        )
+        self.train_set, self.val_set = (
+            TensorDataset(features[rows], wanted[rows]) for rows in (train, val)
+        )
 
     def train_dataloader(self) -> DataLoader:
         """Return a loader of shuffled training batches of 32 samples."""
@@ -75,7 +84,9 @@ class BuiltInData(L.LightningDataModule):
 
 def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
     mean, deviation = columns[rows].mean(0), columns[rows].std(0)
-    return torch.tensor((columns - mean) / np.where(deviation > 0, deviation, 1), dtype=torch.float32)
+    return torch.tensor(
+        (columns - mean) / np.where(deviation > 0, deviation, 1), dtype=torch.float32
+    )
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
@@ -84,9 +95,13 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
     if len(keep) != classes:
-        raise ConfigurationError(f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes.")
+        raise ConfigurationError(
+            f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes."
+        )
     rows = [np.flatnonzero(targets == c) for c in range(classes)]
-    return np.sort(np.concatenate([of[: max(2, round(share * len(of)))] for of, share in zip(rows, keep)]))
+    return np.sort(
+        np.concatenate([of[: max(2, round(share * len(of)))] for of, share in zip(rows, keep)])
+    )
 
 
 class Duplicates(Corruption):
@@ -123,7 +138,9 @@ class Duplicates(Corruption):
         super().__init__(clients, fraction, seed)
         self.unique = unique
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         own = max(1, -int(-self.unique * len(x) // 1))
         order = torch.randperm(len(x), generator=generator)
         source = order.clone()
@@ -142,11 +159,15 @@ class LostInputs(Corruption):
 
     needs_classes = False
 
-    def __init__(self, share: Annotated[float, Gt(0), Lt(1)] = 0.5, clients: list[int] | None = None) -> None:
+    def __init__(
+        self, share: Annotated[float, Gt(0), Lt(1)] = 0.5, clients: list[int] | None = None
+    ) -> None:
         super().__init__(clients)
         self.share = share
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         kept = x.flatten(1).clone()
         kept[:, round(kept.shape[1] * (1 - self.share)) :] = 0
         return kept.view_as(x), y
@@ -165,5 +186,7 @@ class TurnedInputs(Corruption):
     def __init__(self, clients: list[int] | None = None) -> None:
         super().__init__(clients)
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         return x.flatten(1).flip(1).view_as(x), y

@@ -31,7 +31,12 @@ from flsv.utilities.errors import ConfigurationError
 #: Environment variable with the folder of the data.
 ROOT = "FLSV_DATA_ROOT"
 FOLDER = Path(__file__).parent / "federations"
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 SETS = ("tuning", "held_out", "fresh")
 #: Share of their samples that clients hold out for validation if they evaluate models for a metric.
 CLIENT_VAL_FRACTION = 0.2
@@ -132,7 +137,11 @@ class Federation:
     @cached_property
     def identity(self) -> Identity:
         """Settings, versions and hashes of data on which all metrics' values in this federation depend."""
-        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
+        said = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ELSEWHERE
+        }
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
         return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
 
@@ -160,7 +169,9 @@ class Federation:
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
-        return replace(self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}})
+        return replace(
+            self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}}
+        )
 
     def module(self) -> L.LightningModule:
         """Return a new LightningModule, whose network is built when training starts."""
@@ -216,7 +227,9 @@ def federation(name: str) -> Federation:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.")
+        raise ConfigurationError(
+            f"there is no federation {name!r}: expected a YAML file or one of {names()}."
+        )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)
     try:
@@ -224,7 +237,9 @@ def federation(name: str) -> Federation:
         whole = {"title": path.stem, "set": "held_out", **said, "name": path.stem}
         parser.parse_object(copy.deepcopy(whole))
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
-        raise ConfigurationError(f"{path} is no federation: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(
+            f"{path} is no federation: {' '.join(str(error).split())}"
+        ) from error
     return Federation(**whole)
 
 
@@ -243,9 +258,13 @@ def available_federations(given: Sequence[str], say: Callable[[str], None]) -> l
         if each.available:
             found.append(each)
         else:
-            say(f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT.")
+            say(
+                f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT."
+            )
     if not found:
-        raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
+        raise ConfigurationError(
+            "there is no federation to run: the data of none of those asked for are there."
+        )
     return found
 
 

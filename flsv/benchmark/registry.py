@@ -128,21 +128,31 @@ class Entry:
         """Return a fingerprint of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
         said = (self.made_by, dict(self.arguments), self.client_algorithm)
-        return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[
+            :12
+        ]
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
-        return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
+        return (
+            {}
+            if self.client_algorithm is None
+            else {"client_algorithm": _located(self.client_algorithm)()}
+        )
 
     def build(self, federation: Federation) -> Metric:
         """Build a new metric for a federation."""
         if "classes" in self.needed and not federation.classifies:
-            raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
+            raise ConfigurationError(
+                f"{self.title}: the samples of {federation.name} have no classes."
+            )
         made_by, given = self._made_by, dict(self.arguments)
         takes = inspect.signature(made_by).parameters
         known = {name: getattr(federation, name) for name in ("performance", "mode", "rounds")}
         known["loss"] = None if federation.classifies else federation.performance
-        given |= {name: value for name, value in known.items() if name in takes and name not in given}
+        given |= {
+            name: value for name, value in known.items() if name in takes and name not in given
+        }
         try:
             made = made_by(**given)
         except ConfigurationError:
@@ -157,7 +167,9 @@ class Entry:
         return made
 
 
-def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
+def identity_of(
+    federations: Mapping[str, Federation], entries: Mapping[str, Entry]
+) -> Callable[[str, str], str]:
     """Return a function ``f(federation, metric)`` that returns a fingerprint of all that the values depend on."""
     where = {}
     for name, each in federations.items():
@@ -192,11 +204,15 @@ def entry(name: str) -> tuple[str, Entry]:
     try:
         call = ast.parse(name, mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) else []
-        if isinstance(call, ast.Call) and (call.args or None in [keyword.arg for keyword in keywords]):
+        if isinstance(call, ast.Call) and (
+            call.args or None in [keyword.arg for keyword in keywords]
+        ):
             raise ValueError("arguments are given by name")
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (SyntaxError, ValueError) as error:
-        raise ConfigurationError(f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5).") from error
+        raise ConfigurationError(
+            f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5)."
+        ) from error
     path = name.partition("(")[0]
     _located(path)
     like = next((each for each in METRICS.values() if each.made_by == path), Entry("", path))
@@ -209,6 +225,8 @@ def entry(name: str) -> tuple[str, Entry]:
 BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
 METRICS = {
     name: Entry(**{**said, "needs": tuple(said.get("needs", ()))})
-    for name, said in yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")).items()
+    for name, said in yaml.safe_load(
+        Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
+    ).items()
 }
 """Entries by the name that ``--metric`` takes, see ``metrics.yaml``."""

@@ -76,7 +76,9 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         trainer.fit(federation.module(), federation.datamodule())
         found = Values(fit=time.process_time() - start)
     for name, metric in metrics.items():
-        found.values[name] = overall(metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu())
+        found.values[name] = overall(
+            metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu()
+        )
         found.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if len(metrics) == 1:
             found.seconds[name] = clock.seconds
@@ -105,7 +107,9 @@ def bench(
     say: Any = print,
 ) -> BenchResults:
     """Run all metrics in all federations with several seeds. Values stored in ``folder`` are reused."""
-    results = BenchResults(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
+    results = BenchResults(
+        folder, identity_of({name: each for name, (each, _) in federations.items()}, entries)
+    )
     done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.
     for name, (federation, _) in federations.items():

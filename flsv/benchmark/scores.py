@@ -29,7 +29,11 @@ def spearman(values: Tensor, truth: Tensor) -> float:
     """
     # 0 if all values are equal.
     pair = _filled(values), _filled(truth)
-    return float(stats.spearmanr(*pair).statistic) if all(len(each.unique()) > 1 for each in pair) else 0.0
+    return (
+        float(stats.spearmanr(*pair).statistic)
+        if all(len(each.unique()) > 1 for each in pair)
+        else 0.0
+    )
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
@@ -76,12 +80,20 @@ def _filled(values: Tensor) -> Tensor:
     """Convert values to float64, and replace NaN and infinity by the smallest finite value."""
     values = values.detach().cpu().double()
     known = values[values.isfinite()]
-    return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
+    return values.where(
+        values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64)
+    )
 
 
 #: Columns of values.csv, and the function that reads the cells of each.
 COLUMNS: dict[str, Cell] = {
-    **{"federation": str, "seed": parse_int, "metric": str, "client": parse_int, "value": number_or_nan},
+    **{
+        "federation": str,
+        "seed": parse_int,
+        "metric": str,
+        "client": parse_int,
+        "value": number_or_nan,
+    },
     "identity": str,
 }
 Key = tuple[str, int, str]
@@ -125,7 +137,9 @@ class BenchResults:
     """Metrics' values by federation, seed and metric, stored in ``values.csv`` with a fingerprint of all settings."""
 
     def __init__(
-        self, folder: Path | None, identity: Callable[[str, str], str] = lambda federation, metric: ""
+        self,
+        folder: Path | None,
+        identity: Callable[[str, str], str] = lambda federation, metric: "",
     ) -> None:
         self._identity = identity
         self.failed: dict[Key, str] = {}
@@ -137,11 +151,17 @@ class BenchResults:
             key = (row["federation"], row["seed"], row["metric"])
             if row["identity"] == identity(row["federation"], row["metric"]):
                 rows.setdefault(key, []).append(row["value"])
-        self.values |= {key: torch.tensor(found, dtype=torch.float64) for key, found in rows.items()}
+        self.values |= {
+            key: torch.tensor(found, dtype=torch.float64) for key, found in rows.items()
+        }
 
     def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
         """Return ``{seed: values}``, a metric's values in a federation, sorted by seed."""
-        found = {seed: each for (name, seed, of), each in self.values.items() if (name, of) == (federation, metric)}
+        found = {
+            seed: each
+            for (name, seed, of), each in self.values.items()
+            if (name, of) == (federation, metric)
+        }
         return dict(sorted(found.items()))
 
     def add(self, federation: str, seed: int, run: Values) -> None:

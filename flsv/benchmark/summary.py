@@ -28,7 +28,17 @@ COST_COLUMNS: dict[str, Cell] = {
 #: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
 #: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
 BY_SET = [
-    *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
+    *(
+        "set",
+        "metric",
+        "rank_correlation",
+        "interval",
+        "of_ceiling",
+        "lead",
+        "lead_interval",
+        "worst",
+        "where",
+    ),
     *("misallocated", "federations", "ms_a_round"),
 ]
 
@@ -49,7 +59,12 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
     """Summarize the metrics' scores over sets and all federations, the best metric first."""
     scores = scores_of(results, federations)
     ranks = by_federation(scores)
-    means = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean().groupby("metric").mean()
+    means = (
+        scores.groupby(["metric", "federation"])[["spearman", "error"]]
+        .mean()
+        .groupby("metric")
+        .mean()
+    )
     sets = Series({name: each.set for name, (each, _) in federations.items()})
     table = ranks.T.groupby(sets).mean().T.reindex(columns=SETS)
     table = table.assign(all=means["spearman"], error=means["error"])
@@ -63,7 +78,9 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
     return table.sort_values("all", ascending=False, kind="stable")
 
 
-def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
+def by_set(
+    results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]
+) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
     names, parts = [*metrics], []
     for which in SETS:
@@ -72,15 +89,20 @@ def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], co
             continue
         table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
         table = table.assign(
-            set=which, of_ceiling=table["all"] / Series(truth.ceiling for _, truth in some.values()).mean()
+            set=which,
+            of_ceiling=table["all"] / Series(truth.ceiling for _, truth in some.values()).mean(),
         )
         for metric, following in pairwise(table.index[table["federations"] > 0]):
             lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
             table.loc[metric, "lead"] = lead.mean()
             table.loc[metric, "lead_interval"] = stats.t.ppf(0.95, len(lead) - 1) * lead.sem()
         parts.append(table)
-    table = pandas.concat(parts).rename(columns={"all": "rank_correlation", "error": "misallocated"})
-    table["ms_a_round"] = [1000 * costs[name].seconds if name in costs else NAN for name in table.index]
+    table = pandas.concat(parts).rename(
+        columns={"all": "rank_correlation", "error": "misallocated"}
+    )
+    table["ms_a_round"] = [
+        1000 * costs[name].seconds if name in costs else NAN for name in table.index
+    ]
     kinds = [name for name in table if name.startswith("auroc ")]
     return table.rename_axis("metric").reset_index().reindex(columns=[*BY_SET, *kinds])
 
@@ -100,7 +122,10 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
         federation, truth = federations[name]
         row = {"federation": name, "seed": seed, "metric": metric}
         row |= {"spearman": spearman(values, truth.mean), "error": share_error(values, truth.mean)}
-        rows.append(row | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()})
+        rows.append(
+            row
+            | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()}
+        )
     head = ["federation", "seed", "metric", "spearman", "error"]
     return DataFrame(rows, columns=[*head, *(f"auroc {kind}" for kind in kinds)])
 
@@ -111,13 +136,22 @@ def by_federation(scores: DataFrame) -> DataFrame:
 
 
 def costs(
-    federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
+    federation: Federation,
+    entries: Mapping[str, Entry],
+    path: Path | None = None,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Cost]:
     """Measure each metric's cost per round in a training run of its own, or read it from ``path``."""
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
     kept = None if path is None else ResultFile(path, COST_COLUMNS)
-    rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
-    known = {row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows}
+    rows = (
+        []
+        if kept is None
+        else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
+    )
+    known = {
+        row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows
+    }
     for name, each in entries.items():
         if name in known:
             continue
@@ -125,10 +159,14 @@ def costs(
         if name in found.refused or name in found.failed:
             continue
         seconds, rounds = found.seconds.get(name, NAN), federation.rounds
-        if each.client_algorithm is not None:  # the metric's cost at the clients is part of the training
+        if (
+            each.client_algorithm is not None
+        ):  # the metric's cost at the clients is part of the training
             seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
         training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
-        known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
+        known[name] = Cost(
+            seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds
+        )
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
         if kept is not None:
             kept.add([[name, *(f"{number:.6g}" for number in astuple(known[name])), own[name]]])

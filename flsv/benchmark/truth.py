@@ -95,20 +95,33 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     path = folder / f"{federation.name}.csv"
     make = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
-        raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
+        raise ConfigurationError(
+            f"there is no truth of {federation.name} ({path}): make it, {make}"
+        )
     store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
     if not store.seeds:
-        raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
-    clients = 1 + max(client for seed in store.seeds for members in store.coalitions(seed) for client in (0, *members))
+        raise ConfigurationError(
+            f"{path} holds no coalition yet. Go on with the command that makes it, {make}."
+        )
+    clients = 1 + max(
+        client
+        for seed in store.seeds
+        for members in store.coalitions(seed)
+        for client in (0, *members)
+    )
     masks = all_coalitions(clients)
-    missing = [(seed, each) for seed in store.seeds for each in store.missing(seed, members_of(masks))]
+    missing = [
+        (seed, each) for seed in store.seeds for each in store.missing(seed, members_of(masks))
+    ]
     if missing:
         seed, members = missing[0]
         raise ConfigurationError(
             f"{path}: {len(missing)} of {len(store.seeds) * len(masks)} coalitions are missing, such as "
             f"{list(members)} of seed {seed}. Go on with the command that makes it, {make}."
         )
-    return exact_truth(store.seeds, torch.stack([store.table(seed, masks)[:, 0] for seed in store.seeds]))
+    return exact_truth(
+        store.seeds, torch.stack([store.table(seed, masks)[:, 0] for seed in store.seeds])
+    )
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
@@ -132,7 +145,12 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
             f"is {MOST_CLIENTS} clients."
         )
-    store, trained = UtilityStore(folder / f"{federation.name}.csv", [UTILITY], truth_settings(federation, folder)), 0
+    store, trained = (
+        UtilityStore(
+            folder / f"{federation.name}.csv", [UTILITY], truth_settings(federation, folder)
+        ),
+        0,
+    )
     masks = all_coalitions(clients)
     for seed in seeds:
         trained += len(store.missing(seed, members_of(masks)))
@@ -143,7 +161,10 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     """Return ``{name: fingerprint}`` of the settings on which a coalition's utility depends."""
-    said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
+    said = {
+        name: getattr(federation, name)
+        for name in ("rounds", "data", "model", "performance", "mode", "attacks")
+    }
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
     return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
@@ -184,7 +205,9 @@ def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore
                 reporting=Reporting(table=False, figures=0, files=False),
             )
             return work_on(
-                piece, Retrainable(federation.trainer(loop), federation.module(), data, measure), str(folder)
+                piece,
+                Retrainable(federation.trainer(loop), federation.module(), data, measure),
+                str(folder),
             )
 
     run: Any = supervise if why_not_fork() is None else supervise_fresh

@@ -30,7 +30,16 @@ from flsv.benchmark.federation import SETS, available_federations
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
-from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
+from flsv.benchmark.summary import (
+    Cost,
+    Known,
+    by_federation,
+    by_set,
+    costs,
+    scores_of,
+    summarize,
+    two_digits,
+)
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.results.folder import FolderLock
@@ -56,9 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
     )
-    parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
+    parser.add_argument(
+        "--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}"
+    )
     parser.add_argument("--list", action="store_true", help="list the metrics and federations")
-    parser.add_argument("--seeds", type=from_1, help="number of runs of every federation. Default: 3")
+    parser.add_argument(
+        "--seeds", type=from_1, help="number of runs of every federation. Default: 3"
+    )
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -88,7 +101,12 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         summary = _report(options.out, results, known, entries, cost)
         if not quiet:
             _show(summary, known)
-        files = ["benchmark.csv", "federations.csv", *([] if options.quick else ["costs.csv"]), "values.csv"]
+        files = [
+            "benchmark.csv",
+            "federations.csv",
+            *([] if options.quick else ["costs.csv"]),
+            "values.csv",
+        ]
         print(f"Written: {display_path(options.out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
@@ -99,7 +117,10 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
     for each in asked:
         if each.name not in names():
             each.check()
-    return {each.name: (each, _truth(each, options.out, options.truth_seeds or len(SEEDS))) for each in asked}
+    return {
+        each.name: (each, _truth(each, options.out, options.truth_seeds or len(SEEDS)))
+        for each in asked
+    }
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
@@ -127,7 +148,11 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 
 
 def _report(
-    out: Path, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
+    out: Path,
+    results: BenchResults,
+    known: Known,
+    entries: Mapping[str, Entry],
+    cost: Mapping[str, Cost],
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
     summary = summarize(results, known, entries)
@@ -140,10 +165,17 @@ def _report(
     return summary
 
 
-def _costs(known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]) -> Mapping[str, Cost]:
+def _costs(
+    known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]
+) -> Mapping[str, Cost]:
     """Measure each metric's cost, ``{metric: cost}``, in the federation :data:`COSTS_IN`, or else the user's own."""
     own = [each for name, (each, _) in known.items() if name not in names()]
-    return costs(known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0], entries, path, say=say)
+    return costs(
+        known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0],
+        entries,
+        path,
+        say=say,
+    )
 
 
 def _list() -> None:
@@ -161,7 +193,12 @@ def _show(summary: DataFrame, known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets}
+    columns: dict[str, list[str]] = {
+        which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets
+    }
     columns["all"] = [two_digits(ceiling), *summary["all"].map(two_digits)]
-    columns["worst"] = ["", *(f"{two_digits(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
+    columns["worst"] = [
+        "",
+        *(f"{two_digits(row['worst'])} {row['where']}" for _, row in summary.iterrows()),
+    ]
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

@@ -46,7 +46,9 @@ class BestCheckpoint(ModelCheckpoint):
     def _judges(self, trainer: L.Trainer) -> bool:
         """Return whether the monitored value is logged. The first call chooses which value is monitored."""
         if self.monitor is None:
-            self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
+            self.monitor = next(
+                (name for name in MONITORS if name in trainer.callback_metrics), None
+            )
             self.mode = MONITORS.get(str(self.monitor), "min")
         return self.monitor in trainer.callback_metrics
 
@@ -57,9 +59,13 @@ class BestCheckpoint(ModelCheckpoint):
         if best and Path(best).is_file():
             # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
-            self.current_score = state_dict["current_score"]  # Lightning saves this value but does not load it
+            self.current_score = state_dict[
+                "current_score"
+            ]  # Lightning saves this value but does not load it
         elif best:
-            warnings.warn(f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2)
+            warnings.warn(
+                f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2
+            )
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
@@ -69,7 +75,9 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
-def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
+def find_checkpoint(
+    word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None
+) -> Path:
     """Return the path of the newest checkpoint (``"last"``), or of its run's best one (``"best"``)."""
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
@@ -77,7 +85,9 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     found = [path for folder, pattern in patterns for path in folder.glob(pattern)]
     if not found:
         where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
-        raise ConfigurationError(f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out.")
+        raise ConfigurationError(
+            f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out."
+        )
     newest = max(found, key=lambda path: path.stat().st_mtime_ns)
     if word == "last":
         return newest
@@ -93,7 +103,9 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
 def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
     """Return the folders into which the trainer's callbacks save checkpoints."""
-    own = (each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint))
+    own = (
+        each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)
+    )
     return [Path(folder) for folder in own if folder is not None]
 
 
@@ -129,7 +141,9 @@ class WritePredictions(BasePredictionWriter):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if trainer.world_size > 1:
-            raise ConfigurationError("predictions are written by one process: set --trainer.devices 1.")
+            raise ConfigurationError(
+                "predictions are written by one process: set --trainer.devices 1."
+            )
 
     def write_on_epoch_end(
         self,
@@ -150,7 +164,9 @@ class WritePredictions(BasePredictionWriter):
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
         sets: list[Any] = [getattr(trainer.predict_dataloaders, "dataset", None), data.test_set]
-        names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
+        names: dict[str, Sequence[str]] = next(
+            (each.row_names for each in sets if hasattr(each, "row_names")), {}
+        )
         rows = {name: list(values)[: len(frame)] for name, values in names.items()}
         path = folder / "predictions.csv"
         save_table(path, DataFrame({"index": range(len(frame)), **rows}).join(frame))
@@ -161,7 +177,9 @@ def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
     """Convert the outputs of ``predict_step``, one row per sample, to the columns of ``predictions.csv``."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
-    classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes
+    classes = (
+        table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes
+    )
     if not classes:
         return DataFrame({f"output_{j}": _cells(column) for j, column in enumerate(table.T)})
     names = [str(name) for name in data.class_names or range(table.shape[1])]

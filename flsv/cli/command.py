@@ -42,7 +42,9 @@ def terminable() -> Iterator[None]:
         else:
             usual(ignored)
 
-    here = threading.current_thread() is threading.main_thread()  # other threads cannot handle signals
+    here = (
+        threading.current_thread() is threading.main_thread()
+    )  # other threads cannot handle signals
     before = signal.signal(signal.SIGTERM, stop) if here else None
     sys.unraisablehook = again
     try:
@@ -53,7 +55,9 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def command_parser(
+    prog: str, description: str | None, epilog: str | None = None
+) -> argparse.ArgumentParser:
     """Return an ``ArgumentParser`` that prints its description unchanged and accepts no abbreviated options."""
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(

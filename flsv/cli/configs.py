@@ -11,7 +11,9 @@ from flsv.utilities.errors import ConfigurationError
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a wheel the files are within the package. In a checkout (an editable install) they are beside it.
-FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
+FOLDER = next(
+    folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()
+)
 
 
 def packaged_names() -> list[str]:
@@ -39,7 +41,9 @@ def find_config(given: str) -> Path:
     names = packaged_names()
     if given in names:
         return FOLDER / f"{given}.yaml"
-    raise ConfigurationError(f"there is no configuration file {given}. With flsv come {', '.join(names)}.")
+    raise ConfigurationError(
+        f"there is no configuration file {given}. With flsv come {', '.join(names)}."
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -50,7 +54,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
-                raise ConfigurationError(f"line {line}: the key {name!r} is in line {lines[name]} already. Keep one.")
+                raise ConfigurationError(
+                    f"line {line}: the key {name!r} is in line {lines[name]} already. Keep one."
+                )
             lines[name] = line
         return super().construct_mapping(node, deep)
 

@@ -36,7 +36,9 @@ _SHOWN = 10
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each client's numbers of samples by split, and fractions of the classes."""
-    frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
+    frame = pd.DataFrame(
+        {"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client")
+    )
     for split, title in (("val", "own validation"), ("test", "own test")):
         # mypy: both are splits
         counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]  # type: ignore[arg-type]
@@ -54,9 +56,13 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 def missing(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each column's kind, and the fraction of its values that each client lacks."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
-    shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
+    shares = [
+        [float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards
+    ]
     names = [card.name for card in data.column_cards]
-    frame = pd.DataFrame(shares, index=pd.Index(names, name="column"), columns=list(data.client_names))
+    frame = pd.DataFrame(
+        shares, index=pd.Index(names, name="column"), columns=list(data.client_names)
+    )
     frame.insert(0, READ_AS, [card.became for card in data.column_cards])
     return frame
 
@@ -73,7 +79,11 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
 
 def positive(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
-    why = "the rarer one (set data.pos_label to confirm it or to choose the other one)" if data.by_rarity else "class 1"
+    why = (
+        "the rarer one (set data.pos_label to confirm it or to choose the other one)"
+        if data.by_rarity
+        else "class 1"
+    )
     return f"Positive class: {data.positive_class}, {why}. Average precision and F1 are its scores."
 
 
@@ -81,7 +91,9 @@ def notes(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data, each a sentence or two."""
     found = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
-        counts = pd.DataFrame(data.class_counts.tolist(), index=data.client_names, columns=data.class_names)
+        counts = pd.DataFrame(
+            data.class_counts.tolist(), index=data.client_names, columns=data.class_names
+        )
         shares = counts.sum() / counts.sum().sum()
         rare = [f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE]
         if rare and len(shares) <= 1 / RARE:
@@ -106,10 +118,16 @@ def show(data: FederatedDataModule) -> None:
     """Print the tables of samples and columns, the server's validation set, and the notes."""
     frame = samples(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    print(f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n")
+    print(
+        f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n"
+    )
     held = data.validation()
     rows = "" if held is None or held["rows"] is None else f", {held['rows']:,} samples"
-    print("The server has no validation set." if held is None else f"The server validates on {held['of']}{rows}.")
+    print(
+        "The server has no validation set."
+        if held is None
+        else f"The server validates on {held['of']}{rows}."
+    )
     if data.column_cards:
         lacking = missing(data).set_index(READ_AS, append=True)
         if len(lacking.columns) > _SHOWN:
@@ -123,7 +141,9 @@ def show(data: FederatedDataModule) -> None:
 
 
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
-    return frame.assign(**{name: frame[name].map("{:.1%}".format).str.replace("%", " %") for name in columns})
+    return frame.assign(
+        **{name: frame[name].map("{:.1%}".format).str.replace("%", " %") for name in columns}
+    )
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -131,7 +151,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
-    parser.add_argument("--out", type=Path | None, help="folder of samples.csv, columns.csv and summary.csv")
+    parser.add_argument(
+        "--out", type=Path | None, help="folder of samples.csv, columns.csv and summary.csv"
+    )
     objects = instantiated(parser, args)
     out, data = objects.out, objects.data
     if out is not None:

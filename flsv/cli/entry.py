@@ -84,7 +84,10 @@ def main(args: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        print(f"flsv: error: {error}. What was saved before is whole: make room, and go on.", file=sys.stderr)
+        print(
+            f"flsv: error: {error}. What was saved before is whole: make room, and go on.",
+            file=sys.stderr,
+        )
         return 1
     except ValueError as error:
         if (cause := _configuration_error(error)) is None:
@@ -105,10 +108,14 @@ def _run(given: list[str]) -> int:
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
     if not first.startswith("-") or first in ("-h", "--help", "--version"):
-        _parser().parse_args([first])  # which ends the command if it is --help, --version, or no subcommand
+        _parser().parse_args(
+            [first]
+        )  # which ends the command if it is --help, --version, or no subcommand
     if first not in AT_ONCE and not quiet and int(os.environ.get("RANK", 0)) == 0:
         print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
-    return _run_own(first, given[1:], quiet) if first in OWN else _run_lightning(given, first, quiet)
+    return (
+        _run_own(first, given[1:], quiet) if first in OWN else _run_lightning(given, first, quiet)
+    )
 
 
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
@@ -139,8 +146,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="flsv SUBCOMMAND --help lists a subcommand's options. fit, validate, test and predict are "
         "LightningCLI's, with a section federation beside trainer, model and data.",
     )
-    parser.add_argument("--version", action="version", version=f"flsv {__version__}", help="print the version")
-    parser.add_argument(*QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only")
+    parser.add_argument(
+        "--version", action="version", version=f"flsv {__version__}", help="print the version"
+    )
+    parser.add_argument(
+        *QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only"
+    )
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name, about in {**OF_LIGHTNING, **OWN}.items():
         subcommands.add_parser(name, help=about)
@@ -158,7 +169,9 @@ def _leave_out(quiet: bool) -> None:
     warnings.formatwarning = _format_warning
 
 
-def _format_warning(message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> str:
+def _format_warning(
+    message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
+) -> str:
     """Format a warning as one line, without its place in the code if it is a UserWarning."""
     return f"{'warning' if category is UserWarning else f'{filename}:{lineno}: {category.__name__}'}: {message}\n"
 

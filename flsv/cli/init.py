@@ -27,7 +27,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv init`` with the command-line arguments ``args``."""
     parser = command_parser("flsv init", __doc__)
     parser.add_argument(
-        "folder", metavar="DIR", type=Path, nargs="?", help="folder of the files. Default: the working folder"
+        "folder",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        help="folder of the files. Default: the working folder",
     )
     parser.add_argument(
         "--config",
@@ -35,7 +39,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         action="append",
         help="name of a configuration that comes with flsv. May be repeated. Default: quickstart",
     )
-    parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
+    parser.add_argument(
+        "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
+    )
     given = parser.parse_args(args)
     check_writable(given.flower or given.folder or Path())
     if given.flower is not None:
@@ -50,7 +56,9 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
     copies = {folder / path.name: path for path in map(find_config, names)}
     there = [str(copy) for copy in copies if copy.exists()]
     if there:
-        raise ConfigurationError(f"{', '.join(there)} is there already: name another folder, or use what is there.")
+        raise ConfigurationError(
+            f"{', '.join(there)} is there already: name another folder, or use what is there."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for copy, path in copies.items():
         shutil.copyfile(path, copy)
@@ -61,7 +69,9 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
 def _copy_template(folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
-    shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        _TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     return (
         f"{folder}/README.md explains how to run it; {folder}/fedapp/federation.py is where your "
         "own module and data go."

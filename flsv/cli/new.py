@@ -42,11 +42,19 @@ def new(name: str, out: Path = Path()) -> Path:
     import jinja2
 
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(module) or keyword.iskeyword(name):
-        raise ConfigurationError(f"{name!r} is no name of a class: expected letters and digits, such as UpdateNorm.")
+    if (
+        not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)
+        or keyword.iskeyword(module)
+        or keyword.iskeyword(name)
+    ):
+        raise ConfigurationError(
+            f"{name!r} is no name of a class: expected letters and digits, such as UpdateNorm."
+        )
     folder = out / module
     if folder.exists():
-        raise ConfigurationError(f"{folder} is there already: choose another name, or another place by --out.")
+        raise ConfigurationError(
+            f"{folder} is there already: choose another name, or another place by --out."
+        )
     if importlib.util.find_spec(module) is not None:
         raise ConfigurationError(
             f"{name}: there is a module {module} already, which it would hide. Choose another name."
@@ -71,8 +79,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = command_parser("flsv new", __doc__)
     parser.add_argument("kind", choices=["metric"], help="what to write")
     parser.add_argument("name", metavar="NAME", help="name of the class, such as UpdateNorm")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where its folder goes. Default: here")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="where its folder goes. Default: here",
+    )
     options = parser.parse_args(list(args))
     folder = new(options.name, options.out)
     if not quiet:
-        print(f"Written: {display_path(folder)}. Its README.md says how to test, install and use it.")
+        print(
+            f"Written: {display_path(folder)}. Its README.md says how to test, install and use it."
+        )

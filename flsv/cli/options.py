@@ -29,7 +29,9 @@ CONFIG_HELP = (
 class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged."""
 
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
+    ) -> None:
         if isinstance(values, str) and not set("{\n") & set(values):
             values = str(find_config(values))
             check_file(Path(values))
@@ -54,7 +56,9 @@ class FitParser(LightningArgumentParser):
     """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        for package, name in re.findall(r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""):
+        for package, name in re.findall(
+            r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""
+        ):
             check_lightning(getattr(sys.modules.get(package), name, None))
         return super().error(message, ex)
 
@@ -65,16 +69,29 @@ PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
 
-def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
+def option_parser(
+    prog: str, description: str | None, sections: Mapping[str, type]
+) -> ArgumentParser:
     """Return a parser for a command's options, ``{section: class}``. It ignores other sections in files."""
     parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
         parser.add_class_arguments(kind, name)
     parser.add_argument(
-        "--seed_everything", type=int | bool, default=0, help="seed of everything that has no seed of its own"
+        "--seed_everything",
+        type=int | bool,
+        default=0,
+        help="seed of everything that has no seed of its own",
     )
-    for name in {"trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value"} - {*sections}:
+    for name in {
+        "trainer",
+        "federation",
+        "model",
+        "optimizer",
+        "lr_scheduler",
+        "ckpt_path",
+        "value",
+    } - {*sections}:
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
 

@@ -19,7 +19,12 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import WritePredictions, checkpoint_folders, default_checkpoints, find_checkpoint
+from flsv.cli.checkpoints import (
+    WritePredictions,
+    checkpoint_folders,
+    default_checkpoints,
+    find_checkpoint,
+)
 from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
@@ -55,7 +60,9 @@ class SavedConfig(SaveConfigCallback):
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
+        self.parser.save(
+            self.config, folder / self.config_filename, skip_none=False, overwrite=True
+        )
 
 
 class FederatedCLI(LightningCLI):
@@ -74,7 +81,9 @@ class FederatedCLI(LightningCLI):
         return {self._asked: every[self._asked]} if self._asked in every else every
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = FitParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs})
+        parser = FitParser(
+            **{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs}
+        )
         parser.add_argument("-c", "--config", action=ConfigFile, help=CONFIG_HELP)
         return parser
 
@@ -88,9 +97,17 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
-        for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
+        for name in (
+            "federation.evaluation",
+            "federation.reporting",
+            "data.splits",
+            "data.files",
+            "data.loader",
+        ):
             if self._get(self.config, name, {}) is None:
-                raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
+                raise ConfigurationError(
+                    f"{name}: null: expected its options; leave it out for the defaults."
+                )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""
@@ -153,7 +170,9 @@ class FederatedCLI(LightningCLI):
             if not isinstance(stop, KeyboardInterrupt):
                 raise
             if started_by_script():
-                time.sleep(PATIENCE)  # the script, which ends this rank, is killed once a rank has failed
+                time.sleep(
+                    PATIENCE
+                )  # the script, which ends this rank, is killed once a rank has failed
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
                 if not self.loop.reporting.table:
                     self.say_where(1)
@@ -183,9 +202,18 @@ class FederatedCLI(LightningCLI):
             if not self.quiet:
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
-            warnings.warn(f"flsv {self.subcommand} without --ckpt_path uses the initial weights.", stacklevel=2)
-        elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
-            raise ConfigurationError(f"there is no checkpoint {config.ckpt_path}.")  # one with a colon is a URL
+            warnings.warn(
+                f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
+                stacklevel=2,
+            )
+        elif (
+            config.ckpt_path is not None
+            and ":" not in config.ckpt_path
+            and not Path(config.ckpt_path).exists()
+        ):
+            raise ConfigurationError(
+                f"there is no checkpoint {config.ckpt_path}."
+            )  # one with a colon is a URL
         if self.subcommand != "fit":
             self._leave_no_run(config)
 
@@ -194,7 +222,11 @@ class FederatedCLI(LightningCLI):
         # Predictions go to the folder of the checkpoint's run.
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
-        if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
+        if (
+            config.ckpt_path is not None
+            and self.subcommand == "predict"
+            and hasattr(self, "written")
+        ):
             path = Path(config.ckpt_path)
             self.written.folder = path.parents[1] if path.parent.name == "checkpoints" else None
         if config.trainer.logger in (None, True):  # no logger was requested

@@ -52,10 +52,14 @@ def repeat(
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     first = make_cli([*arguments, "--seed_everything=0", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
-    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), 0, out) as file:
+    with dealt_once(
+        yaml.safe_load(first.parser.dump(first.config, skip_none=False)), 0, out
+    ) as file:
         made = _runs(range(runs), file, kept, out, bars, say)
     if not made[0].metrics:
-        raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
+        raise ConfigurationError(
+            "the runs have no metric, so there is nothing to average. Name some in the config."
+        )
     rows = seed_summary(made)
     save_table(out / SUMMARY, rows)
     return rows, out / SUMMARY
@@ -89,11 +93,18 @@ def _runs(
 
 
 def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
-    own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
+    own = [
+        f"--trainer.default_root_dir={folder}",
+        f"--seed_everything={seed}",
+        f"--federation.seed={seed}",
+        *QUIET,
+    ]
     own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
     run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
     if not run.ended:
-        raise ConfigurationError(f"the run in {folder} was stopped before its last round. Run the same command again.")
+        raise ConfigurationError(
+            f"the run in {folder} was stopped before its last round. Run the same command again."
+        )
     return run
 
 
@@ -101,8 +112,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument("runs", metavar="N", type=int, help="number of runs. It comes before all other arguments")
-    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
+    parser.add_argument(
+        "runs", metavar="N", type=int, help="number of runs. It comes before all other arguments"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary"
+    )
     options, rest = parser.parse_known_args(list(args))
     bars, say = sys.stdout.isatty() and not quiet, printer(quiet)
     with FolderLock(options.out):
@@ -123,5 +138,7 @@ def _show(rows: DataFrame, runs: int) -> None:
             if paid:
                 columns["share"] = mine["share"].map(percent).tolist()
             advice = "" if paid else ". Do not base payments on these values"
-            print_table(f"{metric}, mean of {runs} runs{advice}", mine["client_name"].tolist(), columns)
+            print_table(
+                f"{metric}, mean of {runs} runs{advice}", mine["client_name"].tolist(), columns
+            )
     print(BRACKETS)

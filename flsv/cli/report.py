@@ -35,9 +35,15 @@ from flsv.utilities.choices import Negatives
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
-    parser.add_argument("--client", help="id or name of a client, for the page that this client may see")
-    parser.add_argument("--out", type=Path, help="the file, .html. Default: report.html in the run's folder")
+    parser.add_argument(
+        "run", metavar="RUN", type=Path, help="the run's folder, also of a killed run"
+    )
+    parser.add_argument(
+        "--client", help="id or name of a client, for the page that this client may see"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the file, .html. Default: report.html in the run's folder"
+    )
     terms = parser.add_argument_group("shares of a budget")
     terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
     terms.add_argument(
@@ -54,7 +60,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "lowest. softmax: all clients get something. refuse: an error",
     )
     terms.add_argument(
-        "--currency", help="currency of the budget, such as EUR. It determines the decimals of the amounts"
+        "--currency",
+        help="currency of the budget, such as EUR. It determines the decimals of the amounts",
     )
     terms.add_argument(
         "--judged-by-partners",
@@ -65,7 +72,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     names = ("by", "rule", "currency", "judged_by_partners")
     given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
-        parser.error(f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000")
+        parser.error(
+            f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000"
+        )
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.basis import basis_of
     from flsv.report.shares import shares_file

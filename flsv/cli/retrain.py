@@ -96,25 +96,40 @@ def retrain(
     # flsv.functional.intervals.
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
-    with summarized_run(run, changes, Question(metric, mode, judges, participation), which) as summary:
+    with summarized_run(
+        run, changes, Question(metric, mode, judges, participation), which
+    ) as summary:
         for text in summary.warned:
             warnings.warn(text, stacklevel=2)
         for text in summary.said:
             say(text)
         names = summary.question.names
-        outputs = stored_outputs(few_coalitions(len(summary.clients), which), summary.question.measure)
+        outputs = stored_outputs(
+            few_coalitions(len(summary.clients), which), summary.question.measure
+        )
         store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
         if not (changes or summary.another_game):
             by = [summary.by] if len(names) == 1 else names
-            learn(store, run, by, outputs, range(summary.seed, summary.seed + (seeds or SEEDS)), summary.rounds)
-        trainings = _trainings(summary, jobs, threads, None if changes else _limit_s(read_record(run / RECORD)))
+            learn(
+                store,
+                run,
+                by,
+                outputs,
+                range(summary.seed, summary.seed + (seeds or SEEDS)),
+                summary.rounds,
+            )
+        trainings = _trainings(
+            summary, jobs, threads, None if changes else _limit_s(read_record(run / RECORD))
+        )
         found = train_seeds(trainings, summary.num_samples, which, summary.seed, seeds, store, say)
     rows = _table(found, summary, bool(overrides))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
 
-def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int) -> Path:
+def _without(
+    run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int
+) -> Path:
     """Train a run's federation without the clients ``names``, and return the path of the saved module."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
@@ -123,14 +138,24 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
             raise ConfigurationError(
                 f"--without {' '.join(names)}: expected some of {listed(summary.clients)}, not all."
             )
-        left_out = [folder for client, folder in enumerate(client_folders(summary.clients)) if client not in members]
+        left_out = [
+            folder
+            for client, folder in enumerate(client_folders(summary.clients))
+            if client not in members
+        ]
         path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
         task = partial(train, summary, Piece(summary.seed, members, save=path), threads)
-        ((_, fit),) = in_children([(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD)))
+        ((_, fit),) = in_children(
+            [(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD))
+        )
         if not isinstance(fit, Fit):
-            raise ConfigurationError(f"the federation without {joined(names)} failed to train: {fit}")
+            raise ConfigurationError(
+                f"the federation without {joined(names)} failed to train: {fit}"
+            )
         score = fit.rows[LAST][summary.question.names.index(str(summary.question.metric))][0]
-        print(f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}")
+        print(
+            f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}"
+        )
     return path
 
 
@@ -138,11 +163,16 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     """Compute the gain of a new client, ``NAME=DATA``, and return the path of the CSV file."""
     name, _, given = joining.partition("=")
     if not (name and given):
-        raise ConfigurationError(f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv.")
+        raise ConfigurationError(
+            f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv."
+        )
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
         trainings = _trainings(
-            replace(summary, joining={name: str(Path(given).absolute()) if Path(given).exists() else given}),
+            replace(
+                summary,
+                joining={name: str(Path(given).absolute()) if Path(given).exists() else given},
+            ),
             options.jobs,
             None,
             None if changes else _limit_s(read_record(run / RECORD)),
@@ -151,11 +181,18 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
         place = question.names.index(str(question.metric))
         seeds, scores = list(range(summary.seed, summary.seed + (options.seeds or SEEDS))), []
         for seed in seeds:
-            fits: dict[Any, Any] = dict(trainings.fits([everybody, (*everybody, len(everybody))], seed))
+            fits: dict[Any, Any] = dict(
+                trainings.fits([everybody, (*everybody, len(everybody))], seed)
+            )
             if failed := [fit for fit in fits.values() if not isinstance(fit, Fit)]:
                 raise ConfigurationError(f"the federation with {name} failed to train: {failed[0]}")
             without, joined = (fits[each] for each in sorted(fits))
-            scores.append([without.empty[place][0], *(each.rows[LAST][place][0] for each in (without, joined))])
+            scores.append(
+                [
+                    without.empty[place][0],
+                    *(each.rows[LAST][place][0] for each in (without, joined)),
+                ]
+            )
     none, before, after = torch.tensor(scores, dtype=torch.float64).T
     gains = after - before
     half = float(interval_over_seeds(torch.stack([gains, before - none], 1))[0])
@@ -174,12 +211,16 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     path = run / f"with_{client_folders([name])[0]}.csv"
     save_table(path, DataFrame(columns))
     (gain,) = with_intervals([mean], [mean - half], [mean + half])
-    print(f"with {name}: {summary.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}")
+    print(
+        f"with {name}: {summary.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}"
+    )
     print(BRACKETS)
     return path
 
 
-def _trainings(summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None) -> FitsInProcesses:
+def _trainings(
+    summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None
+) -> FitsInProcesses:
     """Return an object that trains coalitions in child processes."""
     jobs = jobs or (cores() if summary.on_cpu else 1)
     threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
@@ -212,7 +253,10 @@ def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
         "rounds": summary.rounds,
         "trainings": "all" if len(found.masks) == 2**n else found.which,
         "changed": "; ".join(
-            [*(summary.changed if changed else ()), *([ALL_TAKE_PART] if summary.another_game else ())]
+            [
+                *(summary.changed if changed else ()),
+                *([ALL_TAKE_PART] if summary.another_game else ()),
+            ]
         ),
     }
     return DataFrame(columns)
@@ -236,7 +280,9 @@ def _workers_of(backend: str | None) -> Iterator[None]:
         yield
         return
     try:
-        client = importlib.import_module("distributed").Client() if backend == "dask" else nullcontext()
+        client = (
+            importlib.import_module("distributed").Client() if backend == "dask" else nullcontext()
+        )
         configured = joblib.parallel_config(backend)
     except (ImportError, ValueError, OSError) as error:
         raise ConfigurationError(f"--backend {backend}: {error}") from error
@@ -261,24 +307,36 @@ def _parser() -> ArgumentParser:
         "--metric",
         help=f"score of a model: {performances}, or a value that the module logs. Default: as in the run's metrics",
     )
-    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument(
+        "--mode", choices=("min", "max"), help="whether less or more of a logged value is better"
+    )
     parser.add_argument(
         "--judges",
         choices=get_args(Judges),
         help="whose samples models are scored on: the server's, or those that all clients hold out. "
         "Default: as in the run",
     )
-    parser.add_argument("--rounds", type=from_1, help="rounds of each training. Default: as in the run")
-    parser.add_argument("--seeds", type=from_1, help="trainings of each coalition, each with another seed. Default: 3")
+    parser.add_argument(
+        "--rounds", type=from_1, help="rounds of each training. Default: as in the run"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=from_1,
+        help="trainings of each coalition, each with another seed. Default: 3",
+    )
     parser.add_argument(
         "--participation",
         choices=get_args(Participation),
         default="drawn",
         help="with a sampler: each coalition draws cohorts of the run's size (default), or all its members train",
     )
-    without = "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt"
+    without = (
+        "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt"
+    )
     parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
-    joining = "a client that took no part, and its file or folder: what it would add to the others' model"
+    joining = (
+        "a client that took no part, and its file or folder: what it would add to the others' model"
+    )
     parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
     jobs = "trainings at once, each in a process of its own. Default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
@@ -291,14 +349,18 @@ def _check_options(options: Namespace) -> None:
     if options.without and options.joining:
         raise ConfigurationError("--with and --without are two questions: ask one after the other.")
     if options.backend and options.jobs:
-        raise ConfigurationError(f"--jobs and --backend {options.backend}: its workers are as many as it has.")
+        raise ConfigurationError(
+            f"--jobs and --backend {options.backend}: its workers are as many as it has."
+        )
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, rest = _parser().parse_known_args(list(args))
     _check_options(options)
-    without, joining, backend = (vars(options).pop(name) for name in ("without", "joining", "backend"))
+    without, joining, backend = (
+        vars(options).pop(name) for name in ("without", "joining", "backend")
+    )
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock:
         changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]

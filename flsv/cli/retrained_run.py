@@ -43,7 +43,13 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import has_accelerator, why_not_fork
-from flsv.utilities.supervisor import ChildFailed, by_workers, supervise, supervise_by_joblib, supervise_fresh
+from flsv.utilities.supervisor import (
+    ChildFailed,
+    by_workers,
+    supervise,
+    supervise_by_joblib,
+    supervise_fresh,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,9 @@ class Question:
         if self.mode is not None and self.metric is None:
             raise ConfigurationError(f"mode={self.mode!r} needs a logged value: add --metric NAME.")
         if self.metric == "per_class_accuracy":
-            raise ConfigurationError("metric='per_class_accuracy' has a number per class: use balanced_accuracy.")
+            raise ConfigurationError(
+                "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
+            )
 
     def answered_by(self, loop: FederatedLoop) -> Question:
         """Return a copy in which options that are None are taken from the metrics of ``loop``."""
@@ -135,7 +143,9 @@ def summarize(
         measure: Any = question.measure
         identity = cli.identity()
         _check_data(run, read_record(run / RECORD), identity, data.client_names)
-        check_draws(sampler_of(loop, question.participation), few_coalitions(data.num_clients, which))
+        check_draws(
+            sampler_of(loop, question.participation), few_coalitions(data.num_clients, which)
+        )
         draws = not isinstance(loop.config.sampler, FullParticipation)
         another_game = draws and question.participation == "all"
         warned.clear()
@@ -144,7 +154,9 @@ def summarize(
         by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
         settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
         settings |= {"participation": question.participation} if draws else {}
-        checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
+        checkpoint, why_not = (
+            (None, None) if changes or another_game else _checkpoint(run, cli, seed)
+        )
         return RunSummary(
             arguments=arguments,
             seed=seed,
@@ -165,7 +177,9 @@ def summarize(
         )
 
 
-def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
+def _check_data(
+    run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]
+) -> None:
     """Raise ConfigurationError unless the clients and their samples are the run's."""
     before = record["clients"]
     if [*names] != before:
@@ -183,12 +197,20 @@ def _changed_settings(run: Path, identity: Identity) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
     before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
-    return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
+    return [
+        text
+        for text in identity.other_settings(before, "{} instead of {}")
+        if text.split()[0] not in silent
+    ]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
-    found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
+    found = {
+        name: metric.performance
+        for name, metric in loop.metrics.items()
+        if hasattr(metric, "performance")
+    }
     named: dict[tuple[Any, str | None], None] = {}
     for by in (found | loop.contribution_metrics.performances).values():
         name = by if isinstance(by, str) else by.called
@@ -207,7 +229,10 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 def _judges_of(loop: FederatedLoop) -> Judges:
     """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
-    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.contribution_metrics.performances}
+    found = {
+        getattr(loop.metrics[name], "judges", "server")
+        for name in loop.contribution_metrics.performances
+    }
     return "clients" if found == {"clients"} else "server"
 
 
@@ -216,17 +241,27 @@ def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, s
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     try:
-        held: Any = torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
+        held: Any = (
+            torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
+        )
     except pickle.UnpicklingError:
-        return None, f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded"
-    if held["epoch"] + 1 != cli.trainer.max_epochs or held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:
+        return (
+            None,
+            f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded",
+        )
+    if (
+        held["epoch"] + 1 != cli.trainer.max_epochs
+        or held["callbacks"].get("FederatedLoop", {}).get("seed") != seed
+    ):
         return None, f"{told}it has no last.ckpt of its last round and this seed"
     return saved[-1], None
 
 
 def _majority(cli: FederatedCLI) -> float:
     """Return the fraction of the validation set's most frequent class."""
-    cli.trainer.strategy.connect(cli.model)  # the module's hooks may turn the loaders' batches into pairs (x, y)
+    cli.trainer.strategy.connect(
+        cli.model
+    )  # the module's hooks may turn the loaders' batches into pairs (x, y)
     labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
     return float(labels.bincount().max()) / len(labels)
 
@@ -242,7 +277,9 @@ def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
     return work_on(piece, federation, str(summary.folder), checkpoint, question.participation)
 
 
-def in_children(tasks: Any, jobs: int = 1, limit_s: float | None = None) -> Iterator[tuple[Any, Any]]:
+def in_children(
+    tasks: Any, jobs: int = 1, limit_s: float | None = None
+) -> Iterator[tuple[Any, Any]]:
     """Run ``tasks``, pairs of name and callable, in child processes, and return pairs of name and result.
 
     A backend named by ``joblib.parallel_config`` runs them on its workers instead.
@@ -262,13 +299,19 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def summarized_run(run: Path, overrides: Sequence[str], question: Question, which: Which) -> Iterator[RunSummary]:
+def summarized_run(
+    run: Path, overrides: Sequence[str], question: Question, which: Which
+) -> Iterator[RunSummary]:
     """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
-        task = partial(_answer_of, summarize, run, arguments, seed, question, which, bool(overrides))
+        task = partial(
+            _answer_of, summarize, run, arguments, seed, question, which, bool(overrides)
+        )
         ((_, summary),) = in_children([(None, task)])
         if isinstance(summary, ConfigurationError):
             raise summary
         if isinstance(summary, ChildFailed):
-            raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {summary}")
+            raise ConfigurationError(
+                f"{run}: the federation of its configuration cannot be made: {summary}"
+            )
         yield summary

@@ -34,7 +34,10 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
     with dealt_once(config, first, run) as file:
-        yield [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"], first
+        yield (
+            [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"],
+            first,
+        )
 
 
 def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
@@ -50,7 +53,9 @@ def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[lis
     """
     with own_folder(root) as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
-        kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
+        kept |= {
+            name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept
+        }
         file = folder / "federation.yaml"
         file.write_text(yaml.safe_dump(kept))
         yield ["--config", str(file)]
@@ -59,5 +64,8 @@ def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[lis
 def _with_seed(config: Any, seed: int) -> Any:
     """Replace every ``seed`` of a configuration that is None."""
     if isinstance(config, Mapping):
-        return {k: seed if k == "seed" and held is None else _with_seed(held, seed) for k, held in config.items()}
+        return {
+            k: seed if k == "seed" and held is None else _with_seed(held, seed)
+            for k, held in config.items()
+        }
     return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config

@@ -70,8 +70,14 @@ def value(
     out.mkdir(parents=True, exist_ok=True)
     names = data.client_names
     cells = {name: column.tolist() for name, column in valuation_columns(found).items()}
-    rounded = {name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]] for name in cells}
-    save_table(out / "valuation.csv", DataFrame({"client": range(len(names)), **rounded, "client_name": names}))
+    rounded = {
+        name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]]
+        for name in cells
+    }
+    save_table(
+        out / "valuation.csv",
+        DataFrame({"client": range(len(names)), **rounded, "client_name": names}),
+    )
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
             draw(found, names).savefig(out / f"{name}.png")
@@ -80,7 +86,11 @@ def value(
         own = out / "clients" / folders[client.id]
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
     if table:
-        target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
+        target = (
+            "the server's validation set"
+            if validation and server is not None
+            else "the clients' barycenter"
+        )
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
         shown = {name: numbers(column) for name, column in cells.items()}
         print_table(title, names, shown, shown_clients(found.shares, len(names)))
@@ -89,7 +99,11 @@ def value(
 
 def valuation_columns(found: Valuation) -> dict[str, Tensor]:
     """Return the columns of the valuation's table, ``{name: values [n]}``."""
-    columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
+    columns = {
+        "samples": found.samples + found.broken,
+        "distance": found.distances,
+        "share": found.shares,
+    }
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 

@@ -105,7 +105,9 @@ class FederationConfig:
             "metrics": dict(given.metrics or {}),
             "sampler": given.sampler or FullParticipation(),
             "uploads": tuple(given.uploads or ()),
-            "filters": with_finite_check([OutlierFilter()] if given.filters is None else given.filters),
+            "filters": with_finite_check(
+                [OutlierFilter()] if given.filters is None else given.filters
+            ),
             "local_epochs": _checked_epochs(given.local_epochs),
             "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
         }
@@ -120,7 +122,9 @@ class FederationConfig:
         check_collusion(self.uploads, self.personalizer)
         named_head(self.parts)
         for role, each in self.strategies.items():
-            if self.private and any([each.reports, each.evaluates, not getattr(each, "collaborates", True)]):
+            if self.private and any(
+                [each.reports, each.evaluates, not getattr(each, "collaborates", True)]
+            ):
                 raise ConfigurationError(
                     f"{role} {each!r} needs what clients tell beside their updates, or models that they keep, and "
                     f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
@@ -134,7 +138,9 @@ class FederationConfig:
     @property
     def strategies(self) -> Mapping[str, Strategy]:
         """Return the strategies that are set, ``{role: strategy}``, such as the aggregator."""
-        return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
+        return MappingProxyType(
+            {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
+        )
 
     def client_weights(self, num_samples: Tensor) -> Tensor:
         """Return the aggregation weights ``[n]`` of n clients: their numbers of samples, or ones."""
@@ -160,15 +166,26 @@ class FederationConfig:
     @property
     def text(self) -> str:
         """Describe the strategies, and other arguments that differ from their defaults."""
-        default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
+        default = {
+            "sampler": "FullParticipation()",
+            "local_epochs": 1,
+            "optimizer_state": "reset",
+            "share": "all",
+        }
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
-        shown = {n: v for n, v in given.items() if v not in (None, (), {}) and default.get(n) not in (v, repr(v))}
+        shown = {
+            n: v
+            for n, v in given.items()
+            if v not in (None, (), {}) and default.get(n) not in (v, repr(v))
+        }
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "strategies": {
+                role: strategy.state_dict() for role, strategy in self.strategies.items()
+            },
             "filters": {type(each).__name__: each.state_dict() for each in self.filters},
         }
 
@@ -202,7 +219,9 @@ class FederationConfig:
     @property
     def privacy(self) -> GaussianPrivacy | None:
         """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
-        return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
+        return next(
+            (upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None
+        )
 
     @property
     def private(self) -> bool:
@@ -224,8 +243,13 @@ def _checked_epochs(given: Any) -> Any:
     """Check the argument ``local_epochs``, and convert clients' names that YAML has read as numbers."""
     if isinstance(given, Mapping) and given:
         owner = "FederatedLoop(local_epochs)"
-        return {str(name): check_argument(owner, str(name), epochs, Count) for name, epochs in given.items()}
-    if isinstance(given, int) or (isinstance(given, str) and re.fullmatch(r"[1-9]\d{0,8} steps", given)):
+        return {
+            str(name): check_argument(owner, str(name), epochs, Count)
+            for name, epochs in given.items()
+        }
+    if isinstance(given, int) or (
+        isinstance(given, str) and re.fullmatch(r"[1-9]\d{0,8} steps", given)
+    ):
         return given
     raise ConfigurationError(
         f"FederatedLoop(local_epochs={given!r}): expected a number of passes, such numbers by the client's name, or a "
@@ -238,5 +262,7 @@ def named_head(parts: Iterable[Any]) -> str | None:
     named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
     if len(named) > 1:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
-        raise ConfigurationError(f"{who} name different heads of one module. Name one and the same.")
+        raise ConfigurationError(
+            f"{who} name different heads of one module. Name one and the same."
+        )
     return next(iter(named), None)

@@ -58,7 +58,10 @@ class Identity:
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
+        return {
+            **self.settings,
+            **{f"samples of {_holder(name)}": each for name, each in self.samples.items()},
+        }
 
     @property
     def key(self) -> str:
@@ -70,17 +73,30 @@ class Identity:
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
-        return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
+        return [
+            *self.other_settings(before),
+            *([f"other samples or labels for {who}"] if who else []),
+        ]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
         """Describe each setting that differs from ``other`` by the template ``words``."""
         here, there = self.settings, other.settings
-        pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
-        return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
+        pairs = {
+            name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}
+        }
+        return [
+            f"{name} {words.format(mine, theirs)}"
+            for name, (mine, theirs) in pairs.items()
+            if mine != theirs
+        ]
 
     def other_holders(self, other: Identity) -> str:
         """Name the clients, and the server, if their samples differ from ``other``."""
-        names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
+        names = [
+            n
+            for n in {**other.samples, **self.samples}
+            if self.samples.get(n) != other.samples.get(n)
+        ]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
         return " and ".join(who + [_holder("server")] * ("server" in names))
@@ -89,22 +105,33 @@ class Identity:
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Describe a federation's arguments that determine its results, ``{option: text}``."""
     held = {role: getattr(config, role) for role in ROLES}
-    held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
+    held |= {
+        "uploads": config.uploads,
+        "filters": [each for each in config.filters if not each.may_change],
+    }
     held |= {"optimizer_state": config.optimizer_state, "share": config.share}
     held |= {"evaluation.models": config.evaluation.models}
     settings = {f"federation.{name}": described(value) for name, value in held.items()}
-    return settings | {f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()}
+    return settings | {
+        f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()
+    }
 
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     """Return the identity of a training run, from its settings and data. A resumed run must have the same."""
-    facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
+    facts = {
+        **data.describe(),
+        "splits.max_samples": data.splits.max_samples,
+        "class_names": data.class_names,
+    }
     if "client_names" in facts:
         facts["client_names"] = data.client_names  # in place of the shortened list
     if isinstance(data.source, str):
         facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
     # A partitioner is given as its repr already.
-    texts = {name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()}
+    texts = {
+        name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()
+    }
     told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
     return Identity({**settings, **told}, sample_hashes(data))
 
@@ -125,7 +152,9 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
             if idle or value is None or (of_data and words[-1] == "root"):
                 continue
             # The same data in another folder are the same data: hashes of the samples compare them.
-            settings[name] = repr(PurePath(value).name if of_data and isinstance(value, str) else value)
+            settings[name] = repr(
+                PurePath(value).name if of_data and isinstance(value, str) else value
+            )
             if name.endswith("class_path") and (source := source_of(locate(str(value)))):
                 settings[f"{name}, its code"] = source
     return settings
@@ -134,9 +163,16 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 def source_of(made_by: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
     kinds = made_by.__mro__ if isinstance(made_by, type) else [made_by]
-    own = [kind for kind in kinds if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED]
+    own = [
+        kind
+        for kind in kinds
+        if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED
+    ]
     files = [inspect.getsourcefile(kind) for kind in own]
-    codes = [Path(f).read_text() if f and Path(f).is_file() else inspect.getsource(k) for k, f in zip(own, files)]
+    codes = [
+        Path(f).read_text() if f and Path(f).is_file() else inspect.getsource(k)
+        for k, f in zip(own, files)
+    ]
     return digest(codes).hex()[:12] if own else ""
 
 
@@ -149,20 +185,32 @@ def described(value: Any, depth: int = 4) -> str:
     kind = type(value)
     if isinstance(value, nn.Module) and not isinstance(value, Metric):
         return kind.__name__
-    plain = isinstance(value, type | partial | Tensor) or inspect.isroutine(value) or not hasattr(value, "__dict__")
+    plain = (
+        isinstance(value, type | partial | Tensor)
+        or inspect.isroutine(value)
+        or not hasattr(value, "__dict__")
+    )
     if plain or not depth:
         return _anywhere(repr(value))
     held = {name: getattr(value, name) for name in sorted(_made_with(value) - FREE)}
     if "seed" in held:
         held["seed"] = seed_or_default(held["seed"])  # None stands for the seed of seed_everything
-    shown = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
+    shown = [
+        f"{k.lstrip('_')}={described(v, depth - 1)}"
+        for k, v in held.items()
+        if not isinstance(v, Tensor)
+    ]
     return f"{kind.__name__}({', '.join(shown)})"
 
 
 def _made_with(value: Any) -> set[str]:
     """Return the names of the attributes that hold an object's constructor arguments."""
     names = {name for name in vars(value) if not name.startswith("_")}
-    names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
+    names |= {
+        f"_{name}"
+        for name in inspect.signature(type(value).__init__).parameters
+        if f"_{name}" in vars(value)
+    }
     if isinstance(value, Metric):
         names -= _OF_EVERY_METRIC | set(value._defaults)
     return names
@@ -174,7 +222,14 @@ def _anywhere(text: str) -> str:
 
 
 # Attributes that torchmetrics sets, and those that the federation sets.
-_OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "client_names", "class_counts"}
+_OF_EVERY_METRIC = {
+    *vars(SumMetric()),
+    "num_clients",
+    "num_classes",
+    "class_names",
+    "client_names",
+    "class_counts",
+}
 
 
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
@@ -211,10 +266,17 @@ def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
     """Return a run's hyper-parameters for loggers, as a flat dictionary."""
-    result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
+    result: dict[str, Any] = {
+        "local_epochs": config.local_epochs,
+        "optimizer_state": config.optimizer_state,
+    }
     result |= {"federation_seed": seed}
     result |= {} if config.share == "all" else {"share": described(config.share)}
     result |= {role: repr(strategy) for role, strategy in config.strategies.items()}
-    result |= {name: repr(list(parts)) for name in ("uploads", "filters") if (parts := getattr(config, name))}
+    result |= {
+        name: repr(list(parts))
+        for name in ("uploads", "filters")
+        if (parts := getattr(config, name))
+    }
     result |= {f"metric/{name}": repr(metric) for name, metric in metrics.items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}

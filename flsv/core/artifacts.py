@@ -32,7 +32,10 @@ def client_folders(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     for client, name in enumerate(names):
         # Replace path separators and characters that Windows refuses; no dot at either end.
-        plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
+        plain = (
+            re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .")
+            or f"client_{client}"
+        )
         unique = plain
         while unique.casefold() in taken or _OWN.fullmatch(unique):
             unique = f"{unique}_{client}"
@@ -54,7 +57,9 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figure] = {}
     for name, draw in kept.items():
-        plain_name(name, "picture")  # checked again: other code of the client may have written to its memory
+        plain_name(
+            name, "picture"
+        )  # checked again: other code of the client may have written to its memory
         with drawing(f"{folder / name}.png"):
             figure = draw()
             if isinstance(figure, str):

@@ -55,7 +55,14 @@ class Channel:
         self.messages: list[Message] = []
         self._muted = False
 
-    def send(self, client: int, direction: Direction, name: str, content: Any, traffic: Traffic | None = None) -> None:
+    def send(
+        self,
+        client: int,
+        direction: Direction,
+        name: str,
+        content: Any,
+        traffic: Traffic | None = None,
+    ) -> None:
         """Count a message.
 
         Args:
@@ -75,13 +82,18 @@ class Channel:
 
     def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
         """Remove this round's messages except the ``first`` earliest. Return them for :meth:`prepend`."""
-        plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
+        plain = [
+            (each.client, each.direction, each.name, *each.traffic)
+            for each in self.messages[first:]
+        ]
         del self.messages[first:]
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
         """Insert the messages that :meth:`pop_since` returned before this round's others."""
-        self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
+        self.messages[:0] = [
+            Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain
+        ]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -95,12 +107,16 @@ class Channel:
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
-        return torch.tensor([totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long)
+        return torch.tensor(
+            [totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long
+        )
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
-        return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
+        return torch.tensor(
+            [totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64
+        )
 
     def names(self) -> set[tuple[Direction, str]]:
         """Return the set of ``(direction, name)`` of this round's messages."""
@@ -167,11 +183,17 @@ class Client:
     """
 
     def __init__(
-        self, id: int, data: LocalData, channel: Channel | None = None, owners: ClientPlacement | None = None
+        self,
+        id: int,
+        data: LocalData,
+        channel: Channel | None = None,
+        owners: ClientPlacement | None = None,
     ) -> None:
         self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
-    def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(
+        self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer.
 
         Tensors in the arguments are counted as sent down, those in the answer as sent up. Settings that both sides know
@@ -195,7 +217,9 @@ class Client:
             with opened(self.__data):
                 answer = question(self.__data, *args, **kwargs)
         elif owners.conversing:
-            raise RuntimeError(f"client {self.id} was asked {_name(question)!r} within a conversation with another.")
+            raise RuntimeError(
+                f"client {self.id} was asked {_name(question)!r} within a conversation with another."
+            )
         if owners is not None and not owners.conversing:
             answer = owners.ranks.broadcast(
                 owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"

@@ -33,7 +33,9 @@ class Prefixed(MutableMapping[str, Tensor]):
         del self._state[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name[len(self._prefix) :] for name in self._state if name.startswith(self._prefix)])
+        return iter(
+            [name[len(self._prefix) :] for name in self._state if name.startswith(self._prefix)]
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -65,7 +67,9 @@ def no_model(_: Any) -> Any:
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
+    raise ConfigurationError(
+        f"models are not measured by {performance!r} here: only a client of a fit knows it."
+    )
 
 
 class LocalData:
@@ -183,7 +187,11 @@ class LocalData:
         return Prefixed(self.state, "module.")
 
     def set_models(
-        self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
+        self,
+        start: Tensor | None,
+        model: Tensor | None,
+        sent: Tensor | None = None,
+        tell: Tell | None = None,
     ) -> None:
         """Set this round's initial, trained and sent models ``[P]``, and the attack ``tell`` on the numbers that this
         client reports."""
@@ -200,7 +208,9 @@ class LocalData:
     def told(self, name: str, value: Tensor) -> Tensor:
         """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
         self._check()
-        return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
+        return (
+            value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
+        )
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
         """Return all m samples of a split in a fixed order. They are x ``[m, ...]`` and the client's own labels y
@@ -214,8 +224,12 @@ class LocalData:
         if not batches:
             raise ConfigurationError(f"{self._name} has no {split} samples.")
         if not all(isinstance(part, Tensor) for batch in batches for part in batch[:2]):
-            raise ConfigurationError(f"the {split} batches of {self._name} are not pairs of tensors (x, y).")
-        return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+            raise ConfigurationError(
+                f"the {split} batches of {self._name} are not pairs of tensors (x, y)."
+            )
+        return torch.cat([batch[0] for batch in batches]), torch.cat(
+            [batch[1] for batch in batches]
+        )
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
         """Return an iterable over the client's training batches, shuffled, as ``training_step`` gets them."""
@@ -239,7 +253,9 @@ class LocalData:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
         return self._evaluators[split, None]
 
-    def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
+    def utility(
+        self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val"
+    ) -> Tensor:
         """Compute the utilities (more is better) of models on a split of this participant's samples.
 
         Args:

@@ -29,12 +29,20 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
     """Allocate an uninitialized tensor ``[count, P]`` like the model ``like [P]``. If memory does not suffice, it is a
     memory-mapped file in ``folder``."""
     size = count * like.numel() * like.element_size()
-    if like.device.type != "cpu" or not hasattr(os, "posix_fallocate") or size <= LARGE * memory_bytes():
+    if (
+        like.device.type != "cpu"
+        or not hasattr(os, "posix_fallocate")
+        or size <= LARGE * memory_bytes()
+    ):
         return like.new_empty(count, like.numel())
-    with tempfile.NamedTemporaryFile(dir=folder if os.path.isdir(folder) else None, prefix=".flsv-cohort-") as file:
+    with tempfile.NamedTemporaryFile(
+        dir=folder if os.path.isdir(folder) else None, prefix=".flsv-cohort-"
+    ) as file:
         # Allocate all blocks now: writing into a sparse file on a full disk would kill the process by a signal.
         os.posix_fallocate(file.fileno(), 0, size)
-        return torch.from_file(file.name, shared=True, size=count * like.numel(), dtype=like.dtype).view(count, -1)
+        return torch.from_file(
+            file.name, shared=True, size=count * like.numel(), dtype=like.dtype
+        ).view(count, -1)
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -75,19 +83,25 @@ class ClientMatrix:
         [[1.0, 3.0], [3.0, 13.0]]
     """
 
-    def __init__(self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None) -> None:
+    def __init__(
+        self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None
+    ) -> None:
         self.rows, self.starts = rows, starts
         first = starts[0] if len(starts) else None
         self._common = first if all(start is first for start in starts) else None
         if block_bytes is None:
             block_bytes = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
-            if self._common is None:  # rows are processed one by one, in pieces large enough for one call
+            if (
+                self._common is None
+            ):  # rows are processed one by one, in pieces large enough for one call
                 block_bytes = max(block_bytes, len(rows) * rows.element_size() * LEAST_PIECE)
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""
-        part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
+        part = ClientMatrix(
+            self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes
+        )
         part._common = None if self._common is None else self._common[:end]
         return part
 
@@ -104,7 +118,9 @@ class ClientMatrix:
         """Compute a slice of the k clients' updates, ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
-        return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
+        return torch.stack(
+            [row[columns] - start[columns] for row, start in zip(self.rows, self.starts)]
+        )
 
     def update(self, client: int) -> Tensor:
         """Compute the update ``[P]`` of the client in row ``client``, a new tensor."""
@@ -130,7 +146,9 @@ class ClientMatrix:
         # No square overflows.
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
-        return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
+        return torch.cat(
+            [distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)]
+        )
 
     def gram(self, end: int | None = None) -> Tensor:
         """Compute all inner products of two updates over the first ``end`` entries, float64 ``[k, k]``."""

@@ -95,20 +95,33 @@ class ParameterSpace:
         everything = dict(_float_state(module))
         _check_values(everything)
         self._floating = frozenset(everything)
-        matching = {name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)}
+        matching = {
+            name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)
+        }
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self.kept_names = tuple(n for n in self.private_names if n in kept)
-        self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
+        self._private, self._constant = (
+            frozenset(self.private_names),
+            frozenset(self.constant_names),
+        )
         apart = self._private | self._constant
         rest = {n: t for n, t in everything.items() if n not in apart}
-        self.non_finite_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self.non_finite_names = tuple(
+            n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all()
+        )
         self._excluded = self._private.union(self._constant, self.non_finite_names)
-        tensors = {name: tensor for name, tensor in rest.items() if name not in self.non_finite_names}
+        tensors = {
+            name: tensor for name, tensor in rest.items() if name not in self.non_finite_names
+        }
         if self._excluded and not tensors:
-            raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
+            raise ConfigurationError(
+                f"private={list(private)} leaves nothing of the module to share."
+            )
         if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
+            raise ConfigurationError(
+                f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged."
+            )
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
@@ -116,7 +129,9 @@ class ParameterSpace:
         self._num_parameter_tensors = sum(name in tensors for name, _ in module.named_parameters())
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
-        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
+        self.dtype = reduce(
+            torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32
+        )
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
@@ -124,7 +139,9 @@ class ParameterSpace:
         """Copy the module's state into ``out [P]``, by default a new vector, and return it."""
         tensors = self._shared(module)
         if out is None:
-            out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
+            out = torch.empty(
+                self.size, dtype=self.dtype, device=tensors[0].device if tensors else None
+            )
         torch._foreach_copy_(list(self._views(out)), [tensor.detach() for tensor in tensors])
         return out
 
@@ -132,7 +149,9 @@ class ParameterSpace:
     def write(self, module: nn.Module, vector: Tensor) -> None:
         """Copy a vector of length :attr:`size` into the module's parameters and buffers, in place."""
         if vector.shape != (self.size,):
-            raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
+            raise ValueError(
+                f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}."
+            )
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
@@ -155,7 +174,9 @@ class ParameterSpace:
         """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
-        return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
+        return {
+            n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private
+        }
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -169,11 +190,19 @@ class ParameterSpace:
         """Return the parameters of ``module`` that are in :attr:`constant_names`, ``{name: parameter}``."""
         if not self._constant:
             return {}
-        return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
+        return {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if name in self._constant
+        }
 
     def described(self) -> dict[str, str]:
         """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
-        parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
+        parts = {
+            "shared": self.names,
+            "private": self.private_names,
+            "constant": self.constant_names,
+        }
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
             for part, names in parts.items()
@@ -189,9 +218,16 @@ class ParameterSpace:
         """Split vectors ``[..., length]`` into views ``{name: tensor [..., *shape]}``. The length is :attr:`size`, or
         :attr:`num_parameters` for parameters only.
         """
-        sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
+        sizes = (
+            self._sizes
+            if vector.shape[-1] == self.size
+            else self._sizes[: self._num_parameter_tensors]
+        )
         parts = vector.split(sizes, dim=-1)
-        return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
+        return {
+            n: p.unflatten(-1, s) if s else p.squeeze(-1)
+            for n, p, s in zip(self.names, parts, self.shapes)
+        }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
@@ -206,7 +242,9 @@ class ParameterSpace:
         if name is None:
             return None
         known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
-        weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
+        weight, bias = (
+            known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias")
+        )
         if weight in self._excluded:
             self.unshared_head = name
             return None
@@ -255,7 +293,11 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
             f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
             "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
         )
-    broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
+    broken = [
+        name
+        for name, tensor in state.items()
+        if tensor.requires_grad and not tensor.isfinite().all()
+    ]
     if broken:
         raise ConfigurationError(
             f"the parameters {broken} hold NaN or infinite values before training starts: initialize them, or set "
@@ -280,7 +322,9 @@ def check_share(share: Any) -> None:
     """Check the type of the argument ``FederatedLoop(share=...)``."""
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
-        isinstance(words, list | tuple) and words and all(isinstance(word, str) and word.strip("!") for word in words)
+        isinstance(words, list | tuple)
+        and words
+        and all(isinstance(word, str) and word.strip("!") for word in words)
     ):
         raise ConfigurationError(
             f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
@@ -318,7 +362,9 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
             else:
                 shared, excluded = shared | named, excluded - named
     if not shared & {name for name, tensor in state.items() if tensor.is_floating_point()}:
-        raise ConfigurationError(f"FederatedLoop(share={share!r}) leaves nothing of the module to share.")
+        raise ConfigurationError(
+            f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
+        )
     rest = state.keys() - shared
     constant = (rest & frozen) - excluded
     return Sharing(rest - constant, constant)
@@ -336,8 +382,14 @@ def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -
             f"validation, tests and checkpoints of the global model use their initial values.{hint}",
             stacklevel=2,
         )
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad} & set(space.names)
-    pairs = [name for name in sorted(trained) if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained]
+    trained = {
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    } & set(space.names)
+    pairs = [
+        name
+        for name in sorted(trained)
+        if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained
+    ]
     if pairs:
         warnings.warn(
             f"LoRA's A and B are averaged one by one ({listed(pairs, 3, repr)}), and the product of averages is not "
@@ -356,7 +408,11 @@ def _named(
     if word == "trainable":  # of a module that is frozen as a whole, nothing
         return state.keys() - frozen if len(frozen) < sum(1 for _ in module.parameters()) else ()
     if word == "norm":
-        norms = [each for each in module.modules() if any(_NORMALISES.search(k.__name__) for k in type(each).__mro__)]
+        norms = [
+            each
+            for each in module.modules()
+            if any(_NORMALISES.search(k.__name__) for k in type(each).__mro__)
+        ]
         return _held_by(norms, state)
     if word == "head":
         found = head_name(module, head)
@@ -366,5 +422,10 @@ def _named(
 
 def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
     """Return the names in ``state`` of the layers' own parameters and buffers."""
-    own = {id(t) for layer in layers for part in (layer._parameters, layer._buffers) for t in part.values()}
+    own = {
+        id(t)
+        for layer in layers
+        for part in (layer._parameters, layer._buffers)
+        for t in part.values()
+    }
     return [name for name, tensor in state.items() if id(tensor) in own]

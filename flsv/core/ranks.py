@@ -45,7 +45,9 @@ class Ranks:
 ALONE = Ranks()
 
 
-def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
+def balance_load(
+    costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None
+) -> list[int]:
     """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy.
     ``fixed``: tasks assigned already, ``{task: worker}``."""
     given, loads = dict(fixed or {}), [0.0] * size
@@ -105,7 +107,9 @@ class ClientPlacement:
 
     def deal(self, cohort: Sequence[int]) -> None:
         """Assign a round's cohort to the ranks anew, except :attr:`bound` clients."""
-        fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
+        fixed = {
+            place: self[client] for place, client in enumerate(cohort) if client in self._bound
+        }
         owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):
             self._owners[client] = owner

@@ -167,7 +167,11 @@ class Round:
         This is a second matrix of the size of ``client_vectors``.
         """
         starts = self.matrix.starts
-        return None if all(start is self.global_vector for start in starts) else torch.stack(list(starts))
+        return (
+            None
+            if all(start is self.global_vector for start in starts)
+            else torch.stack(list(starts))
+        )
 
     @cached_property
     def client_updates(self) -> Tensor:
@@ -254,8 +258,12 @@ class Round:
         """
         if self.space.head is None:
             if self.space.unshared_head is not None:
-                raise ConfigurationError(f"the classifier head {self.space.unshared_head!r} is not shared.")
-            raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
+                raise ConfigurationError(
+                    f"the classifier head {self.space.unshared_head!r} is not shared."
+                )
+            raise ConfigurationError(
+                "the module has no linear layer, so it has no classifier head."
+            )
         return self.space.head
 
     def combine(self, weights: Tensor) -> Tensor:
@@ -275,7 +283,9 @@ class Round:
         total, cut = weights.sum(), self.space.num_parameters
         result = weights @ self.client_vectors
         # In blocks, to save a second vector; not the blocks of `matrix`, which asks clients for their start points.
-        width = (CPU_BLOCK_BYTES if result.device.type == "cpu" else BLOCK_BYTES) // result.element_size()
+        width = (
+            CPU_BLOCK_BYTES if result.device.type == "cpu" else BLOCK_BYTES
+        ) // result.element_size()
         for moved, before in zip(result[:cut].split(width), self.global_vector[:cut].split(width)):
             moved += (1 - total) * before
         if cut < self.space.size:
@@ -310,7 +320,11 @@ class Round:
         """Return a copy of this round without the :attr:`unmeasured` clients, for metrics."""
         if not self.unmeasured:
             return self
-        rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
+        rows = [
+            row
+            for row, client in enumerate(on_host(self.client_ids))
+            if client not in self.unmeasured
+        ]
 
         def of(values: Any) -> Any:
             return None if values is None else values[rows]
@@ -331,7 +345,9 @@ class Round:
         """Return the K coalitions for which models are trained, bool ``[K, n]``."""
         # The empty and the full coalition are among them.
         if self.trained is None:
-            raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
+            raise RuntimeError(
+                "no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained."
+            )
         return self.trained.masks
 
     @cached_property
@@ -377,13 +393,17 @@ class Round:
 
     def _with(self, **changes: Any) -> Round:
         later = replace(self, **changes)
-        later.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
+        later.__dict__.update(
+            {name: self.__dict__[name] for name in _DERIVED if name in self.__dict__}
+        )
         return later
 
     @property
     def _games(self) -> Any:
         if self.games is None:
-            raise RuntimeError("this round has no coalition games: there is no validation set to play them on.")
+            raise RuntimeError(
+                "this round has no coalition games: there is no validation set to play them on."
+            )
         return self.games
 
     @property
@@ -416,7 +436,18 @@ _DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cac
 _PER_CLIENT = (
     "client_ids", "num_samples", "client_vectors", "losses", "num_steps", "aggregation_weights", "peer_values",
 )  # fmt: skip
-_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
+_INTERNAL = {
+    "space",
+    "seed",
+    "chances",
+    "games",
+    "channel",
+    "starts",
+    "reports",
+    "left_out",
+    "unmeasured",
+    "trained",
+}
 #: The names that a metric's ``update`` may take as arguments.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

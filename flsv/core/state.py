@@ -122,7 +122,9 @@ class FederationState:
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
         self.weights = torch.full((self.num_clients,), float("nan"))
-        self.weights[ids] = torch.tensor(on_host(round.aggregation_weights), dtype=self.weights.dtype)
+        self.weights[ids] = torch.tensor(
+            on_host(round.aggregation_weights), dtype=self.weights.dtype
+        )
         self.participations[ids] += 1
         self.updates_received[list(senders)] += 1
         self.global_vector = round.server_vector
@@ -142,7 +144,9 @@ class FederationState:
                 known.update(last=self.round_index, times=known["times"] + 1)
                 return
         index = self.round_index
-        self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
+        self.incidents.append(
+            {"client": client, "what": what, "first": index, "last": index, "times": 1}
+        )
 
     def to(self, device: torch.device) -> None:
         """Move the models in ``starts`` and ``trained`` to a device."""
@@ -157,7 +161,9 @@ class FederationState:
         vars(self).update({name: _copied(state[name]) for name in self._saved()})
 
     def _saved(self) -> list[str]:
-        return [each.name for each in fields(self) if each.name not in ("num_clients", "global_vector")]
+        return [
+            each.name for each in fields(self) if each.name not in ("num_clients", "global_vector")
+        ]
 
 
 def _copied(value: Any) -> Any:

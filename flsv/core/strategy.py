@@ -139,7 +139,9 @@ class Strategy(Component):
     def bind_evaluator(self, games: Any) -> None:
         """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics evaluate models."""
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
+    def send(
+        self, client: int, start: Tensor | None, state: FederationState
+    ) -> Mapping[str, Tensor]:
         """Return the tensors that the server sends a client beside its initial model.
 
         Args:

@@ -3,7 +3,13 @@
 No code in this package reads a model.
 """
 
-from flsv.data.corruption import ClientChoice, ClosedSetLabelNoise, Corruption, GaussianNoise, OpenSetLabelNoise
+from flsv.data.corruption import (
+    ClientChoice,
+    ClosedSetLabelNoise,
+    Corruption,
+    GaussianNoise,
+    OpenSetLabelNoise,
+)
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition import (

@@ -43,11 +43,18 @@ def _hash_of(dataset: Any, indices: Tensor) -> str:
     if tensors is not None and rows is not None:
         return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
     while type(dataset) is Subset:
-        dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
+        dataset, indices = (
+            dataset.dataset,
+            torch.as_tensor(dataset.indices, dtype=torch.long)[indices],
+        )
     found = _of_files(dataset, indices)
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # A memory-mapped file may be larger than the memory.
-        if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
+        if (
+            _is_numbers(held)
+            and not isinstance(held, np.memmap)
+            and held.shape[:1] == (len(dataset),)
+        ):
             found += [name, torch.as_tensor(held)[indices]]
     return digest([*found, _read(dataset, int(indices[0])) if len(indices) else b""]).hex()
 
@@ -62,11 +69,16 @@ def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
     sizes = [file.stat().st_size for file in files]
     # Not the whole path: the same data in another folder are the same.
     names = [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
-    return [*names, *(sha256(file.read_bytes()).digest() for file in files if sum(sizes) < FILE_BYTES)]
+    return [
+        *names,
+        *(sha256(file.read_bytes()).digest() for file in files if sum(sizes) < FILE_BYTES),
+    ]
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+    return isinstance(value, Tensor) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    )
 
 
 def _read(dataset: Any, index: int) -> bytes:
@@ -82,7 +94,9 @@ def _read(dataset: Any, index: int) -> bytes:
             except Exception:
                 return b""  # training raises an error that names the sample
         known = [leaf for leaf in leaves if isinstance(leaf, _PLAIN) or _is_numbers(leaf)]
-        twice.append(digest([torch.as_tensor(leaf) if _is_numbers(leaf) else leaf for leaf in known]))
+        twice.append(
+            digest([torch.as_tensor(leaf) if _is_numbers(leaf) else leaf for leaf in known])
+        )
     return twice[0] if twice[0] == twice[1] else b""
 
 
@@ -101,7 +115,11 @@ def loader_rows(loaders: Any) -> int | None:
     """Count the samples that one or several loaders read. Return None if a loader has no length."""
     rows = 0
     for loader in each_loader(loaders):
-        held: Any = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
+        held: Any = (
+            loader.indices
+            if isinstance(loader, TensorBatches)
+            else getattr(loader, "dataset", None)
+        )
         if not hasattr(held, "__len__"):
             return None
         rows += len(held)
@@ -115,24 +133,37 @@ def not_finite(dataset: Dataset) -> Tensor:
     """
     tensors, rows = tensors_of(dataset, None)
     held = tensors or ()
-    inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
+    inputs = [
+        tensor
+        for tensor in held[: max(1, len(held) - 1)]
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
     if not inputs or not len(inputs[0]):
         return torch.empty(0, dtype=torch.long)
     # A few rows at a time: isfinite needs several times the memory of its argument.
     finite = torch.ones(len(inputs[0]), dtype=torch.bool)
     for x in inputs:
-        finite &= torch.cat([torch.isfinite(some).reshape(len(some), -1).all(1).cpu() for some in x.split(_ROWS)])
+        finite &= torch.cat(
+            [torch.isfinite(some).reshape(len(some), -1).all(1).cpu() for some in x.split(_ROWS)]
+        )
     return (~(finite if rows is None else finite[rows])).nonzero().flatten()
 
 
-def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
+def check_inputs(
+    train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]
+) -> None:
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}
     for client, parts in enumerate(splits.clients):
-        sets |= {f"{client_called(client, splits.names)}'s {name} set": parts[name] for name in ("val", "test")}
+        sets |= {
+            f"{client_called(client, splits.names)}'s {name} set": parts[name]
+            for name in ("val", "test")
+        }
     found = {name: rows[torch.isin(rows, broken)] for name, rows in sets.items()}
-    found |= {f"the {name} data": not_finite(data) for name, data in held_out.items() if data is not None}
+    found |= {
+        f"the {name} data": not_finite(data) for name, data in held_out.items() if data is not None
+    }
     for name, rows in found.items():
         if len(rows):
             raise ConfigurationError(

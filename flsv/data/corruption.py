@@ -59,7 +59,10 @@ class ClientChoice(ValidatedArguments):
 
     rules: ClassVar[Rules] = (
         (lambda a: a.clients is None or a.fraction is None, "set clients or fraction, not both."),
-        (lambda a: a.clients is None or len({*a.clients}) == len(a.clients), "expected different clients."),
+        (
+            lambda a: a.clients is None or len({*a.clients}) == len(a.clients),
+            "expected different clients.",
+        ),
     )
 
     def __init__(
@@ -124,7 +127,9 @@ class Corruption(ClientChoice, ABC):
     needs_classes: bool = True
 
     @abstractmethod
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Return one client's training samples after the corruption, in the same number and order.
 
         Args:
@@ -134,7 +139,9 @@ class Corruption(ClientChoice, ABC):
             generator: CPU generator, seeded for this corruption and this client.
         """
 
-    def __call__(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Call :meth:`corrupt` and convert its results to the types of the inputs."""
         new_x, new_y = self.corrupt(x, y, num_classes, generator)
         return new_x.to(x.dtype), new_y.to(y.dtype)
@@ -187,9 +194,13 @@ class GaussianNoise(Corruption):
         self.sample_rate = sample_rate
         self.pixel_rate = pixel_rate
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
-            raise ConfigurationError(f"{self!r} needs floating-point inputs, and these are {x.dtype}.")
+            raise ConfigurationError(
+                f"{self!r} needs floating-point inputs, and these are {x.dtype}."
+            )
         noisy = draw_share(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std
         if self.pixel_rate < 1:
@@ -238,7 +249,9 @@ class ClosedSetLabelNoise(Corruption):
         self.rate = rate
         self.to = to
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
             raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label.")
         flipped = draw_share(len(y), self.rate, generator)
@@ -286,8 +299,12 @@ class OpenSetLabelNoise(Corruption):
         self.unknown_classes = sorted({*unknown_classes})
         self.to = to
 
-    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        known = torch.tensor([label for label in range(num_classes) if label not in self.unknown_classes])
+    def corrupt(
+        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        known = torch.tensor(
+            [label for label in range(num_classes) if label not in self.unknown_classes]
+        )
         if self.unknown_classes[-1] >= num_classes or len(known) == 0:
             raise ConfigurationError(
                 f"{self!r}: the data have the classes 0 .. {num_classes - 1}, and at least one of them must stay known."

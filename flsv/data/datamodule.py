@@ -131,32 +131,55 @@ class FederatedDataModule(FederationView):
     ) -> None:
         super().__init__()
         check = partial(check_argument, type(self).__name__)
-        for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
+        for name, value, kind in (
+            ("splits", splits, Splits),
+            ("files", files, Files),
+            ("loader", loader, Loader),
+        ):
             check(name, value, kind)
         batch_size = check("batch_size", batch_size, Count | None)
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
-        if columns is not None and (isinstance(source, L.LightningDataModule) or not isinstance(labels, str)):
-            raise ConfigurationError("columns needs a table, no data module, and labels, the column to predict.")
+        if columns is not None and (
+            isinstance(source, L.LightningDataModule) or not isinstance(labels, str)
+        ):
+            raise ConfigurationError(
+                "columns needs a table, no data module, and labels, the column to predict."
+            )
         label, group = (each if isinstance(each, str) else None for each in (labels, groups))
         self._reading = Reading(files, label, group, as_columns(columns), pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
-        self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-            raise ConfigurationError("clients: expected data of at least 2 clients by name, and no source or groups.")
+        self._source_name = (
+            source_name(source) if clients is None else f"{len(clients)} clients' data"
+        )
+        if clients is not None and (
+            len(clients) < 2 or source_name(source) != "digits" or groups is not None
+        ):
+            raise ConfigurationError(
+                "clients: expected data of at least 2 clients by name, and no source or groups."
+            )
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
-        self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
-        self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
+        self._undecided = (
+            partitioner is None
+            and not by_client
+            and isinstance(source, str)
+            and not known_as(source)
+        )
+        self.partitioner = partitioner or (
+            GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
+        )
         check("partitioner", self.partitioner, Partitioner)
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
             check("corruptions", corruption, Corruption)
             if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-                raise ConfigurationError(f"{corruption!r} needs data sets, (train, test), not a data module's loaders.")
+                raise ConfigurationError(
+                    f"{corruption!r} needs data sets, (train, test), not a data module's loaders."
+                )
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -189,7 +212,9 @@ class FederatedDataModule(FederationView):
 
     def __repr__(self) -> str:
         made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        return made if self._dealt is None else f"{made}: {self.num_samples.tolist()} training samples"
+        return (
+            made if self._dealt is None else f"{made}: {self.num_samples.tolist()} training samples"
+        )
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
@@ -258,7 +283,9 @@ class FederatedDataModule(FederationView):
             ConfigurationError: the data cannot be read, or have other classes, or a data module is wrapped.
         """
         self.setup("fit")
-        source = open_source(self.source, self._reading, self._held_out, self._clients, {name: given})
+        source = open_source(
+            self.source, self._reading, self._held_out, self._clients, {name: given}
+        )
         self._dealt = with_client(self._data, source, name, self.loader, self.labels)
 
     def teardown(self, stage: str) -> None:
@@ -304,7 +331,9 @@ class FederatedDataModule(FederationView):
             return self._module.test_dataloader()
         test = self._data.test
         if test is None:
-            raise ConfigurationError(f"{self._source_name} has no test data: set test=, or source=(train, test).")
+            raise ConfigurationError(
+                f"{self._source_name} has no test data: set test=, or source=(train, test)."
+            )
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
@@ -324,7 +353,9 @@ class FederatedDataModule(FederationView):
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
         if self._dealt is not None and size is not None:
-            self._dealt = replace(self._dealt, train_options={**self._dealt.train_options, "batch_size": size})
+            self._dealt = replace(
+                self._dealt, train_options={**self._dealt.train_options, "batch_size": size}
+            )
         self._batch_size = size
 
     @property
@@ -338,4 +369,8 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 def _name(given: Any) -> Any:
     """Convert a column's name, a text or a number, to text. Return any other argument unchanged."""
-    return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
+    return (
+        str(given).strip()
+        if isinstance(given, Integral | str) and not isinstance(given, bool)
+        else given
+    )

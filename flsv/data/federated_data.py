@@ -17,7 +17,13 @@ from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
-from flsv.data.partition import FederatedSplits, Partitioner, Splits, partition_counts, split_federation
+from flsv.data.partition import (
+    FederatedSplits,
+    Partitioner,
+    Splits,
+    partition_counts,
+    split_federation,
+)
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.sources.columns import ColumnCard
 from flsv.utilities.errors import ConfigurationError, listed
@@ -80,10 +86,14 @@ class FederatedData:
         if isinstance(val, TensorBatches):
             here = val.tensors is self.tensors()
             val = copy(val)
-            val.tensors = data.tensors if here else tuple(tensor.to(device) for tensor in val.tensors)
+            val.tensors = (
+                data.tensors if here else tuple(tensor.to(device) for tensor in val.tensors)
+            )
         return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
 
-    def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
+    def eval_loader(
+        self, dataset: Dataset, indices: Tensor | None = None
+    ) -> TensorBatches | DataLoader:
         """Return a loader of evaluation batches in order, of the samples ``indices`` (None: all)."""
         return make_loader(dataset, indices, **self.eval_options)
 
@@ -102,28 +112,40 @@ def partition_data(
 ) -> FederatedData:
     """Partition a source's samples among server and clients, and find classes and loader options."""
     dealing: list[Any] = [partitioner, *corruptions]
-    asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
+    asking = [part for part in dealing if part.needs_classes] + (
+        [options.detector] if options.detector else []
+    )
     held_out = {"validation": source.val, "test": source.test}
-    classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
+    classes = find_classes(
+        source.train, source.class_names, held_out, None if source.labeled else labels, asking
+    )
     if pos_label is not None:
         check_positive(classes.names, pos_label)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
-        source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
-    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
+        source = replace(
+            source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns
+        )
+    unknown = torch.tensor(
+        [label for each in corruptions for label in each.unknown_classes], dtype=torch.long
+    )
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options, source.draws)
     source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
-    train, noisy, differs = _corrupted(source.train, classes, splits, corruptions, train_options.get("collate_fn"))
+    train, noisy, differs = _corrupted(
+        source.train, classes, splits, corruptions, train_options.get("collate_fn")
+    )
     val: Any = source.val_loaders
     if source.val is not None or len(splits.server_val):
         own = (train, splits.server_val) if source.val is None else (source.val,)
         val = make_loader(*own, **eval_options)
     classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity, source.draws)
-    return FederatedData(train, val, source.test, splits, classes, train_options, eval_options, differs, *also)
+    return FederatedData(
+        train, val, source.test, splits, classes, train_options, eval_options, differs, *also
+    )
 
 
 def _as_read(
@@ -136,7 +158,10 @@ def _as_read(
         workers = train_options.get("num_workers", 0)
         train = preload(source.train, train_options.pop("collate_fn", None), workers)
         collate_fn = eval_options.pop("collate_fn", None)
-        held = [None if part is None else preload(part, collate_fn, workers) for part in (source.val, source.test)]
+        held = [
+            None if part is None else preload(part, collate_fn, workers)
+            for part in (source.val, source.test)
+        ]
         source = replace(source, train=train, val=held[0], test=held[1])
     train_options["batch_size"] = batch_size or train_options["batch_size"]
     tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
@@ -160,7 +185,14 @@ def _split(
     options = replace(options, server_val=0.0) if has_val else options
     pool = torch.arange(len(classes.labels)) if source.indices is None else source.indices
     splits = split_federation(
-        classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
+        classes.labels,
+        len(classes.names),
+        numbers,
+        pool,
+        partitioner,
+        options,
+        names,
+        source.clients,
     )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError(
@@ -175,7 +207,9 @@ def _split(
     return splits
 
 
-def with_client(data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any) -> FederatedData:
+def with_client(
+    data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any
+) -> FederatedData:
     """Add a last client, with the last samples of ``source`` for training.
 
     The other clients' samples do not change. Means and categories of a table stay those of the other clients.
@@ -195,8 +229,12 @@ def with_client(data: FederatedData, source: SourceData, name: str, loader: Load
         source = source.fitted([client["train"] for client in data.splits.clients])
     found = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
     if name in data.client_names:
-        raise ConfigurationError(f"there is a client {name!r} already: give the one that joins another name.")
-    if (source.class_names and source.class_names != known) or int(found.labels.max()) >= len(known):
+        raise ConfigurationError(
+            f"there is a client {name!r} already: give the one that joins another name."
+        )
+    if (source.class_names and source.class_names != known) or int(found.labels.max()) >= len(
+        known
+    ):
         raise ConfigurationError(
             f"{name!r} cannot join, since the classes would be {listed(found.names, show=repr)} in place of "
             f"{listed(known, show=repr)}. Give it no other classes, and the federation its pos_label."
@@ -206,9 +244,13 @@ def with_client(data: FederatedData, source: SourceData, name: str, loader: Load
     if loader.preload:
         new = preload(new, data.train_options.get("collate_fn"), loader.num_workers or 0)
     same = (~data.differs).nonzero().flatten()
-    (before, first), (after, then) = (tensors_of(Subset(each, same.tolist()), None) for each in (data.train, whole))
+    (before, first), (after, then) = (
+        tensors_of(Subset(each, same.tolist()), None) for each in (data.train, whole)
+    )
     if before and after and not all(torch.equal(x[first], y[then]) for x, y in zip(before, after)):
-        raise ConfigurationError(f"{name!r} cannot join: with it the others' columns would be read otherwise.")
+        raise ConfigurationError(
+            f"{name!r} cannot join: with it the others' columns would be read otherwise."
+        )
     rows = torch.arange(count, len(whole))
     splits = replace(
         data.splits,
@@ -220,12 +262,16 @@ def with_client(data: FederatedData, source: SourceData, name: str, loader: Load
         data,
         train=concatenated({"the others": data.train, name: new}),
         splits=splits,
-        classes=replace(data.classes, labels=torch.cat([data.classes.labels, found.labels[count:]])),
+        classes=replace(
+            data.classes, labels=torch.cat([data.classes.labels, found.labels[count:]])
+        ),
         differs=torch.cat([data.differs, torch.zeros(len(rows), dtype=torch.bool)]),
     )
 
 
-def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None) -> None:
+def check_full_batches(
+    splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None
+) -> None:
     """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
@@ -249,7 +295,11 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any], draws: 
 
 
 def _corrupted(
-    dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
+    dataset: Dataset,
+    classes: Classes,
+    splits: FederatedSplits,
+    corruptions: Sequence[Corruption],
+    collate_fn: Any,
 ) -> tuple[Dataset, Tensor, Tensor]:
     """Apply the corruptions.
 
@@ -268,7 +318,9 @@ def _corrupted(
         for place, each in enumerate(corruptions):
             if client in concerned[place]:
                 # The position gives two corruptions with the same seed different random numbers.
-                x, y = each(x, y, len(classes.names), generator_for(each.seed, "corruption", place, client))
+                x, y = each(
+                    x, y, len(classes.names), generator_for(each.seed, "corruption", place, client)
+                )
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)
@@ -284,11 +336,17 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
     """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
-        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
-    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
+        raise ConfigurationError(
+            f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."
+        )
+    first, *fields = (
+        tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
+    )
     last = fields[-1].flatten().cpu() if fields else classes.labels[:0]
     if not classes.missing and not torch.equal(last.long(), classes.labels):
-        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
+        raise ConfigurationError(
+            "corruptions need samples (x, ..., label): their last element is not their label."
+        )
     return [first, *fields]
 
 
@@ -298,14 +356,22 @@ def _without_unknown(
     """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
     if not len(unknown):
         return splits
-    concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
+    concerned = {
+        i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))
+    }
     known = ~torch.isin(labels, unknown)
     clients = []
     for client, sets in enumerate(splits.clients):
         kept = {name: samples[known[samples]] for name, samples in sets.items()}
         clients.append({**kept, "train": sets["train"]} if client in concerned else kept)
-    left = replace(splits, server_val=splits.server_val[known[splits.server_val]], clients=tuple(clients))
-    empty = [client_called(client, splits.names) for client, sets in enumerate(clients) if not len(sets["train"])]
+    left = replace(
+        splits, server_val=splits.server_val[known[splits.server_val]], clients=tuple(clients)
+    )
+    empty = [
+        client_called(client, splits.names)
+        for client, sets in enumerate(clients)
+        if not len(sets["train"])
+    ]
     if empty or len(splits.server_val) > len(left.server_val) == 0:
         whose = listed(empty) or "the server"
         raise ConfigurationError(
@@ -318,7 +384,9 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
     """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
-    return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
+    return Subset(
+        dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist()
+    )
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
@@ -330,7 +398,9 @@ def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> Fed
         kept = parts["train"][client.ask(lambda local: ~sample_values(local).flagged)]
         if not len(kept):
             called = client_called(client.id, dealt.splits.names)
-            raise ConfigurationError(f"drop_flagged: all training samples of {called} are flagged. Leave it out.")
+            raise ConfigurationError(
+                f"drop_flagged: all training samples of {called} are flagged. Leave it out."
+            )
         splits.append({**parts, "train": kept})
     left = replace(dealt.splits, clients=tuple(splits))
     check_full_batches(left, dealt.train_options, dealt.draws)

@@ -93,7 +93,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def positive_class(self) -> str | None:
         """Name of the positive class (class 1) of two. None unless there are two classes."""
-        return self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
+        return (
+            self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
+        )
 
     @property
     def by_rarity(self) -> bool:
@@ -123,11 +125,15 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         return self._data.splits.server_val
 
-    def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+    def client_indices(
+        self, client: int, split: Literal["train", "val", "test"] = "train"
+    ) -> Tensor:
         """Return the sorted indices of a client's samples in the training data, int64 ``[n]``."""
         return self._data.splits.clients[client][split]
 
-    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+    def client_labels(
+        self, client: int, split: Literal["train", "val", "test"] = "train"
+    ) -> Tensor:
         """Return a client's labels after corruptions, int64 ``[n]``, or zeros without classes.
 
         They are in the order of :meth:`client_indices`.
@@ -140,7 +146,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         They identify the client's data.
         """
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
-        return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
+        return [
+            part
+            for s in splits
+            for part in (self.client_indices(client, s), self.client_labels(client, s))
+        ]
 
     def corrupted_samples(self, client: int) -> Tensor:
         """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
@@ -156,8 +166,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         ``"server"`` has the hash of the server's validation samples. Each client's number has the hash of its training,
         validation and test samples. See :func:`flsv.data.contents.content_hashes`.
         """
-        held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
-        return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
+        held = {
+            str(i): torch.cat(list(parts.values()))
+            for i, parts in enumerate(self._data.splits.clients)
+        }
+        return {
+            "server": loader_hash(self.val_dataloader()),
+            **content_hashes(self._data.train, held),
+        }
 
     @property
     def malicious(self) -> list[int]:
@@ -165,7 +181,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         This is ground truth for tests, which the server never receives.
         """
-        return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
+        return [
+            client for client in range(self.num_clients) if self.corrupted_samples(client).any()
+        ]
 
     def client_loader(
         self,
@@ -186,7 +204,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
-            return self._shuffled(indices, generator or generator_for(self.splits.seed, "client", client))
+            return self._shuffled(
+                indices, generator or generator_for(self.splits.seed, "client", client)
+            )
         return self._data.eval_loader(self._data.train, indices)
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
@@ -195,7 +215,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if self._overfits:
             return make_loader(data.train, indices, **data.train_options)
         draws = None if data.draws is None else data.draws.among(indices)
-        return make_loader(data.train, indices, generator=generator, draws=draws, **data.train_options)
+        return make_loader(
+            data.train, indices, generator=generator, draws=draws, **data.train_options
+        )
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
         """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
@@ -237,19 +259,30 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         They form a flat dictionary of hyper-parameters.
         """
         options, reading = self.splits, self._reading
-        facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
-        facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
+        facts: dict[str, str | int | float] = {
+            "source": self._source_name,
+            "partitioner": repr(self.partitioner),
+        }
+        facts |= {
+            f"splits.{name}": getattr(options, name)
+            for name in ("server_val", "client_val", "client_test")
+        }
         facts["splits.seed"] = self.seed
         if self.corruptions:
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
         if options.detector is not None:
-            facts |= {"splits.drop_flagged": repr(options.detector), "dropped_samples": self._dropped}
+            facts |= {
+                "splits.drop_flagged": repr(options.detector),
+                "dropped_samples": self._dropped,
+            }
         if reading.label is not None:
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
         if self._dealt is None:
             return facts
         if (draws := self._dealt.draws) is not None:
-            facts["sampler"] = f"{draws.count} draws by weights {digest([draws.weights, draws.replacement]).hex()[:12]}"
+            facts["sampler"] = (
+                f"{draws.count} draws by weights {digest([draws.weights, draws.replacement]).hex()[:12]}"
+            )
         for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
             if held != tuple(map(str, range(len(held)))):
                 facts[name] = listed(held, _LISTED)

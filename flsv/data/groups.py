@@ -85,7 +85,10 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     values = list(values)
     if kind in ("group", "site") and list(map(str, values)) == list(map(str, range(len(values)))):
         return tuple(map(str, values))
-    names = [" ".join("".join(c if c.isprintable() else " " for c in str(value)).split()) for value in values]
+    names = [
+        " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+        for value in values
+    ]
     names = [f"{kind} {name}" if _NUMBER.fullmatch(name) else name for name in names]
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
@@ -103,10 +106,18 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
         return found
     if isinstance(dataset, Subset):
         whole = entries(dataset.dataset, find)
-        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]
+        return (
+            None
+            if whole is None
+            else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]
+        )
     if isinstance(dataset, ConcatDataset):
         parts = [entries(part, find) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate([np.asarray(part) for part in parts])
+        return (
+            None
+            if any(part is None for part in parts)
+            else np.concatenate([np.asarray(part) for part in parts])
+        )
     return None
 
 
@@ -128,10 +139,15 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
     if found is None:
         # For mypy: a map-style data set has a length.
         found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
-        found = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in found]
+        found = [
+            value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            for value in found
+        ]
     if any(value is None or callable(value) for value in found):
         owner = type(dataset).__name__
-        raise ConfigurationError(f"{argument}={name!r}: {owner} and its samples have no such field: give a list.")
+        raise ConfigurationError(
+            f"{argument}={name!r}: {owner} and its samples have no such field: give a list."
+        )
     return found
 
 

@@ -77,7 +77,14 @@ def _stored_labels(dataset: Dataset) -> Any:
     def ready(part: Dataset) -> Any:
         if type(part) is TensorDataset:
             return part.tensors[-1].cpu() if len(part.tensors) > 1 else None
-        stored = next((found for name in ("targets", "labels") if (found := own_entries(part, name)) is not None), None)
+        stored = next(
+            (
+                found
+                for name in ("targets", "labels")
+                if (found := own_entries(part, name)) is not None
+            ),
+            None,
+        )
         # What a loader yields is the label after torchvision's target_transform.
         change = getattr(part, "target_transform", None)
         return stored if stored is None or change is None else [change(label) for label in stored]
@@ -92,13 +99,20 @@ def _label_of(sample: Any) -> Any:
     if isinstance(sample, Mapping):
         return next((sample[key] for key in _LABEL_KEYS if key in sample), None)
     # Objects such as the graphs of torch_geometric.
-    return next((found for key in _LABEL_KEYS if (found := getattr(sample, key, None)) is not None), None)
+    return next(
+        (found for key in _LABEL_KEYS if (found := getattr(sample, key, None)) is not None), None
+    )
 
 
 def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
     label = _label_of(batch)
-    if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
+    if (
+        not isinstance(label, Tensor)
+        or label.is_floating_point()
+        or label.dtype == torch.bool
+        or not len(label.shape)
+    ):
         return None
     label = label.flatten(1).squeeze(1) if label.ndim == 2 and label.shape[1] == 1 else label
     return label.detach().long() if label.ndim == 1 else None
@@ -129,9 +143,13 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
         raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
 
 
-def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
+def count_classes(
+    labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]
+) -> int:
     """Count the classes, including those of held-out data whose labels are stored apart from samples."""
-    ready = [data for data in held_out.values() if data is not None and _stored_labels(data) is not None]
+    ready = [
+        data for data in held_out.values() if data is not None and _stored_labels(data) is not None
+    ]
     present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
     largest = int(present[-1])
     if largest < len(class_names):
@@ -191,8 +209,12 @@ def find_classes(
             numbers = _read_labels(train, "biu")
             distinct, largest = len(np.unique(numbers)), int(numbers.max())
             many = len(numbers) >= _MANY and 2 * distinct > len(numbers)
-            if numbers.min() < 0 or (not class_names and (many or _is_identifier(largest, distinct))):
-                raise _NoClassError(f"the labels are {distinct} different numbers from {numbers.min()} to {largest}")
+            if numbers.min() < 0 or (
+                not class_names and (many or _is_identifier(largest, distinct))
+            ):
+                raise _NoClassError(
+                    f"the labels are {distinct} different numbers from {numbers.min()} to {largest}"
+                )
             found = torch.from_numpy(numbers.astype(np.int64))
         number = count_classes(found, class_names, held_out)
     except _NoClassError as error:
@@ -201,7 +223,9 @@ def find_classes(
             raise ConfigurationError(f"{asked} {_unusable(train, str(error))}") from error
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
-    return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
+    return Classes(
+        found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number)))
+    )
 
 
 def _unusable(dataset: Dataset, why: str) -> str:
@@ -224,7 +248,9 @@ def _numbers(names: Collection[str]) -> list[float]:
     return [] if np.isnan(numbers).any() else numbers.tolist()
 
 
-def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
+def positive_last(
+    names: Sequence[str], counts: Sequence[int], pos_label: Any = None
+) -> tuple[str, ...]:
     """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
     if pos_label is not None:
         positive = named_class(names, pos_label)
@@ -237,7 +263,11 @@ def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
     """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
-    found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
+    found = [
+        name
+        for name in names
+        if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))
+    ]
     if len(names) != 2 or not found:
         raise ConfigurationError(
             f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."

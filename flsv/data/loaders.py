@@ -21,7 +21,15 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -48,7 +56,9 @@ class WeightedDraws:
         return WeightedDraws(self.weights[indices], count, self.replacement)
 
 
-def drawn_order(length: int, generator: torch.Generator, draws: WeightedDraws | None = None) -> Tensor:
+def drawn_order(
+    length: int, generator: torch.Generator, draws: WeightedDraws | None = None
+) -> Tensor:
     """Return an epoch's sample indices in reading order, int64: a permutation of ``length``, or weighted ``draws``."""
     if draws is None:
         return torch.randperm(length, generator=generator)
@@ -92,7 +102,9 @@ class TensorBatches:
         self.generator, self.draws = generator, draws
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.indices) if self.draws is None else self.draws.count, self.batch_size)
+        full, rest = divmod(
+            len(self.indices) if self.draws is None else self.draws.count, self.batch_size
+        )
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
@@ -146,7 +158,9 @@ def make_loader(
     """
     tensors, rows = tensors_of(dataset, indices, collate_fn)
     if tensors is not None:
-        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws)
+        return TensorBatches(
+            tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws
+        )
     collate_fn = collate_fn or default_collate
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
@@ -154,7 +168,9 @@ def make_loader(
     kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
     # For mypy: a map-style data set has a length.
     held: Any = subset
-    sampler: Any = SequentialSampler(held) if generator is None else _Drawn(len(held), generator, draws)
+    sampler: Any = (
+        SequentialSampler(held) if generator is None else _Drawn(len(held), generator, draws)
+    )
     return kind(
         subset,
         batch_size=batch_size,
@@ -185,7 +201,9 @@ def tensors_of(
 class _Drawn(Sampler[int]):
     """Sampler that draws the order of each pass with one call to the generator, unlike torch's RandomSampler."""
 
-    def __init__(self, length: int, generator: torch.Generator, draws: WeightedDraws | None) -> None:
+    def __init__(
+        self, length: int, generator: torch.Generator, draws: WeightedDraws | None
+    ) -> None:
         self.length, self.generator, self.draws = length, generator, draws
 
     def __len__(self) -> int:
@@ -201,9 +219,16 @@ def preload(
     """Read all samples into memory as tensors. Random augmentation is applied once and then fixed."""
     if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
-    batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
-    if not all(isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch) for batch in batches):
-        raise ConfigurationError(f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors.")
+    batches = list(
+        make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers)
+    )
+    if not all(
+        isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch)
+        for batch in batches
+    ):
+        raise ConfigurationError(
+            f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors."
+        )
     return TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
 
 
@@ -212,7 +237,18 @@ _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Gener
 # For mypy: the stubs declare no private generators.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
 #: Types of objects that are not searched for generators: data, and objects that refer to many others.
-_CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
+_CLOSED = (
+    str,
+    bytes,
+    int,
+    float,
+    Tensor,
+    np.ndarray,
+    type,
+    L.Trainer,
+    L.LightningModule,
+    L.LightningDataModule,
+)
 #: Largest number of objects between a data set and a generator, and largest number of entries that are searched in a
 #: collection, since lists of file names may be very long.
 _DEPTH, _LOOKED_AT = 4, 1000
@@ -246,7 +282,12 @@ def held_generators(*holders: Any) -> list[Any]:
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | Mapping):
         return list(value.values() if isinstance(value, Mapping) else value)[:_LOOKED_AT]
-    of_classes = [part for kind in type(value).__mro__ for part in vars(kind).values() if isinstance(part, _KINDS)]
+    of_classes = [
+        part
+        for kind in type(value).__mro__
+        for part in vars(kind).values()
+        if isinstance(part, _KINDS)
+    ]
     return [*getattr(value, "__dict__", {}).values(), *of_classes]
 
 
@@ -276,7 +317,9 @@ class SeededLoader(DataLoader):
         return super()._get_iterator()
 
 
-def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
+def _in_worker(
+    holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int
+) -> None:
     """Seed the random generators of ``holders`` in a worker process, then call the user's ``init``."""
     seed_held(held_generators(*holders), seed, worker)
     if init is not None:
@@ -319,5 +362,9 @@ class Loader:
 
     def changes(self) -> dict[str, bool | int]:
         """Return the options of ``DataLoader`` that are not None. They replace those of the source's loaders."""
-        given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
+        given = {
+            "drop_last": self.drop_last,
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+        }
         return {name: value for name, value in given.items() if value is not None}

@@ -77,7 +77,9 @@ class Partitioner(ValidatedArguments, ABC):
             generator: random generator, seeded by this partitioner's seed.
         """
 
-    def __call__(self, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> list[Tensor]:
+    def __call__(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None = None
+    ) -> list[Tensor]:
         """Divide the samples among the clients.
 
         Args:
@@ -91,7 +93,9 @@ class Partitioner(ValidatedArguments, ABC):
         labels = torch.as_tensor(labels).cpu().long()
         parts = [
             part.sort().values
-            for part in self.partition(labels, num_classes, groups, generator_for(self.seed, "partition"))
+            for part in self.partition(
+                labels, num_classes, groups, generator_for(self.seed, "partition")
+            )
         ]
         if min(map(len, parts)) == 0 or torch.bincount(torch.cat(parts)).max() > 1:
             raise ConfigurationError(
@@ -139,7 +143,9 @@ _MOST_LEGEND_ENTRIES = 20
 
 
 def plot_partition(
-    counts: Tensor, class_names: Sequence[str] | None = None, client_names: Sequence[str] | None = None
+    counts: Tensor,
+    class_names: Sequence[str] | None = None,
+    client_names: Sequence[str] | None = None,
 ) -> tuple[Figure, Axes]:
     """Plot each client's number of samples per class as one stacked bar.
 
@@ -170,11 +176,21 @@ def plot_partition(
     many = colormaps["tab20" if classes <= _MOST_LEGEND_ENTRIES else "viridis"].resampled(classes)
     colors = PALETTE[:classes] if classes <= len(PALETTE) else [many(c) for c in range(classes)]
     frame = pd.DataFrame(counts.tolist(), columns=names)
-    frame.plot.barh(stacked=True, ax=axes, color=colors, width=0.84, legend=False, xlabel="samples", ylabel="client")
+    frame.plot.barh(
+        stacked=True,
+        ax=axes,
+        color=colors,
+        width=0.84,
+        legend=False,
+        xlabel="samples",
+        ylabel="client",
+    )
     axes.invert_yaxis()
     # At most about 50 client numbers, or they run into each other.
     shown = range(0, clients, -(-clients // 50))
-    axes.set_yticks(shown, [label_text(i if client_names is None else client_names[i]) for i in shown])
+    axes.set_yticks(
+        shown, [label_text(i if client_names is None else client_names[i]) for i in shown]
+    )
     if 1 < classes <= _MOST_LEGEND_ENTRIES:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes
@@ -194,7 +210,9 @@ class IIDPartitioner(Partitioner):
 
     needs_classes = False
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         return list(shuffled(torch.arange(len(labels)), generator).tensor_split(self.num_clients))
 
 
@@ -225,9 +243,13 @@ class GroupPartitioner(Partitioner):
         self.num_clients = num_clients  # type: ignore[assignment]  # unknown until groups are read
         self.seed = seed
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         if groups is None:
-            raise ConfigurationError(f"{self!r} needs each sample's group: give groups=, a list or a field's name.")
+            raise ConfigurationError(
+                f"{self!r} needs each sample's group: give groups=, a list or a field's name."
+            )
         _, member_of, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
         clients = len(sizes) if self.num_clients is None else self.num_clients
         if len(sizes) < max(clients, 2):
@@ -239,8 +261,12 @@ class GroupPartitioner(Partitioner):
             client_of = torch.arange(len(sizes))
         else:
             client_of = torch.empty(len(sizes), dtype=torch.long)
-            client_of[sizes.argsort(descending=True, stable=True)] = torch.arange(len(sizes)) % clients
-        return [torch.nonzero(client_of[member_of] == client).flatten() for client in range(clients)]
+            client_of[sizes.argsort(descending=True, stable=True)] = (
+                torch.arange(len(sizes)) % clients
+            )
+        return [
+            torch.nonzero(client_of[member_of] == client).flatten() for client in range(clients)
+        ]
 
 
 class OneClient(Partitioner):
@@ -263,7 +289,9 @@ class OneClient(Partitioner):
     def __init__(self, seed: int | None = None) -> None:
         self.num_clients, self.seed = 1, seed
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         return [torch.arange(len(labels))]
 
 
@@ -302,7 +330,10 @@ class Splits:
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: a.client_val + a.client_test < 1, "client_val and client_test leave no samples for training."),
+        (
+            lambda a: a.client_val + a.client_test < 1,
+            "client_val and client_test leave no samples for training.",
+        ),
     )
 
     server_val: Part = 0.1
@@ -366,13 +397,19 @@ def split_federation(
     if partitioner.keeps_groups and groups is not None and group_names:
         held = [groups[rest[part]].unique() for part in parts]
         # Clients with several groups have no names.
-        called = tuple(group_names[int(each)] for each in held) if all(len(each) == 1 for each in held) else ()
+        called = (
+            tuple(group_names[int(each)] for each in held)
+            if all(len(each) == 1 for each in held)
+            else ()
+        )
     numbered = enumerate(parts, partitioner.first_client)
     clients = [_split_client(client, rest[part], options, called) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), called)
 
 
-def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
+def _split_client(
+    client: int, samples: Tensor, options: Splits, names: Sequence[str]
+) -> dict[str, Tensor]:
     # At least one sample unless the share is 0, so that a mean score over clients includes all clients.
     val, test = (
         max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
@@ -387,4 +424,7 @@ def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])
-    return {name: piece.sort().values for name, piece in zip(("train", "val", "test"), pieces, strict=True)}
+    return {
+        name: piece.sort().values
+        for name, piece in zip(("train", "val", "test"), pieces, strict=True)
+    }

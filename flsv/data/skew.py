@@ -46,12 +46,16 @@ class DirichletPartitioner(Partitioner):
         1000
     """
 
-    def __init__(self, num_clients: Clients, alpha: Positive, min_samples: Count = 1, seed: int | None = None) -> None:
+    def __init__(
+        self, num_clients: Clients, alpha: Positive, min_samples: Count = 1, seed: int | None = None
+    ) -> None:
         super().__init__(num_clients, seed)
         self.alpha = alpha
         self.min_samples = min_samples
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
         # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
@@ -70,7 +74,9 @@ class DirichletPartitioner(Partitioner):
                 "alpha, which splits the classes more evenly."
             )
         cuts = torch.from_numpy(ends[:, :-1])
-        return _by_class(labels, range(num_classes), generator, lambda label, of: of.tensor_split(cuts[label]))
+        return _by_class(
+            labels, range(num_classes), generator, lambda label, of: of.tensor_split(cuts[label])
+        )
 
 
 class PathologicalPartitioner(Partitioner):
@@ -96,14 +102,20 @@ class PathologicalPartitioner(Partitioner):
         [2, 2, 2, 2, 2]
     """
 
-    def __init__(self, num_clients: Clients, classes_per_client: Count, seed: int | None = None) -> None:
+    def __init__(
+        self, num_clients: Clients, classes_per_client: Count, seed: int | None = None
+    ) -> None:
         super().__init__(num_clients, seed)
         self.classes_per_client = classes_per_client
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         present = labels.unique()
         if self.classes_per_client > len(present):
-            raise ConfigurationError(f"{self!r}: lower classes_per_client: there are {len(present)} classes only.")
+            raise ConfigurationError(
+                f"{self!r}: lower classes_per_client: there are {len(present)} classes only."
+            )
         holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
         for _ in range(self.num_clients):
             # A stable sort of a random order by load: the least held classes first, ties at random.
@@ -121,7 +133,9 @@ class PathologicalPartitioner(Partitioner):
             parts = iter(members.tensor_split(sum(holders[label])))
             return [next(parts) if holds else members[:0] for holds in holders[label]]
 
-        return _by_class(labels, [label for label, held in holders.items() if any(held)], generator, even)
+        return _by_class(
+            labels, [label for label, held in holders.items() if any(held)], generator, even
+        )
 
 
 class ShardPartitioner(Partitioner):
@@ -143,11 +157,15 @@ class ShardPartitioner(Partitioner):
         2
     """
 
-    def __init__(self, num_clients: Clients, shards_per_client: Count = 2, seed: int | None = None) -> None:
+    def __init__(
+        self, num_clients: Clients, shards_per_client: Count = 2, seed: int | None = None
+    ) -> None:
         super().__init__(num_clients, seed)
         self.shards_per_client = shards_per_client
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first: the order of a class's samples in the file must not decide which of them share a shard.
         order = shuffled(torch.arange(len(labels)), generator)
@@ -182,7 +200,9 @@ class SizePartitioner(Partitioner):
         super().__init__(len(proportions), seed)
         self.proportions = list(proportions)
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         shares = torch.tensor(self.proportions, dtype=torch.float64)
         return cut(shuffled(torch.arange(len(labels)), generator), shares / shares.sum())
 
@@ -226,8 +246,14 @@ class ProportionPartitioner(Partitioner):
 
     rules: ClassVar[Rules] = (
         (lambda a: len(a.matrix) > 1, "expected a row for each of at least 2 clients."),
-        (lambda a: a.of == "client" or a.sizes is a.total is None, "sizes and total belong to of='client'."),
-        (lambda a: a.sizes is None or len(a.sizes) == len(a.matrix), "sizes needs one positive number per client."),
+        (
+            lambda a: a.of == "client" or a.sizes is a.total is None,
+            "sizes and total belong to of='client'.",
+        ),
+        (
+            lambda a: a.sizes is None or len(a.sizes) == len(a.matrix),
+            "sizes needs one positive number per client.",
+        ),
         (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),
         (
             lambda a: a.of != "class" or bool(_entries(a.matrix).sum(0).max() <= 1 + 1e-6),
@@ -252,7 +278,9 @@ class ProportionPartitioner(Partitioner):
         self.sizes = sizes
         self.total = total
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
         counts = self._counts(entries, available)
@@ -282,7 +310,12 @@ class ProportionPartitioner(Partitioner):
             )
         exact = mix * (most if self.total is None else self.total)
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
-        counts = exact.cumsum(1).round().long().diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
+        counts = (
+            exact.cumsum(1)
+            .round()
+            .long()
+            .diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
+        )
         for label in range(len(available)):
             while counts[:, label].sum() > available[label]:
                 counts[counts[:, label].argmax(), label] -= 1
@@ -315,7 +348,10 @@ class LongTail(Partitioner):
     """
 
     def __init__(
-        self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int | None = None
+        self,
+        partitioner: Partitioner,
+        imbalance_ratio: Annotated[float, Ge(1)],
+        seed: int | None = None,
     ) -> None:
         # Without the base class's constructor: a GroupPartitioner does not know its number of clients before it has
         # read the data.
@@ -324,9 +360,13 @@ class LongTail(Partitioner):
         self.imbalance_ratio = imbalance_ratio
         self.seed = seed
 
-    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+    ) -> list[Tensor]:
         kept = self._tail(labels, num_classes, generator)
-        parts = self.partitioner(labels[kept], num_classes, None if groups is None else groups[kept])
+        parts = self.partitioner(
+            labels[kept], num_classes, None if groups is None else groups[kept]
+        )
         return [kept[part] for part in parts]
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
@@ -338,7 +378,9 @@ class LongTail(Partitioner):
         largest = float((available[present] / shares).min())
         sizes = (largest * shares).round().long().minimum(available[present])
         if sizes.min() == 0:
-            raise ConfigurationError(f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio.")
+            raise ConfigurationError(
+                f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio."
+            )
         kept = [
             shuffled((labels == label).nonzero().flatten(), generator)[:size]
             for label, size in zip(present, sizes.tolist(), strict=True)
@@ -347,14 +389,22 @@ class LongTail(Partitioner):
 
 
 def _by_class(
-    labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
+    labels: Tensor,
+    classes: Iterable[int],
+    generator: Generator,
+    split: Callable[[int, Tensor], Sequence[Tensor]],
 ) -> list[Tensor]:
     """Divide each class's samples, in random order, among the clients by ``split(class, indices)``."""
-    pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
+    pieces = [
+        split(label, shuffled(torch.nonzero(labels == label).flatten(), generator))
+        for label in classes
+    ]
     return [torch.cat(parts) for parts in zip(*pieces)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
     """Return the matrix as float64 ``[num_clients, num_classes]``. A single entry is repeated for every class."""
     classes = num_classes or max(map(len, matrix))
-    return torch.tensor([list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64)
+    return torch.tensor(
+        [list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64
+    )

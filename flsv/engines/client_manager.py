@@ -48,7 +48,13 @@ class ClientManager:
         first: int = 0,
         num_classes: int | None = None,
     ) -> None:
-        self._trainer, self._data, self._space, self._store, self._owners = trainer, data, space, store, owners
+        self._trainer, self._data, self._space, self._store, self._owners = (
+            trainer,
+            data,
+            space,
+            store,
+            owners,
+        )
         self._first_client = first
         self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
@@ -66,17 +72,23 @@ class ClientManager:
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
-                partial(store.tensors, first + client) if owners is None else partial(self._state, client),
+                partial(store.tensors, first + client)
+                if owners is None
+                else partial(self._state, client),
                 any_task=partial(self.any_task, client),
                 training=partial(self._training, client),
                 order=partial(data.client_order, client),
             )
             for client in range(data.num_clients)
         ]
-        self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
+        self.clients = [
+            Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)
+        ]
         nothing = torch.zeros_like(population)
         server = self._validation, nothing, population, self.evaluator, self.module
-        self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
+        self.server = (
+            LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
+        )
 
     def forget(self, client: int) -> None:
         """Discard the models and the changed state that a client has in this round."""
@@ -101,7 +113,9 @@ class ClientManager:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
-            found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
+            found = make_evaluators(
+                trainer, self._space, loader, {"what clients are asked for": performance}
+            )
             self._any_task[performance] = found[performance.evaluator]
         private = partial(self._private, client) if self._space.private_names else None
         return evaluator_on(self._any_task[performance], trainer, loader, private)
@@ -116,11 +130,17 @@ class ClientManager:
     def _state(self, client: int) -> State:
         assert self._owners is not None
         if not self._owners.has(client):
-            raise RuntimeError(f"what client {client} keeps is on rank {self._owners[client]}: ask the client.")
+            raise RuntimeError(
+                f"what client {client} keeps is on rank {self._owners[client]}: ask the client."
+            )
         return self._store.tensors(client)
 
     def _private(self, client: int) -> Mapping[str, Tensor]:
-        return Prefixed(self._store.peek(self._first_client + client), "module.") if self._space.private_names else {}
+        return (
+            Prefixed(self._store.peek(self._first_client + client), "module.")
+            if self._space.private_names
+            else {}
+        )
 
     def _batches(self, client: int, split: Split) -> Iterable[Any]:
         return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
@@ -137,7 +157,12 @@ class ClientManager:
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
     """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
     module = trainer.lightning_module
-    with isolate_rng(), evaluating(module), lent(module), trainer.strategy.precision_plugin.forward_context():
+    with (
+        isolate_rng(),
+        evaluating(module),
+        lent(module),
+        trainer.strategy.precision_plugin.forward_context(),
+    ):
         try:
             for batch in islice(on_device(trainer, batches), 1):
                 x, y = checked_pair(batch, num_classes)

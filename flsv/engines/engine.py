@@ -89,14 +89,26 @@ class Engine:
         """Raise ConfigurationError unless this engine can provide ``fields``, the round's attributes by metric and
         argument, and let clients evaluate models for the metrics ``evaluating``."""
 
-    def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
+    def games(
+        self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]
+    ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run for the metrics ``evaluating``."""
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
-        judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
-        measures = {name: measure for name, measure in measures.items() if getattr(measure, "judged", False) is False}
-        classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
+        judged = {
+            each.evaluator: each
+            for each in measures.values()
+            if isinstance(each, ModelScore) and each.judged
+        }
+        measures = {
+            name: measure
+            for name, measure in measures.items()
+            if getattr(measure, "judged", False) is False
+        }
+        classified = [
+            name for name, measure in measures.items() if not isinstance(measure, ModelScore)
+        ]
         if self.clients_here:
             self._try_evaluations([*self._strategies.values(), *evaluating.values()])
         if not measures and not judged:
@@ -105,7 +117,12 @@ class Engine:
         validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
         for key, measure in judged.items():
             judges = ClientJudges(
-                self.space, self.manager.clients, self.data, measure, self._module.device, self._state.note
+                self.space,
+                self.manager.clients,
+                self.data,
+                measure,
+                self._module.device,
+                self._state.note,
             )
             judges.check(self._state.model())
             validated[key] = judges
@@ -114,7 +131,9 @@ class Engine:
             try:
                 evaluator = self.manager.evaluator(all_on_device(trainer, val))
             except ConfigurationError as error:
-                raise ConfigurationError(f"metrics {classified}: {error}{BY_A_LOGGED_VALUE}") from error
+                raise ConfigurationError(
+                    f"metrics {classified}: {error}{BY_A_LOGGED_VALUE}"
+                ) from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
@@ -122,7 +141,9 @@ class Engine:
         """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
         if every := self._config.evaluation.every:
             test = self.data.client_loader(0, "test", shuffle=False)
-            try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
+            try_forward(
+                self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})"
+            )
         for component in components:
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
@@ -153,7 +174,9 @@ class Engine:
         """Train the clients that got ``instructions``, and return whether all of them trained."""
         batches = self._batches()
         self._visits, self._instructions = batches.visits, instructions
-        self._matrix = empty_rows(len(self._visits), self.global_vector, self.trainer.default_root_dir)
+        self._matrix = empty_rows(
+            len(self._visits), self.global_vector, self.trainer.default_root_dir
+        )
         self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
         self._train(batches)
         if not self.complete:
@@ -190,12 +213,17 @@ class Engine:
     def _collude(self) -> None:
         """Replace the updates of colluding attackers by those that their attacks compute together."""
         start, cut = self.global_vector, self.space.num_parameters
-        ids, place = [update.client_id for update in self.updates], (self._state.num_clients, self._state.round_index)
+        ids, place = (
+            [update.client_id for update in self.updates],
+            (self._state.num_clients, self._state.round_index),
+        )
         for attack in (each for each in self._config.uploads if isinstance(each, Collusion)):
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], *place)
             if not sent:
                 continue
-            self._matrix = copied_rows(self.matrix)  # the clients' own models are rows of the matrix, and must stay
+            self._matrix = copied_rows(
+                self.matrix
+            )  # the clients' own models are rows of the matrix, and must stay
             for row, update in enumerate(self.updates):
                 vector, dense = self._matrix[row], update
                 if update.client_id in sent:
@@ -252,7 +280,9 @@ class Engine:
     def leave_out(self, clients: Collection[int]) -> None:
         """Undo the changes of excluded clients' state, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.local_training.state.next_buffers = None  # the next model keeps the counters of the round's start
+            self.local_training.state.next_buffers = (
+                None  # the next model keeps the counters of the round's start
+            )
         for client in clients:
             self.manager.forget(client)
 
@@ -302,7 +332,9 @@ class Engine:
             self.space.write(module, models.get(client, state.model()))
             with opened(self.manager.locals[client]) as local:
                 self.space.write_private(module, {**private, **local.private})
-            counts = ClassScores(self.data.num_classes, sync_on_compute=False)  # other processes have other clients
+            counts = ClassScores(
+                self.data.num_classes, sync_on_compute=False
+            )  # other processes have other clients
             count_answers(self.trainer, self.data.client_loader(client, "test"), counts)
             scores.append(plain_scores(counts))
         return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}

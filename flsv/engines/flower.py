@@ -17,14 +17,24 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_utilities.core.imports import RequirementCache
 
 if not (_flower := RequirementCache("flwr>=1.41,<2")):
-    raise ModuleNotFoundError(f"flsv.engines.flower needs Flower: pip install 'flwr>=1.41,<2'. {_flower}")
+    raise ModuleNotFoundError(
+        f"flsv.engines.flower needs Flower: pip install 'flwr>=1.41,<2'. {_flower}"
+    )
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.flower_resident import FOLDER
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
+from flsv.engines.remote import (
+    Directory,
+    Packet,
+    RemoteData,
+    RemoteFederation,
+    Site,
+    SitePolicy,
+    agreement,
+)
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
 from flsv.engines.remote.transport import MOST_SAMPLES
@@ -50,7 +60,9 @@ def from_record(record: RecordDict) -> Packet:
     """Convert a Flower record into a packet, or raise ValueError."""
     try:
         plain, tensors = record.config_records["plain"], record.array_records["tensors"]
-        return Packet(str(plain["kind"]), json.loads(str(plain["plain"])), dict(tensors.to_torch_state_dict()))
+        return Packet(
+            str(plain["kind"]), json.loads(str(plain["plain"])), dict(tensors.to_torch_state_dict())
+        )
     except Exception as error:  # foreign bytes may raise any error in a parser
         raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
 
@@ -68,11 +80,15 @@ class GridTransport:
         # `flwr supernode register KEY --name NAME` sets the names.
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
-    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
+    def exchange(
+        self, packets: Mapping[int, Packet], seconds: float
+    ) -> Iterator[tuple[int, Reply]]:
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
-            messages.append(Message(to_record(timed), node, MESSAGE_TYPES[packet.kind], ttl=seconds + POLL))
+            messages.append(
+                Message(to_record(timed), node, MESSAGE_TYPES[packet.kind], ttl=seconds + POLL)
+            )
         waiting = dict(zip(self._grid.push_messages(messages), packets))
         while waiting and time.monotonic() < deadline:
             for message in self._grid.pull_messages(list(waiting)):
@@ -133,7 +149,9 @@ def client_app(
         policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else SitePolicy()
         if "site" not in made:
             folder = Path(str(node.get("folder", FOLDER)))
-            made["site"] = Site(make_module, partial(make_datamodule, node), make_loop, folder, trainer, questions)
+            made["site"] = Site(
+                make_module, partial(make_datamodule, node), make_loop, folder, trainer, questions
+            )
         site: Site = made["site"]
         site.policy = policy
         return site.answer(from_record(message.content), f"Flower run {message.metadata.run_id}")
@@ -213,14 +231,20 @@ def server_app(
 
     def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
         module, loop = make_module(), make_loop()
-        check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
+        check_deployment(
+            loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating
+        )
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # it belongs to another run
-        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say, max_samples)
+        directory = Directory(
+            transport, sites, agreement(module, loop), book, timeout, wait, say, max_samples
+        )
         directory.gather()
         own = None if datamodule is None else datamodule()
-        data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
+        data = RemoteData(
+            sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own
+        )
         if own is None:  # Lightning would warn of it in every round
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
@@ -230,7 +254,10 @@ def server_app(
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}
         L.Trainer(**options).fit(module, data, ckpt_path=last if last.is_file() else None)
-        missed = [f"{sites[each['client']]} {each['what']} ({each['times']} times)" for each in loop.state.incidents]
+        missed = [
+            f"{sites[each['client']]} {each['what']} ({each['times']} times)"
+            for each in loop.state.incidents
+        ]
         say("; ".join(missed) or None)
 
     return app

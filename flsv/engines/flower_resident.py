@@ -70,8 +70,15 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     """
 
     def answer(message: Message, context: Context) -> Message:
-        given = app, [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id], message, context
-        deleted = any("runtime-envs" in Path(each).parts for each in sys.path)  # Flower deletes it after this message
+        given = (
+            app,
+            [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id],
+            message,
+            context,
+        )
+        deleted = any(
+            "runtime-envs" in Path(each).parts for each in sys.path
+        )  # Flower deletes it after this message
         live = idle and not deleted and os.name == "posix"
         reply, state, error = _handed_over(idle, *given) if live else _answered(*given)
         if error is not None:
@@ -85,7 +92,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     return made
 
 
-def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
+def _answered(
+    app: str, identity: list[int], message: Message, context: Context
+) -> tuple[Any, Any, str | None]:
     """Let the app answer a message in this process. Return ``(reply, app's state, None)``, or ``(None, None, text)``
     after an error."""
     # The text has only the error's class: the error's own text may hold samples, and must not reach the server.
@@ -98,7 +107,9 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
         return None, None, f"{type(error).__name__}, the site's own log says more"
 
 
-def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
+def _handed_over(
+    idle: float, app: str, identity: list[int], message: Message, context: Context
+) -> Any:
     """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +131,9 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
             if process is None or process.poll() is not None:
                 break
             time.sleep(0.05)
-    raise RuntimeError("the site's process has not started, or has died twice over this message: its log says more")
+    raise RuntimeError(
+        "the site's process has not started, or has died twice over this message: its log says more"
+    )
 
 
 _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _live; _live()"]
@@ -138,7 +151,9 @@ def _live() -> None:
     holder = Path(key).with_suffix(".node")  # of all processes of one SuperNode
     other, _, alive = holder.read_text().partition(" ") if holder.is_file() else ("", "", "")
     if other not in ("", str(own_node)):
-        with suppress(ProcessLookupError, PermissionError):  # that SuperNode has ended: this one takes over
+        with suppress(
+            ProcessLookupError, PermissionError
+        ):  # that SuperNode has ended: this one takes over
             os.kill(int(alive), 0)
             sys.exit(f"{_TAKEN}: {Path(key).parent}")
     holder.write_text(f"{own_node} {supernode}")
@@ -161,7 +176,9 @@ def _live() -> None:
         with suppress(*_BROKEN), listener.accept() as link:
             given = link.recv()
             if given[1][2] != own_node:
-                os.kill(supernode, 0)  # an error if that SuperNode has ended: the process of this one takes over
+                os.kill(
+                    supernode, 0
+                )  # an error if that SuperNode has ended: the process of this one takes over
                 link.send((None, None, _TAKEN))
                 continue
             since = math.inf

@@ -69,14 +69,20 @@ class RankGroup(Ranks):
         return [self.broadcast(rank, value, exchange_name) for rank in range(self.size)]
 
     def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
-        data = _packed((exchange_name, value)) if source == self.rank else torch.empty(0, dtype=torch.uint8)
+        data = (
+            _packed((exchange_name, value))
+            if source == self.rank
+            else torch.empty(0, dtype=torch.uint8)
+        )
         length = torch.tensor([len(data)])
         self.broadcast_rows([length], [source], exchange_name)
         data = data if source == self.rank else data.new_empty(int(length))
         self.broadcast_rows([data], [source], exchange_name)
         if source == self.rank:
             return value
-        theirs, found = torch.load(io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False)
+        theirs, found = torch.load(
+            io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False
+        )
         if theirs != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
@@ -86,9 +92,13 @@ class RankGroup(Ranks):
             )
         return found
 
-    def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], exchange_name: str) -> None:
+    def broadcast_rows(
+        self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], exchange_name: str
+    ) -> None:
         if self.aborted:
-            raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {exchange_name}.")
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} has given up, and cannot exchange {exchange_name}."
+            )
         there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
             for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
@@ -123,7 +133,11 @@ def _packed(value: Any) -> Tensor:
 
 @cache
 def meet(
-    rank: int, size: int, device: torch.device, start_timeout: float = 600.0, timeout: float = 7 * 86400.0
+    rank: int,
+    size: int,
+    device: torch.device,
+    start_timeout: float = 600.0,
+    timeout: float = 7 * 86400.0,
 ) -> RankGroup:
     """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once."""
     patience = timedelta(seconds=start_timeout)
@@ -216,17 +230,24 @@ class FederatedStrategy(ParallelStrategy):
         if self._size > 1:
             if not environment.creates_processes_externally:
                 os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
-            self._launcher = _SubprocessScriptLauncher(environment, self._size // self.num_nodes, self.num_nodes)
+            self._launcher = _SubprocessScriptLauncher(
+                environment, self._size // self.num_nodes, self.num_nodes
+            )
 
     def setup_environment(self) -> None:
         super().setup_environment()
         environment: Any = self.cluster_environment
-        environment.set_global_rank(self.node_rank * (self._size // self.num_nodes) + self.local_rank)
+        environment.set_global_rank(
+            self.node_rank * (self._size // self.num_nodes) + self.local_rank
+        )
         environment.set_world_size(self._size)
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # a function's attribute
         if self._size > 1:
             torch.set_num_threads(self._threads)
-            os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+            os.environ |= {
+                "MASTER_ADDR": environment.main_address,
+                "MASTER_PORT": str(environment.main_port),
+            }
             self.ranks = meet(self.global_rank, self._size, self.root_device, timeout=self._timeout)
 
     def setup(self, trainer: L.Trainer) -> None:
@@ -247,7 +268,11 @@ class FederatedStrategy(ParallelStrategy):
             self.ranks.all_gather(None, f"barrier {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj if self.within_round or self.ranks.aborted else self.ranks.broadcast(src, obj, "broadcast")
+        return (
+            obj
+            if self.within_round or self.ranks.aborted
+            else self.ranks.broadcast(src, obj, "broadcast")
+        )
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
@@ -275,7 +300,10 @@ def ranks_of(trainer: L.Trainer) -> Ranks:
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
+    shapes = {
+        f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}"
+        for name, tensor in tensors.items()
+    }
     _check_alike(ranks, Identity(shapes, {}))
     for name, first in ranks.broadcast(0, tensors, "initial weights").items():
         tensors[name].data.copy_(first)
@@ -316,8 +344,12 @@ def _check_alike(ranks: Ranks, mine: Identity) -> None:
     """Raise ConfigurationError if another rank has other settings or data than this rank."""
     for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
-        if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):
-            raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")
+        if differ := mine.other_settings(
+            theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
+        ):
+            raise ConfigurationError(
+                f"{'; '.join(differ)}. Start all ranks with the same configuration."
+            )
         if who := mine.other_holders(theirs):
             raise ConfigurationError(
                 f"ranks {ranks.rank} and {rank} have dealt out other data: {who} hold other samples or labels. All "
@@ -325,4 +357,6 @@ def _check_alike(ranks: Ranks, mine: Identity) -> None:
             )
 
 
-StrategyRegistry.register("federated", FederatedStrategy, "the clients of a federation on several processes")
+StrategyRegistry.register(
+    "federated", FederatedStrategy, "the clients of a federation on several processes"
+)

@@ -39,7 +39,9 @@ class SeveralRanks(Engine):
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
         work = zip(rest[-1].work.values(), data.num_samples.tolist())
-        self.owners = ClientPlacement(self.ranks, [each.steps or each.epochs * samples for each, samples in work])
+        self.owners = ClientPlacement(
+            self.ranks, [each.steps or each.epochs * samples for each, samples in work]
+        )
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
@@ -64,7 +66,9 @@ class SeveralRanks(Engine):
             return super()._load(mine)
         # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
         seed, index = self._state.seed, self._state.round_index
-        idle = CohortLoader(self.data, clients[:1], seed=seed, round_index=index, lengths=lambda *_: [1])
+        idle = CohortLoader(
+            self.data, clients[:1], seed=seed, round_index=index, lengths=lambda *_: [1]
+        )
         idle.visits = []
         return idle
 
@@ -79,13 +83,17 @@ class SeveralRanks(Engine):
         return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
     def _train(self, batches: Any) -> None:
-        self._strategy.within_round = True  # until the clients are trained; after an error, until the fit is closed
+        self._strategy.within_round = (
+            True  # until the clients are trained; after an error, until the fit is closed
+        )
         self._clients, self._all_trained = list(self._instructions), None
         self._counted = counts_so_far(self.trainer)
         if self._idle():
             state = self.local_training.state
             state.begin_clients()
-            state.enter(self._clients[0])  # so the federation's schedules do not step on this rank's idle batch
+            state.enter(
+                self._clients[0]
+            )  # so the federation's schedules do not step on this rank's idle batch
             self.loop.train_epoch()
             state.leave(keep=False)
         else:
@@ -100,15 +108,22 @@ class SeveralRanks(Engine):
     def _exchange(self) -> None:
         """Exchange updates, so that each rank holds the updates of the whole cohort."""
         ranks, keep_trained = self.ranks, self._config.evaluation.keeps
-        exchange_name, device = f"the updates of round {self._state.round_index}", self._matrix.device
+        exchange_name, device = (
+            f"the updates of round {self._state.round_index}",
+            self._matrix.device,
+        )
         own = counts_so_far(self.trainer) - self._counted
         own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
         rows, trained = self._vectors(), super().trained() if keep_trained else {}
         has_last = not self._idle() and self._visits[-1].client == self._clients[-1]
         told = {
-            "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+            "updates": [
+                replace(update, vector=update.vector.new_empty(0)) for update in self.updates
+            ],
             "broken": self.broken,
-            "trained": {client: model for client, model in trained.items() if model is not rows[client]},
+            "trained": {
+                client: model for client, model in trained.items() if model is not rows[client]
+            },
             "buffers": self.local_training.state.next_buffers,
             "counted": Counted() if self._idle() else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
@@ -122,7 +137,9 @@ class SeveralRanks(Engine):
         (last,) = [part["last"] for part in parts if part["last"] is not None]
         restore_global_rngs((*last[:3], None))
         restore_torch_rngs(last[2:], device)
-        everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
+        everywhere = Counted(
+            *(sum(numbers) for numbers in zip(*(part["counted"] for part in parts)))
+        )
         add(self.trainer, everywhere - own)
 
     def _vectors(self) -> dict[int, Tensor]:
@@ -131,7 +148,11 @@ class SeveralRanks(Engine):
 
     def _take_all(self, parts: Sequence[Mapping[str, Any]], exchange_name: str) -> None:
         """Replace this rank's updates by those of all ranks, ``parts``, in the cohort's order."""
-        told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
+        told = {
+            update.client_id: (rank, update)
+            for rank, part in enumerate(parts)
+            for update in part["updates"]
+        }
         clients = [client for client in self._clients if client in told]
         owners = [told[client][0] for client in clients]
         matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
@@ -141,7 +162,9 @@ class SeveralRanks(Engine):
         self.ranks.broadcast_rows(matrix, owners, exchange_name)
         self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
         self._matrix = matrix
-        self.broken = [client for client in self._clients if any(client in part["broken"] for part in parts)]
+        self.broken = [
+            client for client in self._clients if any(client in part["broken"] for part in parts)
+        ]
         if owners:
             self.local_training.state.next_buffers = parts[owners[0]]["buffers"]
 
@@ -157,7 +180,9 @@ class SeveralRanks(Engine):
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(self.ranks.all_gather(super().received(instruct), "the clients' own models"))
+        return _together(
+            self.ranks.all_gather(super().received(instruct), "the clients' own models")
+        )
 
     def kept(self) -> dict[int, Any]:
         """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
@@ -193,7 +218,9 @@ class SeveralRanks(Engine):
         return [value] if self.discarded else self.ranks.all_gather(value, exchange_name)
 
 
-def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+def check_agreement(
+    ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
+) -> None:
     """Raise RuntimeError unless all ranks have computed the same global ``model [P]``, weights and metrics' values
     (``contributions``)."""
     if ranks.size == 1:

@@ -61,10 +61,22 @@ BATCHES = 3
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
 HOOKS = (
-    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *(
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+    ),
     "on_before_optimizer_step",
 )
-HOOKS_OF_A_MODULE = (*HOOKS, "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+HOOKS_OF_A_MODULE = (
+    *HOOKS,
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+)
 #: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
 #: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
 OF_THE_RUN = (
@@ -156,7 +168,9 @@ class VmapProcess(IdleEngine):
         self._training = RowTraining(self._module, self.trainer.optimizers[0], clip, self._unused)
         while not self.complete:
             stop = min(self._visited + self._chunk, len(self._visits))
-            self._train_rows([self._begin_outside(visit) for visit in self._visits[self._visited : stop]])
+            self._train_rows(
+                [self._begin_outside(visit) for visit in self._visits[self._visited : stop]]
+            )
         add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
 
     def _begin_outside(self, visit: ClientBatches) -> _Begun:
@@ -176,7 +190,9 @@ class VmapProcess(IdleEngine):
         """Train a chunk of clients as one batched model, in halves if memory runs out."""
         found: tuple[State, Tensor] | None = None
         try:
-            states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
+            states = {
+                name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state
+            }
             with batched_steps(self.trainer):
                 found = self._training.train(states, [each.given for each in begun])
         except RuntimeError as error:
@@ -195,7 +211,9 @@ class VmapProcess(IdleEngine):
         trained, losses = found
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
-            torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
+            torch._foreach_copy_(
+                list(self._own.values()), [trained[name][row] for name in self._own]
+            )
             self.local_training.resume(each.context, losses[row])
             self._end()
         self._now = None
@@ -233,7 +251,9 @@ def _not_by_hooks(module: L.LightningModule) -> str | None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
-    if hooks := [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]:
+    if hooks := [
+        hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)
+    ]:
         name = type(module).__name__
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
     return None
@@ -253,7 +273,9 @@ def _harmless(callback: L.Callback, hook: str) -> bool:
     if not is_overridden(hook, callback, L.Callback):
         return True
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
-    if owner is None or hook in vars(callback):  # the hook is an attribute of the instance, as in LambdaCallback
+    if owner is None or hook in vars(
+        callback
+    ):  # the hook is an attribute of the instance, as in LambdaCallback
         return False
     known = issubclass(owner, OF_THE_RUN) and owner.__module__.startswith("lightning.")
     return known or owner.__module__.startswith("flsv.")
@@ -270,9 +292,13 @@ def try_rows(
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         own = stand_in(trainer, module)
-        own.strategy.optimizers = [deepcopy(trainer.optimizers[0], {id(each): each for each in module.parameters()})]
+        own.strategy.optimizers = [
+            deepcopy(trainer.optimizers[0], {id(each): each for each in module.parameters()})
+        ]
         optimizer = own.optimizers[0]
-        for group in optimizer.param_groups:  # a warm-up may begin at 0, which would hide all differences
+        for (
+            group
+        ) in optimizer.param_groups:  # a warm-up may begin at 0, which would hide all differences
             group["lr"] = group.get("initial_lr") or group["lr"]
         given = _first_batches(trainer, own, seed)
         start = _values(module)
@@ -284,16 +310,35 @@ def try_rows(
                 tensor.copy_(start[name])
         rounding = rounding_of(trainer)
         # The second row starts a rounding error away: where rounding is coarse, it shows the effect of rounding.
-        coarse = {name for name, tensor in start.items() if rounding.steps > 0 and tensor.is_floating_point()}
-        nudged = {n: rounding.nudged(t.flatten()).view_as(t) if n in coarse else t for n, t in start.items()}
-        both = {name: torch.stack([tensor, nudged[name]]) for name, tensor in start.items() if name not in unstacked}
+        coarse = {
+            name
+            for name, tensor in start.items()
+            if rounding.steps > 0 and tensor.is_floating_point()
+        }
+        nudged = {
+            n: rounding.nudged(t.flatten()).view_as(t) if n in coarse else t
+            for n, t in start.items()
+        }
+        both = {
+            name: torch.stack([tensor, nudged[name]])
+            for name, tensor in start.items()
+            if name not in unstacked
+        }
         training = RowTraining(module, optimizer, clipping(trainer), unused)
         # The same batches have been trained on as usual: an error from here on comes from training rows.
-        with isolated_rngs(seed, "steps"), unchanged(module), refusing(module, (Exception,)), batched_steps(own):
+        with (
+            isolated_rngs(seed, "steps"),
+            unchanged(module),
+            refusing(module, (Exception,)),
+            batched_steps(own),
+        ):
             rows, means = training.train(both, [given, given])
     _compare(module, "the loss", means[0], torch.stack(losses).mean().to(means), rounding.number)
     rounded = rounding.steps * _norm(model[name] - tensor for name, tensor in start.items())
-    caused = _norm(rounding.caused(start[name].flatten(), *rows[name].flatten(1)) for name in coarse & rows.keys())
+    caused = _norm(
+        rounding.caused(start[name].flatten(), *rows[name].flatten(1))
+        for name in coarse & rows.keys()
+    )
     for name, tensor in rows.items():
         _compare(module, name, tensor[0], model[name], rounding.number, max(rounded, caused))
     return unused
@@ -319,7 +364,10 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
     client = int((data.num_samples > 0).nonzero()[0])
     # A generator, which Iterable.__iter__ need not be.
     with closing(iter(CohortLoader(data, [client], seed=seed, round_index=0))) as loader:  # type: ignore[type-var]
-        return [tree_map_only(Tensor, torch.clone, as_given(own, batch)) for batch in islice(loader, BATCHES)]
+        return [
+            tree_map_only(Tensor, torch.clone, as_given(own, batch))
+            for batch in islice(loader, BATCHES)
+        ]
 
 
 def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
@@ -330,12 +378,16 @@ def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], s
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
-            loss = training_loss(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+            loss = training_loss(
+                trainer.strategy.training_step(*step_arguments(module, batch, step))
+            )
         loss.backward()
         without.append({name for name, p in module.named_parameters() if p.grad is None})
         limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         if limit is not None:
-            trainer.precision_plugin.clip_gradients(optimizer, limit, algorithm or GradClipAlgorithmType.NORM)
+            trainer.precision_plugin.clip_gradients(
+                optimizer, limit, algorithm or GradClipAlgorithmType.NORM
+            )
         optimizer.step()
         losses.append(loss.detach())
     optimizer.zero_grad()
@@ -345,7 +397,12 @@ def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], s
 
 
 def _compare(
-    module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
+    module: nn.Module,
+    name: str,
+    batched: Tensor,
+    ordinary: Tensor,
+    allowed: float,
+    rounded: float = 0.0,
 ) -> None:
     """Raise NotBatched if two results called ``name`` differ by more than the tolerance ``allowed``, and their distance
     exceeds ``rounded``."""
@@ -364,7 +421,9 @@ def _compare(
 
 
 #: Attributes of a module that Lightning and torch set themselves.
-_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
+_LIGHTNINGS = frozenset(
+    {"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"}
+)
 _LIGHTNINGS |= {"_metric_attributes"}
 
 
@@ -376,9 +435,13 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     if not all(map(np.array_equal, drawn, tree_leaves(global_rngs()))):
         raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
     now = dict(_attributes(module))
-    if names := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+    if names := sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    ):
         text = ", ".join(names[:3])
-        raise refusal(module, f"it changes what the module keeps beside parameters and buffers: {text}")
+        raise refusal(
+            module, f"it changes what the module keeps beside parameters and buffers: {text}"
+        )
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -393,4 +456,10 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             elif name not in _LIGHTNINGS:
                 held = isinstance(value, dict | list | set | deque)
                 plain = isinstance(value, bool | int | float | str | None)
-                yield place, (None if plain else id(value), value if plain else len(value) if held else None)
+                yield (
+                    place,
+                    (
+                        None if plain else id(value),
+                        value if plain else len(value) if held else None,
+                    ),
+                )

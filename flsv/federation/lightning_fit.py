@@ -91,16 +91,28 @@ class LightningFit:
             warnings.filterwarnings("ignore", message=message)
         self.run_state.identity = fit_identity(settings, data)
         self.metrics.bind(
-            data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
+            data.num_clients,
+            data.num_classes,
+            data.class_names,
+            data.known_class_counts,
+            data.client_names,
         )
         warn_of_rarity(self.metrics.performances.values(), data)
-        check_metric_shapes(config.strategies, self.metrics.metrics, data.num_clients, data.num_classes)
+        check_metric_shapes(
+            config.strategies, self.metrics.metrics, data.num_clients, data.num_classes
+        )
         warn_of_noise(config.privacy, self.metrics.update_metrics)
-        own = int.from_bytes(os.urandom(4), "little") if self.given_seed is None else int(self.given_seed)
+        own = (
+            int.from_bytes(os.urandom(4), "little")
+            if self.given_seed is None
+            else int(self.given_seed)
+        )
         state.seed = agree(trainer, self.run_state.identity, own, config.engine)
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
-            state.participations, state.updates_received = torch.zeros(2, data.num_clients, dtype=torch.long)
+            state.participations, state.updates_received = torch.zeros(
+                2, data.num_clients, dtype=torch.long
+            )
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         limit = trainer.limit_train_batches
         work = dict(enumerate(map(config.work_of, data.client_names)))
@@ -128,7 +140,9 @@ class LightningFit:
         if make is Engine and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
-        self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
+        self.federation = FederationRun(
+            config, self.metrics, self.state, engine, trainer.max_epochs
+        )
         self.federation.server.strategies += self.plan.ends(self.federation, module, self._weights)
         self._lengths.restore()
         self._change((self.data, "round_loader", self.federation.loader))
@@ -160,7 +174,11 @@ class LightningFit:
         self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
         self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
         plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"
-        weights = trainer.strategy, name, lambda: state.global_state_dict() if self.loop.within else plain()
+        weights = (
+            trainer.strategy,
+            name,
+            lambda: state.global_state_dict() if self.loop.within else plain(),
+        )
         self._change(weights, *self.average.changes)
 
     # ---- the state of the fit
@@ -169,7 +187,9 @@ class LightningFit:
     def running(self) -> FederationRun:
         """Return the FederationRun that :meth:`start` has made."""
         if self.federation is None:
-            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+            raise RuntimeError(
+                "the loop knows this from the start of a fit on: call trainer.fit first."
+            )
         return self.federation
 
     @property
@@ -182,7 +202,10 @@ class LightningFit:
 
     def _progress(self) -> dict[str, str]:
         index, rounds = self.state.round_index, self.trainer.max_epochs
-        return {"round": f"{index + (index != rounds)}/{rounds}", "client": self.running.engine.place}
+        return {
+            "round": f"{index + (index != rounds)}/{rounds}",
+            "client": self.running.engine.place,
+        }
 
     # ---- a round
 
@@ -244,7 +267,10 @@ class LightningFit:
         """Score the last round, and return the state that the next one needs."""
         self._score_round()
         engine = None if self.federation is None else self.federation.engine
-        return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.loop.within)}
+        return {
+            **self.run_state.state_dict(engine),
+            "finetuned": self.finetuning.state(self.loop.within),
+        }
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""
@@ -253,7 +279,9 @@ class LightningFit:
         if self.running.at_server:
             refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
-        checkpoint["loops"]["fit_loop"] = self.loop.state_dict()  # after the fit the trainer has its own loop
+        checkpoint["loops"]["fit_loop"] = (
+            self.loop.state_dict()
+        )  # after the fit the trainer has its own loop
         if self.loop.within:
             self.loop.rewind(checkpoint)
         else:
@@ -272,7 +300,9 @@ class LightningFit:
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
-            self.reports.write_late(self.plan.train(EndedRun(*known, self._weights(), self.running.server.games)))
+            self.reports.write_late(
+                self.plan.train(EndedRun(*known, self._weights(), self.running.server.games))
+            )
         self.reports.finish()
 
     def _weights(self) -> torch.Tensor:
@@ -292,7 +322,9 @@ class LightningFit:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
                 self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
             if self.loop.within:
-                exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
+                exception.add_note(
+                    f"flsv: {self.place()} (clients are counted from 0, rounds from 1)"
+                )
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
         finally:  # even if restoring the module failed, the folder's lock is released

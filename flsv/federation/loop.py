@@ -145,7 +145,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             if name != "metrics":  # the property returns the live metrics
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
-        self.contribution_metrics = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
+        self.contribution_metrics = ContributionMetrics(
+            {**config.metrics, **spent}, check_names(config.strategies)
+        )
         self._plan = CoalitionPlan.of(config)
         for each in config.filters:
             each.check(personalizer, list(self.contribution_metrics.evaluating))
@@ -176,7 +178,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             3
         """
         given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
-        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # not copied
+        functions = {
+            name: given.pop(name) for name in ("engine", "share") if name in given
+        }  # not copied
         return type(self)(**copy.deepcopy(given), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
@@ -192,7 +196,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
         if 0 < trainer.current_epoch < self.round_index:
-            raise ConfigurationError("this trainer's last fit ended in a validation: make a new Trainer, and resume.")
+            raise ConfigurationError(
+                "this trainer's last fit ended in a validation: make a new Trainer, and resume."
+            )
         if trainer.current_epoch == 0:
             self._reset()
             self.contribution_metrics.reset()
@@ -208,7 +214,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module, self)
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         self._fit.begin_step(optimizer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -218,7 +226,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.end()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self._lightning_fit is not None:
             self._lightning_fit.fail(pl_module, exception)
 
@@ -232,7 +242,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the state that the next round needs, except the global model."""
         return {
             **self.state.state_dict(),
-            **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
+            **(
+                self.run_state.state_dict()
+                if self._lightning_fit is None
+                else self._lightning_fit.saved()
+            ),
             **self.config.state_dict(),
             "metrics": self.contribution_metrics.state_dict(),
             "coalitions": self._plan.state_dict(),
@@ -258,7 +272,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed = self._lightning_fit and self._lightning_fit.given_seed
         check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         # A wrapped data module's hyper-parameters are not arguments of FederatedDataModule, nor always safe to load.
         checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         if self._lightning_fit is not None:
@@ -330,7 +346,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
-    clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
+    clients, channel, space = (
+        property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space")
+    )
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
     @property
@@ -382,5 +400,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def _fit(self) -> LightningFit:
         if self._lightning_fit is None:
-            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+            raise RuntimeError(
+                "the loop knows this from the start of a fit on: call trainer.fit first."
+            )
         return self._lightning_fit

@@ -64,7 +64,11 @@ class RunReports:
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._federation, self._told = federation, told
-        self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
+        self._state, self._config, self._data = (
+            federation.state,
+            federation.config,
+            federation.engine.data,
+        )
         metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
@@ -118,7 +122,9 @@ class RunReports:
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
+        classes = (
+            None if data.known_class_counts is None else data.class_names
+        )  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         per_class = curves_of(metrics, reporting.per_class)
         sinks: list[Sink] = []
@@ -128,7 +134,9 @@ class RunReports:
             if first == 0 or isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(merged)
             # In a fast_dev_run a logger's experiment is a dummy.
-            if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
+            if isinstance(logger, TensorBoardLogger) and isinstance(
+                logger.experiment, SummaryWriter
+            ):
                 board = TensorBoard(logger, metrics, *names, per_class)
                 board.begin(first, merged, draw)
                 sinks.append(board)
@@ -148,7 +156,9 @@ class RunReports:
             state.round_index,
             federation.metrics.contributions,
             state.weights,
-            losses={} if round.losses is None else dict(zip(on_host(round.client_ids), on_host(round.losses))),
+            losses={}
+            if round.losses is None
+            else dict(zip(on_host(round.client_ids), on_host(round.losses))),
             norms=federation.server.norms,
             scores=state.client_scores,
             evaluated=federation.evaluated,
@@ -160,10 +170,16 @@ class RunReports:
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Write metrics' values of earlier rounds that were computed after the last, ``{round: {metric: values}}``."""
-        results = [self.results.late(index, values, self._draws(index)) for index, values in sorted(found.items())]
+        results = [
+            self.results.late(index, values, self._draws(index))
+            for index, values in sorted(found.items())
+        ]
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
         # once the loggers have them.
-        known = [bool(result.changes) and {row[:5] for row in result.changes} <= self._logged for result in results]
+        known = [
+            bool(result.changes) and {row[:5] for row in result.changes} <= self._logged
+            for result in results
+        ]
         new = [result for result, logged in zip(results, known) if not logged]
         for sink in sorted(self.sinks, key=lambda sink: isinstance(sink, CSV)):
             sink.write_late(new if isinstance(sink, TensorBoard | Trackers) else results)
@@ -177,12 +193,18 @@ class RunReports:
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
-        return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
+        return (
+            bool(metrics)
+            and (reporting.files or reporting.table)
+            and not self._trainer.fast_dev_run
+        )
 
     def look_at_start(self) -> None:
         """Store the initial model's performance in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
-            self._state.start = {name: told["value"] for name, told in performances(self._federation).items()}
+            self._state.start = {
+                name: told["value"] for name, told in performances(self._federation).items()
+            }
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
@@ -195,18 +217,28 @@ class RunReports:
     def _tried(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
         data, found = self._data, list[str]()
-        for measures, ask in (("what validation logs", self._log_names), ("accuracy", self._classified)):
+        for measures, ask in (
+            ("what validation logs", self._log_names),
+            ("accuracy", self._classified),
+        ):
             try:
                 found.append(f"Values by {measures}: {ask(data.val_dataloader())}")
             except ConfigurationError as error:
                 found.append(f"No values by {measures}: {error}")
-        return " ".join([f"a batch of each of {data.num_clients} clients was trained, and nothing is kept.", *found])
+        return " ".join(
+            [
+                f"a batch of each of {data.num_clients} clients was trained, and nothing is kept.",
+                *found,
+            ]
+        )
 
     def _log_names(self, loaders: Any) -> str:
         if not is_overridden("validation_step", self._trainer.lightning_module, L.LightningModule):
             raise ConfigurationError("there is no validation_step.")
         kept = keep_batches(self._trainer, [islice(each, 1) for each in each_loader(loaders)])
-        names = ValidatedModels(self._trainer, self._federation.engine.space, kept, names=()).logged()
+        names = ValidatedModels(
+            self._trainer, self._federation.engine.space, kept, names=()
+        ).logged()
         return f"performance one of {names}, with a mode."
 
     def _classified(self, loaders: Any) -> str:
@@ -224,17 +256,36 @@ class RunReports:
         trainer, data, state = self._trainer, self._data, self._state
         metrics, values = self._federation.metrics.metrics, self._federation.metrics.contributions
         index = max(state.round_index - 1, 0)
-        logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-        of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
+        logged = {
+            name: value.item()
+            for name, value in trainer.callback_metrics.items()
+            if value.numel() == 1
+        }
+        of_clients = {
+            "samples": data.num_samples,
+            "rounds": state.participations,
+            "weight": state.weights,
+        }
         return RunResult(
             index,
             state.round_index,
             table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
-            columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
-            to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
+            columns={
+                name: "column" if column_names(metrics[name]) else "class"
+                for name in metrics
+                if name in values
+            },
+            to_pay_by=nearest_first(
+                {n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}
+            ),
             trained=[name for name in values if isinstance(metrics[name], ShadowShapley)],
-            learning_record={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
-            logged={name: value for name, value in logged.items() if name not in self._monitored.names},
+            learning_record={
+                **learning,
+                **({"coalitions": lines} if (lines := self._told()) else {}),
+            },
+            logged={
+                name: value for name, value in logged.items() if name not in self._monitored.names
+            },
             pictures=self.results.pictures(index, values),
         )
 
@@ -296,7 +347,11 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
     found.pending = getattr(metric, "pending", None)
-    found.interval = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) and whole.ndim else None
+    found.interval = (
+        metric.intervals(value=whole)
+        if isinstance(metric, ContributionMetric) and whole.ndim
+        else None
+    )
     return found
 
 
@@ -328,7 +383,9 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
     for incident in state.incidents:
         client, what = incident["client"], incident["what"]
         of = int(state.updates_received[client]) if what in (NOT_FINITE, LARGE) else None
-        others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
+        others = (
+            [other for other in groups.get(client, ()) if other != client] if what == COPY else []
+        )
         events.append(Event(**incident, of=of, others=others))
     return events
 

@@ -37,7 +37,9 @@ def check_checkpoint(
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
         # mypy: set by Lightning's connectors
-        if "identity" in state and state["identity"]["samples"] != sample_hashes(trainer.datamodule):  # type: ignore[attr-defined]
+        if "identity" in state and state["identity"]["samples"] != sample_hashes(
+            trainer.datamodule
+        ):  # type: ignore[attr-defined]
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
                 "the samples that it is validated on.",
@@ -48,7 +50,9 @@ def check_checkpoint(
     trainer.precision_plugin.convert_module(trainer.lightning_module)
 
 
-def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
+def check_state(
+    state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None
+) -> None:
     """Check that the present fit can resume from a loop's saved ``state``."""
     if state.get("version") != version:
         raise ConfigurationError(
@@ -75,7 +79,9 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
             f"say more than {rounds}."
         )
     if rounds == max_epochs:
-        warnings.warn(f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2)
+        warnings.warn(
+            f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2
+        )
 
 
 @contextmanager
@@ -92,7 +98,9 @@ def complete() -> Iterator[None]:
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
     """Check that the same entries of the module are shared as before."""
-    if before and (differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")):
+    if before and (
+        differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")
+    ):
         raise ConfigurationError(
             f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
             "what share says, must be what the run was started with."

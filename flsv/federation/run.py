@@ -42,10 +42,20 @@ class FederationRun:
         engine: Engine,
         rounds: int | None,
     ) -> None:
-        self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
+        self.config, self.metrics, self.state, self.engine, self.rounds = (
+            config,
+            metrics,
+            state,
+            engine,
+            rounds,
+        )
         self.evaluated = self.at_server = False
         module, data, self.space = engine.trainer.lightning_module, engine.data, engine.space
-        self.clients, self.channel, space = engine.manager.clients, engine.manager.channel, engine.space
+        self.clients, self.channel, space = (
+            engine.manager.clients,
+            engine.manager.channel,
+            engine.space,
+        )
         num_classes = data.num_classes if data.no_classes is None else None
         check_space(space, metrics, config.uploads, config.head, num_classes)
         warn_of_sharing(space, module, bool(config.evaluation.every))
@@ -60,7 +70,14 @@ class FederationRun:
     def info(self) -> FederationInfo:
         """Return the description of the federation that strategies get before the first round."""
         engine, state = self.engine, self.state
-        given = state.model(), engine.space, engine.data, state.seed, engine.trainer.optimizers, self.metrics.metrics
+        given = (
+            state.model(),
+            engine.space,
+            engine.data,
+            state.seed,
+            engine.trainer.optimizers,
+            self.metrics.metrics,
+        )
         return self.config.federation_info(*given)
 
     def begin(self, resumed: bool) -> None:
@@ -84,7 +101,9 @@ class FederationRun:
 
     def make_games(self) -> None:
         """Make the coalition games in which metrics evaluate models, and try their evaluators."""
-        if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
+        if (
+            games := self.engine.games(self.metrics.performances, self.metrics.evaluating)
+        ) is not None:
             self.server.bind_games(games)
 
     def draw_cohort(self) -> None:
@@ -95,7 +114,13 @@ class FederationRun:
         draw = generator_for(state.seed, "cohort", state.round_index)
         before = len(self.channel.messages)
         state.cohort = cohort_of(
-            sampler, state.num_clients, self._priors, draw, state.round_index, self.clients, state.model()
+            sampler,
+            state.num_clients,
+            self._priors,
+            draw,
+            state.round_index,
+            self.clients,
+            state.model(),
         )
         # Messages of the draw are counted in the coming round, and saved in the checkpoint before that round.
         state.pending_traffic = self.channel.pop_since(before)
@@ -115,7 +140,9 @@ class FederationRun:
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, pass it to ``write``, and return whether it is complete."""
         instructions = self._instruct_cohort()  # it was drawn at the end of the round before
-        if not self.engine.train(instructions):  # one after the other, many at once, on ranks or at sites
+        if not self.engine.train(
+            instructions
+        ):  # one after the other, many at once, on ranks or at sites
             return False
         round = self._receive(instructions)
         round = self._finish(round)  # metrics, aggregation, personalization
@@ -126,14 +153,18 @@ class FederationRun:
     def _instruct_cohort(self) -> dict[int, Instruction]:
         state = self.state
         if why := self.spent():  # a resumed run, or min_epochs
-            raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+            raise ConfigurationError(
+                f"there is no budget for another round: {why}. Raise max_epsilon, or stop here."
+            )
         self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
         instructions, model = self._instruct(state.cohort), state.model()
         if any(upload.reference == "global" for upload in self.config.uploads):
             for client, told in instructions.items():
                 if told.start is not model:
-                    instructions[client] = replace(told, tensors={**told.tensors, GLOBAL_MODEL: model})
+                    instructions[client] = replace(
+                        told, tensors={**told.tensors, GLOBAL_MODEL: model}
+                    )
         return instructions
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
@@ -142,7 +173,9 @@ class FederationRun:
         sampler, index = self.config.sampler, state.round_index
         # A function, which computes each client's probability [n] to be drawn.
         chances = partial(chances_of, sampler, state.num_clients, self._priors, index, state.cohort)
-        self.server.send({client: told for client, told in instructions.items() if client in engine.heard})
+        self.server.send(
+            {client: told for client, told in instructions.items() if client in engine.heard}
+        )
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
         with self._warnings_once():
             round = self.server.receive(
@@ -164,11 +197,17 @@ class FederationRun:
         state, engine = self.state, self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
-            state.complete(round, [*engine.broken, *(update.client_id for update in engine.updates)])
+            state.complete(
+                round, [*engine.broken, *(update.client_id for update in engine.updates)]
+            )
             if self.config.evaluation.keeps:
-                state.trained.update({client: model.clone() for client, model in engine.trained().items()})
+                state.trained.update(
+                    {client: model.clone() for client, model in engine.trained().items()}
+                )
             every, index = self.config.evaluation.every, state.round_index + 1
-            self.evaluated = bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
+            self.evaluated = bool(every) and (
+                index == self.rounds or index % every == 0 or bool(self.spent())
+            )
             if self.evaluated:
                 state.client_scores = engine.own_scores(self._instruct)
         engine.end_round(state.model())
@@ -227,7 +266,9 @@ class RunState:
         return {
             "clients": clients,
             "buffers": buffers,
-            "configured_options": self.configured_options if engine is None else engine.options.configured_options,
+            "configured_options": self.configured_options
+            if engine is None
+            else engine.options.configured_options,
             "shared": self.shared if engine is None else engine.space.described(),
             "finetuned": self.finetuned,
             "csv": self.csv,

@@ -77,7 +77,11 @@ class Cohort:
     def _lengths(self) -> tuple[Tensor, float]:
         """Copy the updates' lengths and the model's norm to the CPU at once."""
         cut = self.num_parameters
-        own = [] if self.model is None else [distances(self.model[None, :cut], self.model.new_zeros(1))]
+        own = (
+            []
+            if self.model is None
+            else [distances(self.model[None, :cut], self.model.new_zeros(1))]
+        )
         if self.common_start is not None:
             found = [distances(self.matrix[:, :cut], self.common_start[:cut])]
         else:
@@ -117,7 +121,9 @@ class Cohort:
 class Notices:
     """Counter of the rounds in which a client had a fault. A fault is, for example, a model that is not finite."""
 
-    def __init__(self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None
+    ) -> None:
         self._words = words
         self.names: Sequence[str] = ()
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
@@ -132,7 +138,9 @@ class Notices:
         named = []
         for client in clients:
             count, called = self._found[fault][client], client_called(client, self.names)
-            named.append(called.removeprefix("client ") + (f" ({count} times)" if count > 1 else ""))
+            named.append(
+                called.removeprefix("client ") + (f" ({count} times)" if count > 1 else "")
+            )
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
     def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
@@ -141,7 +149,10 @@ class Notices:
 
     def at_the_end(self) -> list[str]:
         """Describe each fault that clients had in more than one round."""
-        found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
+        found = {
+            fault: sorted(c for c, times in counts.items() if times > 1)
+            for fault, counts in self._found.items()
+        }
         return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:

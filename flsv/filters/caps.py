@@ -73,7 +73,9 @@ class NormCap(UpdateFilter):
     excludes = False
     compares = "lengths of updates"
 
-    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+    def __init__(
+        self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]
+    ) -> None:
         self.cap = cap
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
@@ -87,7 +89,9 @@ class NormCap(UpdateFilter):
     def apply(self, cohort: Cohort) -> Cohort:
         starts = [start for start in cohort.starts if start is not None]
         if len(starts) < len(cohort.updates):
-            raise RuntimeError("updates have a known length only if the server knows all start points.")
+            raise RuntimeError(
+                "updates have a known length only if the server knows all start points."
+            )
         cut = cohort.num_parameters
         origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
         factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
@@ -111,7 +115,9 @@ class SampleCap(UpdateFilter):
 
     excludes = False
 
-    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+    def __init__(
+        self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]
+    ) -> None:
         self.cap = cap
 
     def apply(self, cohort: Cohort) -> Cohort:

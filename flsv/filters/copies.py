@@ -65,7 +65,9 @@ def similarities(gram: Tensor) -> Tensor:
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
     known = torch.outer(lengths, lengths) > 1e-12
-    return (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
+    return (
+        (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
+    )
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
@@ -106,7 +108,9 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
         return found
     values = similar.double().clone().fill_diagonal_(1)
     # A group that is nearer to itself than to all others is a cluster of single linkage.
-    joined = linkage(squareform((1 - (values + values.T) / 2).clamp_min(0).numpy(), checks=False), "single")
+    joined = linkage(
+        squareform((1 - (values + values.T) / 2).clamp_min(0).numpy(), checks=False), "single"
+    )
     groups = {i: [i] for i in range(k)}
     for step, (left, right) in enumerate(joined[:, :2].astype(int).tolist()):
         members = groups[k + step] = groups[left] + groups[right]
@@ -119,7 +123,9 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
     return found.fill_diagonal_(False)
 
 
-def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
+def last_step_similarity(
+    gram: Tensor, products: Tensor, square: float, num_samples: Tensor
+) -> Tensor:
     """Compute each update's similarity to the server's last step, which free riders send back, float64 ``[k]``. ``gram
     [k, k]`` has the updates' inner products, ``products [k]`` those with the step, and ``square`` is its squared norm.
     """
@@ -138,7 +144,9 @@ def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samp
     found = []
     for weights in (here[:k].double(), claims):
         clients = here[:k].sum() / (1 + here[:k].sum())
-        center = torch.cat([weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]])
+        center = torch.cat(
+            [weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]]
+        )
         without = torch.eye(k + 1, dtype=torch.float64) - center
         left = without @ cosines @ without.T
         lengths = left.diagonal().clamp_min(0).sqrt()
@@ -190,7 +198,10 @@ class CopyFilter(UpdateFilter):
     excludes = False
     bounds = False
     rules: ClassVar = (
-        (lambda a: (a.threshold, a.gap, a.echo) != (None,) * 3, "there is no rule. Give one, or leave it out."),
+        (
+            lambda a: (a.threshold, a.gap, a.echo) != (None,) * 3,
+            "there is no rule. Give one, or leave it out.",
+        ),
     )
 
     def __init__(
@@ -210,7 +221,11 @@ class CopyFilter(UpdateFilter):
         self._start: Tensor | None = None
 
     def begin(self, federation: FederationInfo) -> None:
-        self._pairs, self._echoes, self._start = self._pairs.new_zeros(4, 0, 0), self._echoes.new_zeros(4, 0), None
+        self._pairs, self._echoes, self._start = (
+            self._pairs.new_zeros(4, 0, 0),
+            self._echoes.new_zeros(4, 0),
+            None,
+        )
         super().begin(federation)
 
     def resume(self, federation: FederationInfo) -> None:
@@ -233,13 +248,20 @@ class CopyFilter(UpdateFilter):
         if cohort.gram is None:
             return cohort
         here = torch.tensor(cohort.ids, dtype=torch.long)
-        similar, stepping = self._compare(here, cohort.gram), self._compare_step(here, cohort, cohort.gram)
+        similar, stepping = (
+            self._compare(here, cohort.gram),
+            self._compare_step(here, cohort, cohort.gram),
+        )
         echoing = (self._echoes[3] > 0).nonzero().flatten().tolist()
         sentences = []
         for fault, group in [*((COPY, group) for group in self.groups), (ECHOING, echoing)]:
             members = [client for client in group if client in cohort.ids]
             if len(members) > (fault == COPY) and self.notices.is_first(fault, members):
-                most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
+                most = (
+                    stepping[members]
+                    if fault == ECHOING
+                    else similar[members][:, members].fill_diagonal_(-1)
+                )
                 sentences.append(
                     f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
                     f"{most.max().item():.2f}): still aggregated and measured. Look into it before you pay "
@@ -257,9 +279,14 @@ class CopyFilter(UpdateFilter):
         if self.echo is not None and before is not None and start is not None:
             step = (start - before.to(start))[:end]
             products = ClientMatrix(cohort.matrix, [start] * len(here)).until(end).dot(step).cpu()
-            now = last_step_similarity(gram, products, float(step.double() @ step.double()), cohort.num_samples)
+            now = last_step_similarity(
+                gram, products, float(step.double() @ step.double()), cohort.num_samples
+            )
             moved = float(bool((step != 0).any()))
-            total, rounds = total.index_add(0, here, now), rounds.index_add(0, here, torch.full_like(now, moved))
+            total, rounds = (
+                total.index_add(0, here, now),
+                rounds.index_add(0, here, torch.full_like(now, moved)),
+            )
             speaking = speaking.index_add(0, here, (now >= self.echo).double())
         mean = total / rounds.clamp_min(1)
         found = found.where((mean < (self.echo or 2)) | (speaking < ROUNDS), 1.0)
@@ -275,7 +302,10 @@ class CopyFilter(UpdateFilter):
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)
         if len(here) > 2:  # two clients do not show a common direction
             now = similarities(gram)
-            total, together = total.index_put(pairs, now, True), together.index_put(pairs, torch.ones_like(now), True)
+            total, together = (
+                total.index_put(pairs, now, True),
+                together.index_put(pairs, torch.ones_like(now), True),
+            )
             speaking = speaking.index_put(pairs, (now >= SPEAKING).double(), True)
             similar[pairs] = (total / together.clamp_min(1))[pairs]
         if self.threshold is not None:

@@ -68,14 +68,22 @@ class MultiKrum(UpdateFilter):
                 f"in round {cohort.round_index + 1} {self!r} keeps all clients: {clients} cannot outvote "
                 f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
             )
-        keep = clients - self.byzantine if self.keep is None else min(self.keep, clients - self.byzantine)
+        keep = (
+            clients - self.byzantine
+            if self.keep is None
+            else min(self.keep, clients - self.byzantine)
+        )
         kept = torch.zeros(clients, dtype=torch.bool)
-        kept[krum_scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = True
+        kept[krum_scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = (
+            True
+        )
         return cohort.keep(kept)
 
     def _distances(self, cohort: Cohort) -> Tensor:
         if cohort.gram is None:
-            raise RuntimeError(f"{self!r}: updates can be compared only if the server knows all start points.")
+            raise RuntimeError(
+                f"{self!r}: updates can be compared only if the server knows all start points."
+            )
         products = cohort.gram.double()
         squares = products.diag()
         return (squares[:, None] + squares - 2 * products).clamp_min(0)

@@ -51,7 +51,10 @@ class OutlierFilter(UpdateFilter):
     may_change = True
     bounds = False
     rules: ClassVar = (
-        (lambda a: a.threshold is not None or not a.exclude, "there is no rule to exclude by. Leave threshold out."),
+        (
+            lambda a: a.threshold is not None or not a.exclude,
+            "there is no rule to exclude by. Leave threshold out.",
+        ),
     )
 
     def __init__(self, threshold: Positive | None = OUTLYING, exclude: bool = False) -> None:
@@ -67,7 +70,9 @@ class OutlierFilter(UpdateFilter):
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         # An aggregator with weights from a metric has no weight for an update that is not measured.
-        self._for_weights = not self.exclude and federation.strategies["aggregator"].metric is not None
+        self._for_weights = (
+            not self.exclude and federation.strategies["aggregator"].metric is not None
+        )
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
@@ -76,9 +81,13 @@ class OutlierFilter(UpdateFilter):
         drowning = drowning_updates(norms, cohort.model_norm)
         large = drowning
         if self.threshold is not None:
-            steps = torch.tensor([update.num_steps for update in cohort.updates], dtype=torch.float64)
+            steps = torch.tensor(
+                [update.num_steps for update in cohort.updates], dtype=torch.float64
+            )
             by_step = norms / steps.clamp_min(1)
-            large = drowning | (large_updates(norms, self.threshold) & large_updates(by_step, self.threshold))
+            large = drowning | (
+                large_updates(norms, self.threshold) & large_updates(by_step, self.threshold)
+            )
         out = large if self.excludes else drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
         unmeasured = ids[large & ~out].tolist()

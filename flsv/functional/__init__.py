@@ -5,8 +5,17 @@ from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.fedce import contribution_estimates, leave_one_out_cosines, without_own
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.intervals import interval_over_seeds
-from flsv.functional.pfedsv import label_overlap, personalized_weights, relevance_auroc, top_k_download
-from flsv.functional.shapfed import class_specific_shapley, collaborative_fairness, participant_weights
+from flsv.functional.pfedsv import (
+    label_overlap,
+    personalized_weights,
+    relevance_auroc,
+    top_k_download,
+)
+from flsv.functional.shapfed import (
+    class_specific_shapley,
+    collaborative_fairness,
+    participant_weights,
+)
 from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.estimators import ESTIMATORS

@@ -67,8 +67,12 @@ def allocate(
             f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
         )
     units = 0 if unit is None else round(budget / unit)
-    if unit is not None and not math.isclose(_product(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6):
-        raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
+    if unit is not None and not math.isclose(
+        _product(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6
+    ):
+        raise ConfigurationError(
+            f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit."
+        )
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
     claims[seen] = _proportions(_scaled(values[seen]), negatives)
@@ -81,8 +85,12 @@ def allocate(
         )
     shares = [claim / total for claim in claims.tolist()]
     if unit is None:
-        return torch.tensor(_adjust_to_sum([share * budget for share in shares], budget), dtype=torch.float64)
-    return torch.tensor([_product(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64)
+        return torch.tensor(
+            _adjust_to_sum([share * budget for share in shares], budget), dtype=torch.float64
+        )
+    return torch.tensor(
+        [_product(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64
+    )
 
 
 def _product(count: int, unit: float) -> float:

@@ -30,7 +30,9 @@ def normalized(reputation: Tensor) -> Tensor:
     """
     reputation = reputation.double()
     if not (reputation >= 0).all() or reputation.sum() == 0:
-        raise ValueError(f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0.")
+        raise ValueError(
+            f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0."
+        )
     return reputation / reputation.sum()
 
 
@@ -42,7 +44,9 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
     return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
 
 
-def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
+def updated_reputation(
+    reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3
+) -> Tensor:
     """Update the reputations r ``[k]`` by the cosines phi. The result is max(alpha r + (1 - alpha) phi, floor),
     normalized to sum to 1.
     """

@@ -25,7 +25,9 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         block = slice(begin, min(begin + width, rows.shape[1]))
         first = rows[0, block]
         same = first == first  # all but NaN
-        if rows.device.type != "cpu":  # to leave out rows or blocks, the host would wait for the device
+        if (
+            rows.device.type != "cpu"
+        ):  # to leave out rows or blocks, the host would wait for the device
             for row in rows[1:]:
                 same &= row[block] == first
             yield block, same

@@ -41,7 +41,9 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 def all_finite(vector: Tensor) -> bool:
     """Return whether all entries of a vector are finite, without a second vector in memory."""
     # If the sum is finite all entries are; an infinite sum may come from finite entries.
-    return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
+    return bool(vector.sum().isfinite()) or all(
+        bool(part.isfinite().all()) for part in vector.split(_at_once(vector))
+    )
 
 
 def _at_once(points: Tensor) -> int:
@@ -65,7 +67,11 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     result = torch.empty(length, dtype=torch.float64, device=points.device)
     for left in range(0, length, width):
         block = points[:, left : left + width]
-        torch.mv(scratch[:, : block.shape[1]].copy_(block).T, weights.double(), out=result[left : left + width])
+        torch.mv(
+            scratch[:, : block.shape[1]].copy_(block).T,
+            weights.double(),
+            out=result[left : left + width],
+        )
     return result
 
 

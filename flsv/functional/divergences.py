@@ -32,7 +32,9 @@ def label_divergence(class_counts: Tensor) -> Tensor:
     """
     counts = class_counts.double()
     totals = counts.sum(-1, keepdim=True)
-    if counts.ndim not in (1, 2) or not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
+    if counts.ndim not in (1, 2) or not bool(
+        (counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()
+    ):
         raise ValueError(
             f"expected class_counts [M] or [n, M], not negative, some of them above 0; got {class_counts.tolist()}."
         )
@@ -43,7 +45,11 @@ def label_divergence(class_counts: Tensor) -> Tensor:
 
 @checked
 def divergence_weights(
-    num_samples: Tensor, divergence: Tensor, a: float = 0.6, b: float = 0.1, normalize_divergence: bool = True
+    num_samples: Tensor,
+    divergence: Tensor,
+    a: float = 0.6,
+    b: float = 0.1,
+    normalize_divergence: bool = True,
 ) -> Tensor:
     r"""Compute aggregation weights from numbers of samples and label divergences (eq. 6).
 
@@ -84,7 +90,9 @@ def divergence_weights(
     sizes, distances = num_samples.double(), divergence.to(num_samples.device, torch.float64)
     for name, values in (("num_samples", sizes), ("divergence", distances)):
         if not bool((values.isfinite() & (values >= 0)).all()):
-            raise ValueError(f"{name}={values.tolist()}: expected finite numbers that are not negative.")
+            raise ValueError(
+                f"{name}={values.tolist()}: expected finite numbers that are not negative."
+            )
     if sizes.sum() == 0:
         raise ValueError("num_samples are all 0: nobody has anything to weigh.")
     shares = sizes / sizes.sum()

@@ -41,7 +41,9 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     """
     k = len(weights)
     if weights.ndim != 1 or gram.shape != (k, k):
-        raise ValueError(f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}.")
+        raise ValueError(
+            f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}."
+        )
     gram, weights = gram.double(), weights.to(gram.device).double()
     own = gram.diagonal()
     others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
@@ -49,14 +51,20 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     squares = torch.einsum("ia,ab,ib->i", others, gram, others)
     longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all updates pointed one way
     norms = torch.where(squares > 1e-13 * longest.square(), squares, 0).sqrt()
-    products = products.where(norms > 0, torch.zeros_like(products))  # otherwise the products are rounding errors
+    products = products.where(
+        norms > 0, torch.zeros_like(products)
+    )  # otherwise the products are rounding errors
     cosines = products / (own.clamp_min(0).sqrt().clamp_min(EPSILON) * norms.clamp_min(EPSILON))
     return cosines.clamp(-1, 1)
 
 
 @checked
 def contribution_estimates(
-    cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3, cap: float | None = None
+    cosines: Tensor,
+    scores: Tensor,
+    combine: Combine = "times",
+    floor: float = 1e-3,
+    cap: float | None = None,
 ) -> Tensor:
     """Compute FedCE's weights from mean cosines and mean scores.
 
@@ -92,7 +100,9 @@ def contribution_estimates(
         tensor([0.3077, 0.3077, 0.3846], dtype=torch.float64)
     """
     if bool(((scores < 0) | (scores > 1)).any()):
-        raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
+        raise ValueError(
+            f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}."
+        )
     directions = _shares(1 - cosines.double(), floor)
     told = 1 - scores.double()
     if cap is not None and len(told):

@@ -47,7 +47,9 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
         tensor([0.5000, 0.3750, 0.1250], dtype=torch.float64)
     """
     if descent.ndim != 1 or descent.shape != agreement.shape:
-        raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
+        raise ValueError(
+            f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}."
+        )
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)
     totals = parts.nansum(1, keepdim=True)
     weights = (totals > 0) * totals.new_tensor([[1 - blend], [blend]])

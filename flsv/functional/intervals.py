@@ -39,7 +39,9 @@ LEVEL = 0.9
 
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
-    return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))
+    return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(
+        ~(freedom > 0), float("nan")
+    )
 
 
 def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
@@ -72,7 +74,10 @@ def one_seed_stderr(
     """
     values, stderr = values.double(), stderr.double()
     paid = values.clamp_min(0).sum(0)
-    variance = stderr.square() + ((WITH_UNTRAINED if untrained is None else SEED_DEVIATION) * paid).square()
+    variance = (
+        stderr.square()
+        + ((WITH_UNTRAINED if untrained is None else SEED_DEVIATION) * paid).square()
+    )
     if untrained is not None:
         variance = variance + (untrained.double().std(0) / len(values)).square()
     if recent is not None:
@@ -84,7 +89,11 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
     """Compute predicted values' standard error from their difference between interpolation and ensemble, ``[n]`` or
     ``[n, M]``.
     """
-    return (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt()).expand(disagreement.shape).clone()
+    return (
+        (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt())
+        .expand(disagreement.shape)
+        .clone()
+    )
 
 
 def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
@@ -116,7 +125,9 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
         tensor([0.6150, 1.0660], dtype=torch.float64)
     """
     if values.ndim != 2 or not 0 < level < 1:
-        raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
+        raise ValueError(
+            f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}."
+        )
     seeds, values = len(values), values.double()
     fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
     if seeds == 1:
@@ -124,4 +135,6 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
     spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
     usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
     variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
-    return (t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()).sqrt()
+    return (
+        t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()
+    ).sqrt()

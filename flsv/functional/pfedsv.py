@@ -19,7 +19,9 @@ SelfWeight = Policy | NonNegative
 
 
 @checked
-def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
+def personalized_weights(
+    values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean"
+) -> Tensor:
     r"""Compute a client's weights of its own and downloaded models (eqs. 6 and 7).
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
@@ -62,8 +64,14 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
         )
     others = torch.arange(len(values), device=values.device) != own
     worth, apart = values.double().clamp_min(0), distances.double().clone()
-    if not bool(values.isfinite().all()) or not bool((apart[others] >= 0).all()) or bool(apart[others].isinf().any()):
-        raise ValueError(f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}.")
+    if (
+        not bool(values.isfinite().all())
+        or not bool((apart[others] >= 0).all())
+        or bool(apart[others].isinf().any())
+    ):
+        raise ValueError(
+            f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}."
+        )
     if self_weight == "exclude":
         worth = worth * others
     if not bool((worth * others > 0).any()):
@@ -73,7 +81,11 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
     else:
         apart[own] = self_weight
     same = (apart == 0) & (worth > 0)
-    weights = worth * same if bool(same.any()) else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
+    weights = (
+        worth * same
+        if bool(same.any())
+        else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
+    )
     return (weights / weights.sum()).to(values)
 
 
@@ -162,11 +174,16 @@ def label_overlap(class_counts: Tensor) -> Tensor:
                 [0.0000, 0.5000, 1.0000]])
     """
     if class_counts.ndim != 2 or bool((class_counts < 0).any()):
-        raise ValueError(f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}.")
+        raise ValueError(
+            f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}."
+        )
     counts = class_counts.float()
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
     # Class by class: [n, n, M] would be large for hundreds of clients.
-    return sum((torch.minimum(p[:, None], p[None, :]) for p in shares.T), start=shares.new_zeros(len(shares)))
+    return sum(
+        (torch.minimum(p[:, None], p[None, :]) for p in shares.T),
+        start=shares.new_zeros(len(shares)),
+    )
 
 
 def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
@@ -191,8 +208,14 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
         >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
         tensor(0.9167, dtype=torch.float64)
     """
-    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
-        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
+    if (
+        relevance.ndim != 2
+        or relevance.shape[0] != relevance.shape[1]
+        or relevance.shape != truth.shape
+    ):
+        raise ValueError(
+            f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}."
+        )
     known = ~relevance.isnan()
     known.fill_diagonal_(False)
     scores, positive = relevance[known], truth.to(relevance.device)[known] > 0

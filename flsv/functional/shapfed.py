@@ -90,7 +90,9 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
         tensor(nan)
     """
     if standalone.ndim != 1 or standalone.shape != final.shape:
-        raise ValueError(f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}.")
+        raise ValueError(
+            f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}."
+        )
     dtype = torch.promote_types(standalone.dtype, torch.float32)
     pairs = torch.stack([standalone.double(), final.double()])
     pairs = pairs[:, ~pairs.isnan().any(0)]

@@ -52,8 +52,12 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         tensor([0.0000, 0.0000, 0.5000, 1.0000])
     """
     if bool(torch.isinf(values).any()):
-        players = torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
-        raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalized.")
+        players = (
+            torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
+        )
+        raise ValueError(
+            f"the Shapley values of players {players} are infinite; they cannot be normalized."
+        )
     if len(values) == 0:
         return values
     values = values if values.dtype.is_floating_point else values.to(torch.float32)
@@ -103,13 +107,17 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
     """
     if weights.ndim != 1:
-        raise ValueError(f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n].")
+        raise ValueError(
+            f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n]."
+        )
     if expected_cohort > len(weights):
         given = f"importance_probabilities(expected_cohort={expected_cohort})"
         raise ConfigurationError(f"{given}: of {len(weights)} clients so many cannot be drawn.")
     bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten().tolist()
     if bad:
-        raise ValueError(f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite.")
+        raise ValueError(
+            f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite."
+        )
     dtype = weights.dtype if weights.dtype.is_floating_point else torch.float32
     w = weights.to(torch.float64)
     w = w / w.max().clamp_min(torch.finfo(torch.float64).tiny)

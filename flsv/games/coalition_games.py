@@ -52,7 +52,12 @@ class CoalitionGames:
         validated: Mapping[Hashable, VectorEvaluator] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.evaluator, self.server_lr, self._validated, self._ranks = evaluator, server_lr, validated or {}, ranks
+        self.evaluator, self.server_lr, self._validated, self._ranks = (
+            evaluator,
+            server_lr,
+            validated or {},
+            ranks,
+        )
         self._round: Round | None = None
         self._gradients: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self._products: dict[Hashable, Any] = {}
@@ -75,7 +80,9 @@ class CoalitionGames:
     @property
     def total_evaluations(self) -> int:
         """Sum of :attr:`evaluations` over this fit's rounds so far."""
-        return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
+        return (
+            self._before + sum(table.evaluations for table in self._tables.values()) + self._models
+        )
 
     def begin(self, round: Round) -> None:
         """Make ``round`` the current round, and forget the scores of the previous round's models."""
@@ -93,7 +100,9 @@ class CoalitionGames:
         if isinstance(metric, ModelScore):
             return self._validated[metric.evaluator]
         if self.evaluator is None:
-            raise RuntimeError(f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}.")
+            raise RuntimeError(
+                f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}."
+            )
         return self.evaluator
 
     def utility(
@@ -128,7 +137,10 @@ class CoalitionGames:
         return table
 
     def utility_of_models(
-        self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
+        self,
+        build: Callable[[int, Tensor], None],
+        count: int,
+        metric: str | ModelScore = "accuracy",
     ) -> Tensor:
         """Compute the utilities of ``count`` models, and count these in :attr:`evaluations`.
 
@@ -149,7 +161,9 @@ class CoalitionGames:
         self._models += len(coalitions.masks)
         return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
-    def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
+    def gradient(
+        self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss"
+    ) -> Tensor:
         """Compute the validation loss's gradient at a model.
 
         The last gradient of each loss is cached as long as ``vector`` is the same tensor object.

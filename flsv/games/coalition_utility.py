@@ -57,7 +57,11 @@ class CoalitionModels:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
         # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
-        cut, start, models = self._round.space.num_parameters, self._round.global_vector, self._round.client_vectors
+        cut, start, models = (
+            self._round.space.num_parameters,
+            self._round.global_vector,
+            self._round.client_vectors,
+        )
         starts = self._round.matrix.starts
         common = all(each is start for each in starts)
         parameters, buffers = models[:, :cut].T, models[:, cut:].T
@@ -134,12 +138,17 @@ class CoalitionTable:
         Coalitions that are not in the table yet are evaluated, with models that ``models`` builds, and added.
         """
         has_members = masks.any(1).tolist()
-        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
+        keys = [
+            (models.key if some else None, mask)
+            for mask, some in zip(coalition_keys(masks), has_members)
+        ]
         new = first_positions(keys, self._rows)
         order = list(new.values())
         if order or self._scores is None:
             new_scores = self.evaluate(models.builder(masks[order]), len(order))
-            self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
+            self._scores = (
+                new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
+            )
             # Stored last: after an error the coalitions can be evaluated again.
             self._rows |= {key: len(self._rows) + place for place, key in enumerate(new)}
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
@@ -219,7 +228,11 @@ class CoalitionUtility:
         server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
     ) -> None:
-        self.metric, self.num_players, self.table = metric, len(round), table or CoalitionTable(round, evaluator)
+        self.metric, self.num_players, self.table = (
+            metric,
+            len(round),
+            table or CoalitionTable(round, evaluator),
+        )
         self._models = CoalitionModels(round, weighting, server_lr)
 
     @property

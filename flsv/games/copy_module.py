@@ -22,15 +22,30 @@ def copy_module(module: AnyModule) -> AnyModule:
     """Make a deep copy of a module, without ``torch.compile``. It shares the original's optimizer factories."""
     memo: dict[int, Any] = {}
     for layer in module.modules():
-        memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
+        memo |= {
+            id(value): value
+            for value in vars(layer).values()
+            if isinstance(value, partial) and _makes(value)
+        }
     parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
     try:
         with _OutputsDetached():
             own = deepcopy_with_closures(module, module.modules(), parts, memo)
     except Exception as error:
-        attributes = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
-        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in attributes]
-        blamed = [f"{type(module).__name__}.{name} ({kind})" for name, kind in kinds if f"'{kind}'" in str(error)]
+        attributes = [
+            (prefix, *item)
+            for prefix, layer in module.named_modules()
+            for item in vars(layer).items()
+        ]
+        kinds = [
+            (".".join(filter(None, (prefix, name))), type(value).__name__)
+            for prefix, name, value in attributes
+        ]
+        blamed = [
+            f"{type(module).__name__}.{name} ({kind})"
+            for name, kind in kinds
+            if f"'{kind}'" in str(error)
+        ]
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and a training takes a copy of it: "
             f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
@@ -41,7 +56,9 @@ def copy_module(module: AnyModule) -> AnyModule:
     return own
 
 
-def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
+def deepcopy_with_closures(
+    value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]
+) -> Any:
     """Make a deep copy of ``value`` and of closures that the ``holders`` store. The copied closures refer to the copies
     of ``parts``, a set of ids.
     """
@@ -67,7 +84,9 @@ class _OutputsDetached(TorchFunctionMode):
         return memo.setdefault(id(tensor), tensor.detach().clone())
 
 
-def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
+def _find_closures(
+    held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]
+) -> None:
     """Add ``{function: its copy with empty closure cells}`` to ``twins`` for functions with closures over ``parts``."""
     for value in held:
         if isinstance(value, dict):  # of hooks
@@ -85,7 +104,9 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
             if not inner and parts.isdisjoint(map(id, contents)):
                 continue
             empty = tuple(CellType() for _ in cells)
-            twin = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, empty)
+            twin = FunctionType(
+                value.__code__, value.__globals__, value.__name__, value.__defaults__, empty
+            )
             twin.__kwdefaults__ = value.__kwdefaults__
             vars(twin).update(vars(value))
             twins[value] = twin
@@ -95,7 +116,9 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _makes(factory: partial) -> bool:
     """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
-    command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
+    command_line = any(
+        type(argument).__module__.startswith("jsonargparse.") for argument in factory.args
+    )
     return isinstance(factory.func, type) or command_line
 
 
@@ -109,6 +132,9 @@ def _uncompile(layer: nn.Module, own: nn.Module, memo: dict[int, Any]) -> None:
     for name, value in vars(layer).items():
         plain = getattr(value, "_torchdynamo_orig_callable", None)
         if plain is not None and name in vars(own) and not isinstance(value, nn.Module):
-            if isinstance(plain, FunctionType) and plain.__code__.co_filename == external_utils.__file__:
+            if (
+                isinstance(plain, FunctionType)
+                and plain.__code__.co_filename == external_utils.__file__
+            ):
                 plain = plain.__wrapped__  # type: ignore[attr-defined]  # a frame that dynamo puts around torch's own
             vars(own)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy

@@ -49,7 +49,10 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 
 
 def judge(
-    local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
+    local: LocalData,
+    models: Tensor,
+    performance: str | ModelScore | None = None,
+    mode: str | None = None,
 ) -> Tensor:
     """Score models on a client's held-out (validation) samples.
 
@@ -68,7 +71,10 @@ def judge(
         have fewer than :data:`LEAST` samples together.
     """
     if performance is not None:
-        return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
+        return local.utility(
+            models,
+            performance if isinstance(performance, ModelScore) else _named(performance, mode),
+        )
     scores: Any = local.evaluate(models)
     return _without_rare(torch.cat([scores.support[None], scores.values["correct"]]))
 
@@ -204,9 +210,14 @@ class ClientJudges(VectorEvaluator):
             support = self(model[None]).support
         if missing := [client.id for client in self._clients if client.id not in self.answers]:
             why = " ".join(str(each.message) for each in said)
-            raise ConfigurationError(f'judges="clients": clients {missing} do not judge models. {why}')
+            raise ConfigurationError(
+                f'judges="clients": clients {missing} do not judge models. {why}'
+            )
         if support is not None and not support.all():
-            nobody = [self._data.class_names[place] for place in (support == 0).nonzero().flatten().tolist()]
+            nobody = [
+                self._data.class_names[place]
+                for place in (support == 0).nonzero().flatten().tolist()
+            ]
             raise ConfigurationError(
                 f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one '
                 f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
@@ -219,7 +230,11 @@ class ClientJudges(VectorEvaluator):
         # What clients keep of a model is that of another training.
         if self.space.private_names:
             return False
-        return self._measure.by_class and self.space.size <= MOST_KEPT and len(self._held_out) <= MOST_PREDICTED
+        return (
+            self._measure.by_class
+            and self.space.size <= MOST_KEPT
+            and len(self._held_out) <= MOST_PREDICTED
+        )
 
     def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
         """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
@@ -228,18 +243,28 @@ class ClientJudges(VectorEvaluator):
         shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
         ask = partial(self._predicted, models.to(self._device), trained, weights, shape)
         told = {
-            client.id: each for client, each in zip(self._clients, map_clients(self._clients, ask)) if each is not None
+            client.id: each
+            for client, each in zip(self._clients, map_clients(self._clients, ask))
+            if each is not None
         }
         if not told:
             raise NoAnswer("no client has judged the coalitions.")
         samples = self._data.num_samples[[*told]]
         both = [
-            Scores({"correct": hits}, of) for hits, of in (hits_by_class(each, samples) for each in zip(*told.values()))
+            Scores({"correct": hits}, of)
+            for hits, of in (hits_by_class(each, samples) for each in zip(*told.values()))
         ]
-        return torch.stack([self._measure.utility(each.value(self._measure.name)) for each in both], 1)
+        return torch.stack(
+            [self._measure.utility(each.value(self._measure.name)) for each in both], 1
+        )
 
     def _predicted(
-        self, models: Tensor, trained: Tensor, weights: Tensor, shape: tuple[int, ...], client: Client
+        self,
+        models: Tensor,
+        trained: Tensor,
+        weights: Tensor,
+        shape: tuple[int, ...],
+        client: Client,
     ) -> Tensor | None:
         try:
             answer = client.ask(judge_coalitions, models, trained, weights)
@@ -257,7 +282,9 @@ class ClientJudges(VectorEvaluator):
         kept: list[Tensor] = []
         for start in range(0, max(count, 1), chunk):
             rows = range(start, min(start + chunk, count))
-            models = torch.empty(len(rows), self.space.size, dtype=self.space.dtype, device=self._device)
+            models = torch.empty(
+                len(rows), self.space.size, dtype=self.space.dtype, device=self._device
+            )
             for place, row in enumerate(rows):
                 build(row, models[place])
             told.append(map_clients(self._clients, partial(self._ask, models)))
@@ -292,7 +319,9 @@ class ClientJudges(VectorEvaluator):
             few = (held_out.sum(-1) <= self._held_out[client.id]).all()
             fits = bool((answer >= 0).all() & (answer <= held_out).all() & few)
         if not fits:
-            raise NoAnswer(f"client {client.id} was asked to judge coalitions, and its answer cannot be one.")
+            raise NoAnswer(
+                f"client {client.id} was asked to judge coalitions, and its answer cannot be one."
+            )
         return answer.cpu()
 
     def _scores(self) -> Scores:
@@ -306,7 +335,9 @@ class ClientJudges(VectorEvaluator):
             opinions = torch.stack(answers)
             weights = torch.minimum(self._held_out, self._data.num_samples)[judges].double()
             mean = (weights / weights.sum()) @ opinions
-            scores = Scores({self._measure.name: self._measure.utility(mean)})  # as it was before: its own inverse
+            scores = Scores(
+                {self._measure.name: self._measure.utility(mean)}
+            )  # as it was before: its own inverse
         for place in unlike_others(opinions):
             self._note(judges[place], UNLIKE)
         return scores

@@ -26,13 +26,21 @@ class LentModule:
     """Snapshot of a module's state, which :meth:`restore` writes back after another model's evaluation."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
-        constant = set() if space is None else {id(each) for each in space.constants(module).values()}
+        constant = (
+            set() if space is None else {id(each) for each in space.constants(module).values()}
+        )
         self._gradients = [(each, each.requires_grad, each.grad) for each in module.parameters()]
-        found: list[Any] = [each for each in named_tensors(module).values() if id(each) not in constant]
+        found: list[Any] = [
+            each for each in named_tensors(module).values() if id(each) not in constant
+        ]
         self._held: list[tuple[Any, Any]] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._store_copies(vars(module), found, {*constant, *map(id, found)})
-        self._tensors = [[each, each._version, each.detach().clone()] for each in found if not each.is_inference()]
+        self._tensors = [
+            [each, each._version, each.detach().clone()]
+            for each in found
+            if not each.is_inference()
+        ]
 
     def _store_copies(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
         """Store copies of a container and, recursively, of all in it. Add its tensors to ``tensors``."""
@@ -77,7 +85,9 @@ def _has_same_objects(holder: Any, before: Any) -> bool:
         return False
     if isinstance(holder, dict):
         return all(key in holder and holder[key] is value for key, value in before.items())
-    return holder == before if isinstance(holder, set) else all(a is b for a, b in zip(holder, before))
+    return (
+        holder == before if isinstance(holder, set) else all(a is b for a, b in zip(holder, before))
+    )
 
 
 @contextmanager

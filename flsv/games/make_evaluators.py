@@ -36,18 +36,26 @@ def make_evaluators(
     """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
     each once to find errors.
     """
-    model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
+    model_scores = {
+        name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)
+    }
     if not model_scores:
         return {}
     with isolated_rngs(seed, "utility batches"):
         batches = keep_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    logged = {name: measure.of for name, measure in model_scores.items() if isinstance(measure.of, str)}
+    logged = {
+        name: measure.of for name, measure in model_scores.items() if isinstance(measure.of, str)
+    }
     if logged:
         names = list(dict.fromkeys(logged.values()))
-        asking = {name: ", ".join(who for who, each in logged.items() if each == name) for name in names}
+        asking = {
+            name: ", ".join(who for who, each in logged.items() if each == name) for name in names
+        }
         derived = [measure.name for measure in model_scores.values() if measure.derived]
-        by_validation = ValidatedModels(trainer, space, batches, names=names, derived=derived, asking=asking, seed=seed)
+        by_validation = ValidatedModels(
+            trainer, space, batches, names=names, derived=derived, asking=asking, seed=seed
+        )
         by_validation.attempt()
         evaluators["logged"] = by_validation
     for name, measure in model_scores.items():
@@ -80,10 +88,14 @@ def evaluator_on(
     return evaluator.on(batches, private)
 
 
-def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
+def _pairs(
+    trainer: L.Trainer, loaders: list[KeptBatches], asking: str
+) -> Iterator[tuple[Any, Any]]:
     """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{asking}: a torchmetrics metric is given forward(x) and y. {error}") from error
+        raise ConfigurationError(
+            f"{asking}: a torchmetrics metric is given forward(x) and y. {error}"
+        ) from error

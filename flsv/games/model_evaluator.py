@@ -19,7 +19,12 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import evaluating, free_cached
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
-from flsv.games.output_metric import OutputForm, OutputMetric, beyond_probabilities, wants_probabilities
+from flsv.games.output_metric import (
+    OutputForm,
+    OutputMetric,
+    beyond_probabilities,
+    wants_probabilities,
+)
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import (
     Build,
@@ -105,14 +110,20 @@ class ModelEvaluator(VectorEvaluator):
         asking: str = "ModelEvaluator",
     ) -> None:
         if num_classes is None and metric is None:
-            raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
+            raise ConfigurationError(
+                "ModelEvaluator: expected num_classes of a classifier, or a metric."
+            )
         self.space, self.num_classes, self.chunk = space, num_classes, chunk
         self.device = module_device(module)
-        self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
+        self.backend = (
+            ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
+        )
         self._module, self._seed, self._context = module, seed, context or nullcontext
         self._keep(batches)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
-        with torch.inference_mode(False):  # tensors made in inference mode can only be changed in it
+        with torch.inference_mode(
+            False
+        ):  # tensors made in inference mode can only be changed in it
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
         self.form: OutputForm | None = None
@@ -123,7 +134,9 @@ class ModelEvaluator(VectorEvaluator):
         self._batches, self._support = read_batches(batches, self.device, self.num_classes, size)
 
     def on(
-        self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
+        self,
+        batches: Iterable[Any] | None,
+        private: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> ModelEvaluator:
         """Make an evaluator that computes the same scores on other batches.
 
@@ -168,7 +181,9 @@ class ModelEvaluator(VectorEvaluator):
         return sums.scores(self._support, bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
-        return Sums(count, self.num_classes, len(self._batches), self.device, self.form if keep else None)
+        return Sums(
+            count, self.num_classes, len(self._batches), self.device, self.form if keep else None
+        )
 
     @contextmanager
     def _lent(self, *path: str) -> Iterator[LentModule]:
@@ -280,7 +295,9 @@ class ModelEvaluator(VectorEvaluator):
             for x, y in self._batches:
                 state = self.space.unflatten(torch.cat([parameters, buffers]))
                 # Only the parameters: batch_norm refuses statistics that want a gradient.
-                state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
+                state = {
+                    n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()
+                }
                 logits = functional_call(self._module, state, (x,))
                 logits = checked_logits(logits, y, len(support)).to(vector.dtype)
                 loss = F.cross_entropy(logits, y, weights, reduction="sum")
@@ -296,7 +313,9 @@ class ModelEvaluator(VectorEvaluator):
     def support(self) -> Tensor:
         """Number of validation samples of each class, int64 ``[M]``."""
         if self._support is None:
-            raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
+            raise ConfigurationError(
+                "ModelEvaluator: without num_classes there are no classes, nor a cross-entropy."
+            )
         return self._support
 
     def _loaded_outputs(self, x: Any) -> Any:
@@ -313,7 +332,9 @@ class ModelEvaluator(VectorEvaluator):
         state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
 
         def outputs(x: Any) -> Tensor:
-            batch_outputs = vmap(lambda own: functional_call(module, own, (x,)), randomness="same")(state)
+            batch_outputs = vmap(lambda own: functional_call(module, own, (x,)), randomness="same")(
+                state
+            )
             if not isinstance(batch_outputs, Tensor):
                 raise TypeError(f"forward gives {type(batch_outputs).__name__}")
             return batch_outputs
@@ -387,7 +408,10 @@ class ModelEvaluator(VectorEvaluator):
 
         self._score(range(1), seen, self._sums(1))
         labels = [y for _, y in self._batches]
-        if all(s is not None and isinstance(y, Tensor) and len(y) == s[0] for s, y in zip(shapes, labels)):
+        if all(
+            s is not None and isinstance(y, Tensor) and len(y) == s[0]
+            for s, y in zip(shapes, labels)
+        ):
             self.form = OutputForm.of(metric, shapes[0], labels[0], gives_logits)
             self.form = self.form if len({shape[1:] for shape in shapes}) == 1 else None
 

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
+from torchmetrics.classification import (
+    MulticlassConfusionMatrix,
+    MulticlassExactMatch,
+    MulticlassStatScores,
+)
 
 from flsv.games.validation_batches import kind_of
 from flsv.games.vector_evaluator import loss_dtype
@@ -33,7 +37,9 @@ class OutputMetric:
     regression.
     """
 
-    def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
+    def __init__(
+        self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False
+    ) -> None:
         self.metric, self.gives_logits = metric.clone().to(device), gives_logits
         self._asking, self._device = asking, device
         self.metric.sync_on_compute = False  # evaluated in this process only
@@ -48,7 +54,9 @@ class OutputMetric:
         """Add a batch, with half-precision outputs in single precision and a last dimension of 1 dropped."""
         self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
-            outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            outputs = (
+                outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            )
             if outputs.shape == (*y.shape, 1):
                 outputs = outputs.squeeze(-1)
             elif y.shape == (*outputs.shape, 1):
@@ -100,7 +108,9 @@ class OutputForm:
         """Find the form of a batch's outputs of the shape ``[B, ...]``."""
         if isinstance(metric, MeanLogLikelihood):
             return OutputForm(True, of_labels=True)
-        return OutputForm(_kind(metric) is not None, shape in (y.shape, (*y.shape, 1)), gives_logits)
+        return OutputForm(
+            _kind(metric) is not None, shape in (y.shape, (*y.shape, 1)), gives_logits
+        )
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Convert outputs ``[c, B, ...]`` of c models to this form."""
@@ -129,7 +139,9 @@ class OutputForm:
 
 def wants_probabilities(metric: Metric) -> bool:
     """Return whether a metric's value for logits differs from that for their probabilities."""
-    largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
+    largest = isinstance(
+        metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch
+    )
     return _kind(metric) is not None and not largest
 
 
@@ -141,12 +153,20 @@ def scores_class_1(metric: Metric) -> bool:
         (True, False)
     """
     name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
-    return _kind(metric) in ("Binary", "Classes") and name not in ("auroc", "BinaryAUROC", "BinaryAccuracy")
+    return _kind(metric) in ("Binary", "Classes") and name not in (
+        "auroc",
+        "BinaryAUROC",
+        "BinaryAccuracy",
+    )
 
 
 def beyond_probabilities(outputs: Any) -> bool:
     """Return whether a number of the outputs is outside [0, 1]."""
-    return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
+    return (
+        isinstance(outputs, Tensor)
+        and outputs.is_floating_point()
+        and bool(((outputs < 0) | (outputs > 1)).any())
+    )
 
 
 def _kind(metric: Metric) -> str | None:
@@ -155,7 +175,10 @@ def _kind(metric: Metric) -> str | None:
         return "Classes"
     if not type(metric).__module__.startswith(_CLASSES):
         return None
-    return next((k for k in ("Binary", "Multilabel", "Multiclass") if type(metric).__name__.startswith(k)), None)
+    return next(
+        (k for k in ("Binary", "Multilabel", "Multiclass") if type(metric).__name__.startswith(k)),
+        None,
+    )
 
 
 def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ class ModelScore:
     judged: bool = False
 
     def __repr__(self) -> str:
-        return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
+        return (
+            repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
+        )
 
     @property
     def title(self) -> str:
@@ -106,7 +108,9 @@ class ModelScore:
         All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
         """
         if self.judged:
-            return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
+            return "clients", "classes" if self.by_class else (
+                self.of if isinstance(self.of, str) else id(self.of)
+            )
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
@@ -128,12 +132,18 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
 
 def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     """Return whether a measure is a positive class's score, as F1 is."""
-    return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
+    return (
+        isinstance(measure, ModelScore)
+        and isinstance(measure.of, Metric)
+        and scores_class_1(measure.of)
+    )
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
     """Warn if a measure scores the rarer class without the user's choice (``pos_label``)."""
-    titles = dict.fromkeys(title_of(each, data.positive_class) for each in measures if scores_positive(each))
+    titles = dict.fromkeys(
+        title_of(each, data.positive_class) for each in measures if scores_positive(each)
+    )
     if titles and data.by_rarity:
         share = data.class_counts[:, 1].sum() / data.class_counts.sum()
         rank_zero_warn(
@@ -175,7 +185,10 @@ def is_logged(measure: Any) -> bool:
 
 
 def performance_of(
-    owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
+    owner: Any,
+    performance: str | Metric | ModelScore,
+    mode: Mode | None,
+    argument: str = "performance",
 ) -> str | ModelScore:
     """Return the performance measure that a metric's ``performance`` and ``mode`` name.
 

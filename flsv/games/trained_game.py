@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.round import TrainedCoalitions
-from flsv.functional.shapley.predicted_outputs import PredictedValues, predicted_shapley, values_of_tables
+from flsv.functional.shapley.predicted_outputs import (
+    PredictedValues,
+    predicted_shapley,
+    values_of_tables,
+)
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
@@ -30,10 +34,14 @@ class OutputScore:
     # The clients, if they predict and score. Models [T, P] then take the outputs' place.
     judges: ClientJudges | None = None
 
-    def shapley(self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor) -> PredictedValues:
+    def shapley(
+        self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor
+    ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
-            return predicted_shapley(trained, utilities, outputs, weights, self.score, logits=self.logits)
+            return predicted_shapley(
+                trained, utilities, outputs, weights, self.score, logits=self.logits
+            )
         tables = self.judges.predict(outputs, trained, weights)
         tables = tables.view(*tables.shape[:2], *utilities.shape[1:])
         numbers = (trained.long() << torch.arange(trained.shape[1])).sum(1)
@@ -114,7 +122,9 @@ def untrained_models(
     return build
 
 
-def _drawable_layers(module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace) -> list[Any]:
+def _drawable_layers(
+    module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace
+) -> list[Any]:
     """List the layers whose weights can be drawn at random again."""
     frozen, found = {id(each) for each in space.constants(module).values()}, []
     for name, layer in module.named_modules():
@@ -122,6 +132,8 @@ def _drawable_layers(module: nn.Module, initial: Mapping[str, Any], space: Param
             # Adapters start at zero, and must stay there.
             own = dict(layer.named_parameters(name))
             start = [initial[each] for each in own if each in initial]
-            if frozen.isdisjoint(map(id, own.values())) and (not start or any(each.any() for each in start)):
+            if frozen.isdisjoint(map(id, own.values())) and (
+                not start or any(each.any() for each in start)
+            ):
                 found.append(layer)
     return found

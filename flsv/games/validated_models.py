@@ -62,7 +62,9 @@ class ValidatedModels(VectorEvaluator):
         self._private: Callable[[], Mapping[str, Tensor]] = dict
 
     def on(
-        self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
+        self,
+        loaders: Sequence[KeptBatches],
+        private: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> ValidatedModels:
         """Make an evaluator that computes the same scores on other batches.
 
@@ -84,12 +86,16 @@ class ValidatedModels(VectorEvaluator):
             count: K, the number of models.
         """
         rows: list[Mapping[str, float]] = []
-        vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device)
+        vector = torch.empty(
+            self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
+        )
         for index in range(count):
             build(index, vector)
             with self._validation(vector) as run:
                 rows.append(self._numbers(run.logged()))
-        return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
+        return Scores(
+            {n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names}
+        )
 
     @torch.no_grad()
     def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
@@ -100,10 +106,20 @@ class ValidatedModels(VectorEvaluator):
         logged = dict(trainer.callback_metrics)
         every = trainer.check_val_every_n_epoch or 1
         whole = trainer.limit_val_batches == 1.0 and not trainer.overfit_batches
-        if after_round is None or (after_round + 1) % every or not whole or not {*self._names} <= logged.keys():
+        if (
+            after_round is None
+            or (after_round + 1) % every
+            or not whole
+            or not {*self._names} <= logged.keys()
+        ):
             with self._validation(None) as run:
                 logged = run.logged()
-        return Scores({n: torch.tensor([value], dtype=torch.float64) for n, value in self._numbers(logged).items()})
+        return Scores(
+            {
+                n: torch.tensor([value], dtype=torch.float64)
+                for n, value in self._numbers(logged).items()
+            }
+        )
 
     def logged(self) -> list[str]:
         """Return the names of all values that the fit's module logs as it is."""
@@ -154,7 +170,10 @@ class ValidatedModels(VectorEvaluator):
     def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
         for name in self._names:
             if name not in logged:
-                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
+                who, module = (
+                    self._asking.get(name, "a utility"),
+                    type(self._trainer.lightning_module).__name__,
+                )
                 raise ConfigurationError(
                     f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
@@ -170,11 +189,18 @@ class ValidatedModels(VectorEvaluator):
         total, weights = torch.zeros((), dtype=torch.float64), 0.0
         # Closed, or an error would leave its contexts entered.
         with self._validation(vector) as run, closing(run.steps()) as steps:
-            own = {n: p.requires_grad_(True) for n, p in run.module.named_parameters() if n in self.space.names}
+            own = {
+                n: p.requires_grad_(True)
+                for n, p in run.module.named_parameters()
+                if n in self.space.names
+            }
             ordered = [own[n] for n in self.space.names if n in own]
             for arguments, loader in steps:
                 with torch.enable_grad():
-                    logged = [(torch.as_tensor(v).sum(), w) for v, w in _logged(run.module, name, arguments, loader)]
+                    logged = [
+                        (torch.as_tensor(v).sum(), w)
+                        for v, w in _logged(run.module, name, arguments, loader)
+                    ]
                 for value, weight in logged:
                     if not value.requires_grad:
                         raise ConfigurationError(
@@ -184,7 +210,10 @@ class ValidatedModels(VectorEvaluator):
                         )
                     slopes = torch.autograd.grad(value, ordered, materialize_grads=True)
                     gradient += weight * torch.cat([slope.flatten() for slope in slopes]).double()
-                    total, weights = total + weight * value.detach().cpu().double(), weights + weight
+                    total, weights = (
+                        total + weight * value.detach().cpu().double(),
+                        weights + weight,
+                    )
         return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:

@@ -25,13 +25,17 @@ def read_batches(
     """
     pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
-    for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):
+    for x, y in (
+        batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches)
+    ):
         if support is not None:
             support += torch.bincount(y.cpu(), minlength=len(support))
         if support is None or len(y):
             pairs.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
     if not pairs:
-        raise ConfigurationError("there are no validation samples: models cannot be evaluated on nothing.")
+        raise ConfigurationError(
+            "there are no validation samples: models cannot be evaluated on nothing."
+        )
     return (pairs if support is None or size is None else _recut(pairs, size)), support
 
 
@@ -54,10 +58,14 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     ``num_classes``.
     """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
+        raise ConfigurationError(
+            f"a validation batch is a {type(batch).__name__}, expected a pair (x, y)."
+        )
     x, y = batch
     if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-        raise ConfigurationError(f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B].")
+        raise ConfigurationError(
+            f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B]."
+        )
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_classes):
@@ -73,7 +81,9 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
     columns.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-    if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
+    if shape == (len(y), classes) or (
+        or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes
+    ):
         return logits
     raise ConfigurationError(
         f"the module's forward gives {kind_of(logits)} for {len(y)} samples of {classes} classes; expected logits "
@@ -83,4 +93,6 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
 
 def kind_of(value: Any) -> str:
     """Describe a tensor by dtype and shape, any other object by its type."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    )

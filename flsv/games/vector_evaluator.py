@@ -66,7 +66,11 @@ class Scores:
         if name == "accuracy":
             return correct.sum(-1).double() / self.support.sum()
         per_class = correct.double() / self.support.clamp(min=1)
-        return per_class if name == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
+        return (
+            per_class
+            if name == "per_class_accuracy"
+            else per_class.sum(-1) / (self.support > 0).sum()
+        )
 
     def __getitem__(self, rows: Tensor) -> Scores:
         """Select the scores of the models with the indices ``rows``."""
@@ -76,7 +80,10 @@ class Scores:
     def cat(parts: Sequence[Scores]) -> Scores:
         """Concatenate the scores of several groups of models on the same samples."""
         first = parts[0]
-        return Scores({name: torch.cat([part.values[name] for part in parts]) for name in first.values}, first.support)
+        return Scores(
+            {name: torch.cat([part.values[name] for part in parts]) for name in first.values},
+            first.support,
+        )
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +108,9 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
     """Sum each model's cross-entropy over a batch, ``[c]``."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(len(logits), -1)
+    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(
+        len(logits), -1
+    )
     return losses.sum(-1, dtype=loss_dtype(logits.device))
 
 
@@ -113,8 +122,13 @@ def loss_dtype(device: torch.device) -> torch.dtype:
 class Sums:
     """Buffers for the scores of one ``evaluate`` call, with a row per model, on the models' device."""
 
-    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None) -> None:
-        self.form, self.outputs = form, dict[int, Tensor]()  # of chunks of models, by the first one's number
+    def __init__(
+        self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None
+    ) -> None:
+        self.form, self.outputs = (
+            form,
+            dict[int, Tensor](),
+        )  # of chunks of models, by the first one's number
         self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
         # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
         self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
@@ -130,7 +144,9 @@ class Sums:
             for column in losses.double().unbind(1):
                 loss = loss + column
             values |= {"correct": correct, "loss": loss / support.sum()}
-        outputs = torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
+        outputs = (
+            torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
+        )
         return Scores(values, support, outputs)
 
 

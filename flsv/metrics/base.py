@@ -218,7 +218,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if not isinstance(incoming, type(self)):
             return
         mine, theirs = _settings(self), _settings(incoming)
-        differ = [f"{n}={mine[n]!r} and {theirs[n]!r}" for n in mine if n in theirs and mine[n] != theirs[n]]
+        differ = [
+            f"{n}={mine[n]!r} and {theirs[n]!r}"
+            for n in mine
+            if n in theirs and mine[n] != theirs[n]
+        ]
         if differ:
             raise ConfigurationError(
                 f"{type(self).__name__} metrics with {', '.join(differ)} cannot be merged: their values do not mean "
@@ -231,7 +235,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         return {}
 
-    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    def intervals(
+        self, level: float = LEVEL, value: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """Return the ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
         None: the spread over the rounds of one run does not show how far another seed's values are.
 
@@ -256,11 +262,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def __repr__(self) -> str:
         """Return the class's name with the arguments that differ from their defaults, without sizes and tensors."""
         parameters = inspect.signature(type(self)).parameters
-        values = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
+        values = {
+            name: getattr(self, name)
+            for name in parameters
+            if hasattr(self, name) and name not in _OF_THE_DATA
+        }
         shown = [
             f"{name}={value!r}"
             for name, value in values.items()
-            if not isinstance(value, Tensor) and parameters[name].default != (None if value == {} else value)
+            if not isinstance(value, Tensor)
+            and parameters[name].default != (None if value == {} else value)
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -268,8 +279,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """Return the clients' values so far as an HTML table, for a notebook."""
         rounds = int(getattr(self, "rounds", 0))
         values = self.per_client(self.compute()).tolist() if rounds else []
-        names = self.client_names or [f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)]
-        rows = [[name, f"{value:.4g}"] for name, value in zip(names, values if isinstance(values, list) else [])]
+        names = self.client_names or [
+            f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)
+        ]
+        rows = [
+            [name, f"{value:.4g}"]
+            for name, value in zip(names, values if isinstance(values, list) else [])
+        ]
         return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -322,12 +338,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             stderr=stderr,
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
+    ) -> torch.nn.Module:
         """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to`` and ``cuda``. In ``set_dtype``, skip
         integer states, which are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
-        return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
+        return super()._apply(
+            lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state
+        )
 
     @property
     def update_called(self) -> bool:
@@ -362,7 +382,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 assert self.num_clients is not None
                 check_clients(bound["client_ids"], self.num_clients)
                 check_rows(bound["client_ids"], bound)
-            with torch.inference_mode(False):  # tensors made in inference mode cannot be changed outside of it
+            with torch.inference_mode(
+                False
+            ):  # tensors made in inference mode cannot be changed outside of it
                 update(*args, **kwargs)
                 self.rounds += 1
 
@@ -371,7 +393,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
         """Raise ValueError unless ``clients`` are the round's clients, in the order of ``client_ids``."""
         if [client.id for client in clients] != on_host(client_ids):
-            raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
+            raise ValueError(
+                f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}."
+            )
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
@@ -381,8 +405,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if not isinstance(client_updates, Tensor):
             return client_updates
         if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
-            raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")
-        return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
+            raise ValueError(
+                f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}."
+            )
+        return ClientMatrix(
+            client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates)
+        )
 
 
 #: Names of the constructor's arguments that a ``FederatedLoop`` sets.
@@ -396,4 +424,8 @@ def _settings(metric: Metric) -> dict[str, Any]:
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))
-    return {name: value for name, value in values.items() if isinstance(value, plain) or is_dataclass(value)}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, plain) or is_dataclass(value)
+    }

@@ -127,7 +127,9 @@ class ClassSpecificShapley(ContributionMetric):
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of a client's value for a class, for tables and axes."""
-        return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
+        return "cosine with the aggregate" + (
+            "; over all classes, times samples" if self._weighs else ""
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
@@ -137,7 +139,11 @@ class ClassSpecificShapley(ContributionMetric):
         self.add_state("history", start, dist_reduce_fx=reduction)
 
     def update(
-        self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
+        self,
+        client_ids: Tensor,
+        client_heads: Tensor,
+        server_head: Tensor,
+        num_samples: Tensor | None = None,
     ) -> None:
         """Update the states with one round.
 
@@ -160,7 +166,9 @@ class ClassSpecificShapley(ContributionMetric):
         if self._weighs:
             if num_samples is None or num_samples.shape != client_ids.shape:
                 shape = None if num_samples is None else list(num_samples.shape)
-                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.')
+                raise ValueError(
+                    f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.'
+                )
             values = torch.cat([values, num_samples.to(self.history)[:, None]], dim=1)
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
 
@@ -174,4 +182,8 @@ class ClassSpecificShapley(ContributionMetric):
         multiply it by the moving average of the client's number of samples. NaN for clients that never took part.
         """
         mean = super().per_client(value)
-        return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean
+        return (
+            mean * momentum_value(self.history, self.momentum)[:, -1].to(mean)
+            if self._weighs
+            else mean
+        )

@@ -15,7 +15,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, map_clients
-from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines, without_own
+from flsv.functional.fedce import (
+    Combine,
+    contribution_estimates,
+    leave_one_out_cosines,
+    without_own,
+)
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
@@ -49,7 +54,9 @@ def scores_without_own(
         try:
             answer = client.ask(question, aggregate, own[client.id])
             if not isinstance(answer, Tensor) or answer.numel() != 1:
-                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
+                raise NoAnswer(
+                    f"client {client.id} was asked for a number and answered {answer!r:.80}."
+                )
         except NoAnswer as why:
             warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
             return None
@@ -59,7 +66,11 @@ def scores_without_own(
     answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
     nothing = torch.zeros((), dtype=torch.float64)
     scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]
-    broken = [client.id for client, answer in zip(clients, replies) if answer is not None and not answer.isfinite()]
+    broken = [
+        client.id
+        for client, answer in zip(clients, replies)
+        if answer is not None and not answer.isfinite()
+    ]
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
@@ -154,7 +165,10 @@ class ContributionEstimation(ContributionMetric):
     to_pay_by = False
     evaluates = True
     #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
-    round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
+    round_fields: ClassVar[dict[str, Any]] = {
+        "client_updates": parameters_of,
+        "aggregate": _aggregate,
+    }
     plot_lower_bound = 0.0
 
     cosines: Tensor

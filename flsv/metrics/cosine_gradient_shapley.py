@@ -21,7 +21,9 @@ def parameters_of(round: Round) -> ClientMatrix:
     return round.matrix.until(round.space.num_parameters)
 
 
-def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
+def cosines_with_sum(
+    matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON
+) -> Tensor:
     """Scale updates to length 1, and compute their cosines ``[k]`` with their weighted sum."""
     total = matrix.combine(weights / (norms + epsilon))
     return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
@@ -125,11 +127,15 @@ class CosineGradientShapley(ContributionMetric):
         matrix = self._matrix(client_ids, client_updates)
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
         before = cohort_reputation(self.reputation, client_ids, samples)
-        weights = normalized(before) if aggregation_weights is None else aggregation_weights.double()
+        weights = (
+            normalized(before) if aggregation_weights is None else aggregation_weights.double()
+        )
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))
         begins = self.init == "zero" and bool(self.reputation.isnan().all())  # no past to weigh
-        after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
+        after = updated_reputation(
+            None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor
+        )
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
         # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)

@@ -79,8 +79,14 @@ class CommunicationCost(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Integers: the sums exceed float32's exact integers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
-            self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=partial(torch.any, dim=0))
+            self.add_state(
+                name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum"
+            )
+        self.add_state(
+            "seen",
+            torch.zeros(num_clients, dtype=torch.bool),
+            dist_reduce_fx=partial(torch.any, dim=0),
+        )
 
     def update(
         self,
@@ -186,20 +192,29 @@ class PrivacyLoss(ContributionMetric):
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
     participations: Tensor
 
-    def __init__(self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any
+    ) -> None:
         self.privacy = privacy
         super().__init__(num_clients, None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum"
+        )
 
     def update(self, client_ids: Tensor) -> None:
         """Count a round. ``client_ids [k]`` are the ids of the k clients that have sent an update in it."""
-        self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
+        self.participations = self.participations.index_add(
+            0, client_ids, torch.ones_like(client_ids)
+        )
 
     def compute(self) -> Tensor:
         """Compute the epsilon that each client has spent, ``[num_clients]``. NaN for clients that never took part."""
-        epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
+        epsilons = [
+            self.privacy.epsilon(rounds) if rounds else float("nan")
+            for rounds in self.participations.tolist()
+        ]
         return torch.tensor(epsilons, device=self.participations.device)
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -207,7 +222,11 @@ class PrivacyLoss(ContributionMetric):
         the mechanism has a ``max_epsilon``, ``affordable`` counts those that remain.
         """
         affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
-        return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
+        return (
+            {"rounds": taken}
+            if affordable is None
+            else {"rounds": taken, "affordable": affordable - taken}
+        )
 
     def spent(self) -> str | None:
         """Return a message if the client with the most rounds would exceed ``max_epsilon`` in another round. None if

@@ -69,7 +69,11 @@ class DomainRelevance(ContributionMetric):
     history: Tensor
 
     def __init__(
-        self, num_clients: int | None = None, alpha: Momentum = 0.5, truth: Tensor | None = None, **kwargs: Any
+        self,
+        num_clients: int | None = None,
+        alpha: Momentum = 0.5,
+        truth: Tensor | None = None,
+        **kwargs: Any,
     ) -> None:
         self.alpha = alpha
         super().__init__(num_clients, **kwargs)
@@ -99,7 +103,9 @@ class DomainRelevance(ContributionMetric):
         n = self.num_clients
         assert n is not None
         if peer_values.shape != (len(client_ids), n):
-            raise ValueError(f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}.")
+            raise ValueError(
+                f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}."
+            )
         values = self.history.new_full((n, n), float("nan"))
         values[client_ids] = peer_values.to(values)
         pairs = (~values.isnan()).flatten()
@@ -128,7 +134,10 @@ class DomainRelevance(ContributionMetric):
         scores = self.compute().cpu()
         relevant = truth.cpu() > 0
         relevant.fill_diagonal_(False)
-        return {"auroc": relevance_auroc(scores, relevant), "found": (~scores[relevant].isnan()).float().mean()}
+        return {
+            "auroc": relevance_auroc(scores, relevant),
+            "found": (~scores[relevant].isnan()).float().mean(),
+        }
 
     def columns(self) -> list[str]:
         return list(self.client_names or map(str, range(self.num_clients or 0)))

@@ -118,12 +118,22 @@ class GradientAgreement(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("gain", "level", "cosine", "seen"):
-            self.add_state(name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(
+                name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum"
+            )
         self.add_state("levels", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("samples", torch.full((num_clients,), float("nan"), dtype=torch.float64), dist_reduce_fx=latest)
+        self.add_state(
+            "samples",
+            torch.full((num_clients,), float("nan"), dtype=torch.float64),
+            dist_reduce_fx=latest,
+        )
 
     def update(
-        self, client_ids: Tensor, gradient_products: Tensor, client_updates: Tensor | ClientMatrix, num_samples: Tensor
+        self,
+        client_ids: Tensor,
+        gradient_products: Tensor,
+        client_updates: Tensor | ClientMatrix,
+        num_samples: Tensor,
     ) -> None:
         """Update the states with one round.
 
@@ -166,7 +176,9 @@ class GradientAgreement(ContributionMetric):
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         # If all slopes of a client's rounds are 0, its sum is 0, too.
-        level = self.level.masked_fill(~(self.level > 0), 1.0).masked_fill(self.seen == 0, float("nan"))
+        level = self.level.masked_fill(~(self.level > 0), 1.0).masked_fill(
+            self.seen == 0, float("nan")
+        )
         return self.gain / level * self.levels, self.samples * self.cosine / self.seen
 
 
@@ -174,6 +186,8 @@ def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))
-    masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
+    masks = torch.cat(
+        [torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)]
+    )
     values = utility(masks)
     return (values[0] - values[1:]) / STEP

@@ -32,7 +32,10 @@ _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "up
 #: missing here imply no need.
 OF_A_NAME = {
     **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
-    **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
+    **dict.fromkeys(
+        ("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"),
+        _HEADS,
+    ),
     **dict.fromkeys(("utility", "play", "games", "gradient_products", "slopes"), _GAMES),
     "coalitions": ("validation",),
     "server_data": ("validation",),
@@ -49,7 +52,12 @@ BY_CLIENT = {
     "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
     "downloaded_bytes", "gradient_products",
 }  # fmt: skip
-SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M, D", "client_head_weights": ", M, D"}
+SHAPES = {
+    "client_updates": ", P",
+    "client_vectors": ", P",
+    "client_heads": ", M, D",
+    "client_head_weights": ", M, D",
+}
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
@@ -108,7 +116,9 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
     ids = on_host(client_ids)
     low, high = int(min(ids)), int(max(ids))
     if low < 0 or high >= num_clients:
-        raise ValueError(f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}.")
+        raise ValueError(
+            f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}."
+        )
     if len(set(ids)) != len(ids):
         raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 

@@ -68,7 +68,9 @@ def plot_contributions(
     """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
     rows = [val] if isinstance(val, Tensor) else list(val)
     if not rows or any(row.ndim not in (1, 2 if row is val else 1) for row in rows):
-        raise ValueError("expected [n, M], [n] or a sequence of [n]: of values per class, those of one class.")
+        raise ValueError(
+            "expected [n, M], [n] or a sequence of [n]: of values per class, those of one class."
+        )
     values = torch.stack([row.detach().double().cpu() for row in rows]).numpy()
     names = [*map(label_text, client_names or range(values.shape[1]))]
     if isinstance(val, Tensor) and val.ndim == 2:
@@ -90,25 +92,39 @@ def plot_contributions(
     return ax.figure, ax
 
 
-def _new_axis(width: float, height: float, below: Sequence[str] = (), beside: Sequence[str] = ()) -> Any:
+def _new_axis(
+    width: float, height: float, below: Sequence[str] = (), beside: Sequence[str] = ()
+) -> Any:
     """Return the axis of a new figure, with room for labels below and beside it."""
-    from matplotlib.figure import Figure  # imported here because it is slow, and most runs draw nothing
+    from matplotlib.figure import (
+        Figure,
+    )  # imported here because it is slow, and most runs draw nothing
 
     width, height = min(max(width, 4.2), 16), min(max(height, 2.4), 14)
-    more = [size * max(map(len, texts), default=0) for size, texts in ((0.07, beside), (0.06, below))]
-    return Figure(figsize=(width + more[0], height + more[1]), dpi=100, layout="constrained").subplots()
+    more = [
+        size * max(map(len, texts), default=0) for size, texts in ((0.07, beside), (0.06, below))
+    ]
+    return Figure(
+        figsize=(width + more[0], height + more[1]), dpi=100, layout="constrained"
+    ).subplots()
 
 
 def _draw_bars(ax: Any, values: np.ndarray, names: Sequence[str], stderr: Tensor | None) -> None:
     known, whiskers = np.flatnonzero(np.isfinite(values)), dict[str, Any]()
     if stderr is not None and not stderr.isnan().all():
-        whiskers = {"yerr": stderr.detach().double().cpu().numpy()[known], "ecolor": "0.65", "capsize": 3}
+        whiskers = {
+            "yerr": stderr.detach().double().cpu().numpy()[known],
+            "ecolor": "0.65",
+            "capsize": 3,
+        }
     ax.bar(known, values[known], color=PALETTE[0], **whiskers)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set(xlabel="client", xlim=(-0.7, len(values) - 0.3))
     _label(ax.xaxis, names)
     for place in {*range(len(values))} - {*known.tolist()} if len(values) <= MOST_LABELS else ():
-        ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
+        ax.text(
+            place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5"
+        )
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
@@ -116,18 +132,27 @@ def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     last = {client: column[np.isfinite(column)][-1:] for client, column in enumerate(rows.T)}
-    order = sorted((client for client in last if last[client].size), key=lambda client: -last[client][0])
-    named = range(len(names)) if len(names) <= MOST_LINES else [*order[:ENDS], *order[ENDS:][-ENDS:]]
+    order = sorted(
+        (client for client in last if last[client].size), key=lambda client: -last[client][0]
+    )
+    named = (
+        range(len(names)) if len(names) <= MOST_LINES else [*order[:ENDS], *order[ENDS:][-ENDS:]]
+    )
     for client in {*order} - {*named}:
         ax.plot(range(1, len(rows) + 1), rows[:, client], color="0.72", linewidth=0.7)
     for place, client in enumerate(named):
-        style = {"color": PALETTE[place % len(PALETTE)], "linestyle": ("-", "--")[place // len(PALETTE)]}
+        style = {
+            "color": PALETTE[place % len(PALETTE)],
+            "linestyle": ("-", "--")[place // len(PALETTE)],
+        }
         # A line through a single value would be invisible.
         ax.plot(range(1, len(rows) + 1), rows[:, client], label=names[client], marker=".", **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
     title = None if len(named) == len(names) else "top and bottom"
-    ax.legend(fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.legend(
+        fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )
 
 
 def _draw_heatmap(
@@ -147,7 +172,11 @@ def _draw_heatmap(
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
     cells = np.where(np.isfinite(values), values, np.nan)
-    colors: dict[str, Any] = {"cmap": "RdBu" if negative else "Blues", "vmin": -high if negative else 0.0, "vmax": high}
+    colors: dict[str, Any] = {
+        "cmap": "RdBu" if negative else "Blues",
+        "vmin": -high if negative else 0.0,
+        "vmax": high,
+    }
     image = ax.imshow(cells, aspect="auto", interpolation="nearest", **colors)
     ax.figure.colorbar(image, ax=ax, label=unit)
     _label(ax.xaxis, titles)
@@ -163,5 +192,9 @@ def _label(axis: Any, texts: Sequence[str]) -> None:
     """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
     places = range(0, len(texts), 1 + (len(texts) - 1) // MOST_LABELS)
     axis.set_ticks(places, [texts[place] for place in places])
-    for label in axis.get_ticklabels() if axis.axis_name == "x" and max(map(len, texts), default=0) > 3 else ():
+    for label in (
+        axis.get_ticklabels()
+        if axis.axis_name == "x" and max(map(len, texts), default=0) > 3
+        else ()
+    ):
         label.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")

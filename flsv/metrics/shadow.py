@@ -72,7 +72,9 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         strange = [member for member in members if member not in range(num_clients)]
         if strange:
             given = f"ShadowShapley(coalitions=...): {list(members)}"
-            raise ConfigurationError(f"{given} names clients {strange}, and there are 0 to {num_clients - 1}.")
+            raise ConfigurationError(
+                f"{given} names clients {strange}, and there are 0 to {num_clients - 1}."
+            )
         mask = [client in members for client in range(num_clients)]
         if mask not in masks:
             masks.append(mask)
@@ -204,7 +206,9 @@ class ShadowShapley(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
-        self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
+        self.coalitions = (
+            coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
+        )
         self.every = every
         self._interval = every or 1
         self.averages = False  # whether values are means over the last rounds, as with a sampler
@@ -256,23 +260,41 @@ class ShadowShapley(MeasuredMetric):
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
-            raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
+            raise RuntimeError(
+                "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
+            )
         if self._build is not None:
-            self._play_starts = partial(round.games.utility_of_models, self._build, UNTRAINED, self.measured_by)
+            self._play_starts = partial(
+                round.games.utility_of_models, self._build, UNTRAINED, self.measured_by
+            )
         return round.games.trained(round.trained, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
-            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+            self.add_state(
+                name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest
+            )
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
-        self.add_state("starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest)
-        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_last_values)
+        self.add_state(
+            "starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest
+        )
+        self.add_state(
+            "recent",
+            torch.full((RECENT, num_clients, width), float("nan")),
+            dist_reduce_fx=_last_values,
+        )
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
-        self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
-        self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
+        self.add_state(
+            "ends",
+            torch.empty(0, 2, width, dtype=torch.float64),
+            dist_reduce_fx=_one_after_the_other,
+        )
+        self.add_state(
+            "valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other
+        )
         self.add_state(
             "outputs", torch.empty(0), dist_reduce_fx=_one_after_the_other
         )  # of their models, [R, 2, V, ...]
@@ -297,7 +319,9 @@ class ShadowShapley(MeasuredMetric):
             round_index: the round's index, from 0.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
-            raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
+            raise ValueError(
+                f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
+            )
         masks = coalitions.cpu()
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
@@ -315,7 +339,9 @@ class ShadowShapley(MeasuredMetric):
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             if outputs is not None:
-                self.outputs = torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
+                self.outputs = (
+                    torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
+                )
             return
         if isinstance(utility, TrainedGame):
             self._compute_values(masks, utilities, outputs, utility.weights, utility.by)
@@ -338,12 +364,21 @@ class ShadowShapley(MeasuredMetric):
             finite &= outputs.flatten(1).isfinite().all(1)
         if not finite.all():
             broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite]]
-            warnings.warn(f"ShadowShapley: there are no values: {broken} come to no finite performance.", stacklevel=2)
+            warnings.warn(
+                f"ShadowShapley: there are no values: {broken} come to no finite performance.",
+                stacklevel=2,
+            )
             self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
             return
         shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
         predicted = False
-        if few and outputs is not None and weights is not None and by is not None and whole_layers(masks):
+        if (
+            few
+            and outputs is not None
+            and weights is not None
+            and by is not None
+            and whole_layers(masks)
+        ):
             predicted = True
             found = by.shapley(masks, utilities.cpu(), outputs, weights)
             new, fit = found.values, prediction_stderr(found.disagreement)
@@ -351,10 +386,14 @@ class ShadowShapley(MeasuredMetric):
             few_found = few_coalitions_shapley(masks, utilities)
             new, fit = few_found.values, few_found.stderr
         self.values = self._over_rounds(new.reshape(shape)).to(self.values)
-        starts, recent, values, fit = to_host([self.starts, self.recent, self.values, fit.reshape(shape)])
+        starts, recent, values, fit = to_host(
+            [self.starts, self.recent, self.values, fit.reshape(shape)]
+        )
         # Values that do not follow each other round by round differ by what was learned between them, too.
         known = self._interval == 1 and not predicted and recent.isfinite().all()
-        errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
+        errors = one_seed_stderr(
+            values, fit, None if starts.isnan().any() else starts, recent if known else None
+        )
         self.errors = errors.to(self.errors).reshape(shape)
 
     def _over_rounds(self, values: Tensor) -> Tensor:
@@ -387,10 +426,14 @@ class ShadowShapley(MeasuredMetric):
         """
         self._pending = None
         found = {}
-        for place, (index, ends, others) in enumerate(zip(self.valued.tolist(), self.ends, utilities.to(self.ends))):
+        for place, (index, ends, others) in enumerate(
+            zip(self.valued.tolist(), self.ends, utilities.to(self.ends))
+        ):
             game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
             own = None if outputs is None else torch.cat([self.outputs[place], outputs[place]])
-            self._compute_values(masks, game if self.per_class else game.squeeze(-1), own, weights, by)
+            self._compute_values(
+                masks, game if self.per_class else game.squeeze(-1), own, weights, by
+            )
             self._computed = None
             found[index] = self.compute()
             self.evaluations = self.evaluations + len(masks)
@@ -416,7 +459,9 @@ class ShadowShapley(MeasuredMetric):
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
-    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    def intervals(
+        self, level: float = LEVEL, value: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
 
         They are explained in :mod:`flsv.functional.intervals`. None for values per class, or if ``value`` is not the

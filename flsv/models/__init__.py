@@ -5,7 +5,14 @@ Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, 
 LightningModules, for regression and for running text.
 """
 
-from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
+from flsv.models.cnn import (
+    LeNet5,
+    McMahanCNN,
+    ShapFedCNN,
+    ShapleyFLCifarCNN,
+    ShapleyFLFashionCNN,
+    resnet34_small,
+)
 from flsv.models.factory import NETWORKS, build_network
 from flsv.models.linear import MLP, FastText, SoftmaxRegression
 from flsv.models.lora import LoRAClient

@@ -146,7 +146,9 @@ class ClassifierClient(ReadyClient):
             # The hyper-parameters hold plain types only.
             module, name = network, f"{type(network).__module__}.{type(network).__qualname__}"
         checked = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
-        num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = checked.values()
+        num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = (
+            checked.values()
+        )
         self._balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
@@ -171,14 +173,20 @@ class ClassifierClient(ReadyClient):
         self.network: nn.Module = NotBuilt() if module is None else module
         self._num_classes = num_classes
         self._input_shape = None if input_shape is None else tuple(input_shape)
-        if num_classes is not None and (module is not None or input_shape is not None) and not self._balanced:
+        if (
+            num_classes is not None
+            and (module is not None or input_shape is not None)
+            and not self._balanced
+        ):
             self._build(num_classes, self._input_shape)
 
     def configure_model(self) -> None:
         """Build the network, and check that classes and input shape are those of the data module."""
         datamodule = datamodule_of(self)
         if (missing := getattr(datamodule, "no_classes", None)) is not None:
-            raise need_classes("ClassifierClient learns classes", missing, "train a LightningModule of your own")
+            raise need_classes(
+                "ClassifierClient learns classes", missing, "train a LightningModule of your own"
+            )
         num_classes = agreed("num_classes", self._num_classes, datamodule)
         input_shape = agreed("input_shape", self._input_shape, datamodule)
         needs_shape = isinstance(self.network, NotBuilt)
@@ -251,7 +259,10 @@ class ClassifierClient(ReadyClient):
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(
-            _at_least_single(logits), y, weight=self.class_weights, label_smoothing=self._label_smoothing
+            _at_least_single(logits),
+            y,
+            weight=self.class_weights,
+            label_smoothing=self._label_smoothing,
         )
 
     def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:

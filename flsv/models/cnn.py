@@ -13,7 +13,9 @@ from flsv.models.linear import Classes, Shape, dense_stack, image_shape, pooled_
 from flsv.utilities.declared import Count, Share, checked
 
 
-def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
+def conv_stack(
+    channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False
+) -> nn.Sequential:
     """Build a stack of stride-1 convolutions, each followed by ReLU and 2x2 max-pooling."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(channels):
@@ -134,7 +136,9 @@ class McMahanCNN(ConvNet):
         1663370
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28), hidden: Count = 512) -> None:
+    def __init__(
+        self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28), hidden: Count = 512
+    ) -> None:
         positions = pooled_positions("McMahanCNN", input_shape, [(5, 2), (5, 2)])
         features = conv_stack([input_shape[0], 32, 64], kernel=5, padding=2)
         super().__init__(features, dense_stack([64 * positions, hidden, num_classes]))
@@ -265,7 +269,9 @@ class ShapleyFLCifarCNN(ConvNet):
         1059306
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (3, 32, 32), dropout: Share = 0.2) -> None:
+    def __init__(
+        self, num_classes: Classes = 10, input_shape: Shape = (3, 32, 32), dropout: Share = 0.2
+    ) -> None:
         positions = pooled_positions("ShapleyFLCifarCNN", input_shape, [(3, 1), (3, 1)])
         features = conv_stack([input_shape[0], 16, 32], kernel=3, padding=1)
         super().__init__(features, dense_stack([32 * positions, 512, num_classes], dropout=dropout))

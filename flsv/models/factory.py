@@ -7,8 +7,23 @@ from typing import Any
 
 from torch import nn
 
-from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
-from flsv.models.linear import MLP, Classes, FastText, Shape, SoftmaxRegression, check_output, image_shape
+from flsv.models.cnn import (
+    LeNet5,
+    McMahanCNN,
+    ShapFedCNN,
+    ShapleyFLCifarCNN,
+    ShapleyFLFashionCNN,
+    resnet34_small,
+)
+from flsv.models.linear import (
+    MLP,
+    Classes,
+    FastText,
+    Shape,
+    SoftmaxRegression,
+    check_output,
+    image_shape,
+)
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -49,7 +64,9 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     """
     if name in NETWORKS:
         return NETWORKS[name](num_classes=num_classes, input_shape=input_shape, **kwargs)
-    own = f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+    own = (
+        f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+    )
     bare = name.removeprefix("torchvision:").removeprefix("timm:")
     if name.startswith("torchvision:"):
         import torchvision.models
@@ -69,7 +86,10 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         raise ConfigurationError(f"Unknown network {name!r}. {own}, and others are timm's.")
     if not name.startswith("torchvision:"):
         kwargs = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
-    elif bare in ("googlenet", "inception_v3"):  # their auxiliary classifiers make the output in training a tuple
+    elif bare in (
+        "googlenet",
+        "inception_v3",
+    ):  # their auxiliary classifiers make the output in training a tuple
         kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
     network = make(bare, num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)

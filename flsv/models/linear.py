@@ -15,13 +15,17 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
 Classes = Annotated[int, Ge(2), "A yes/no question has num_classes=2, one logit for each answer."]
-Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such as (1, 28, 28) or (30,)."]
+Shape = Annotated[
+    Sequence[Count], "One sample's shape without the batch, such as (1, 28, 28) or (30,)."
+]
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
     """Return the number of values in a sample of shape ``input_shape``."""
     if not input_shape:
-        raise ConfigurationError(f"{network}: input_shape=() is no sample's shape. Give one, such as (30,).")
+        raise ConfigurationError(
+            f"{network}: input_shape=() is no sample's shape. Give one, such as (30,)."
+        )
     return math.prod(input_shape)
 
 
@@ -60,7 +64,9 @@ def pooled_positions(
     return positions
 
 
-def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
+def check_output(
+    network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]
+) -> None:
     """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
@@ -161,7 +167,10 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28), hidden: Sequence[Count] = (200, 200)
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+        hidden: Sequence[Count] = (200, 200),
     ) -> None:
         super().__init__()
         self.classifier = dense_stack([flat_size("MLP", input_shape), *hidden, num_classes])
@@ -227,4 +236,6 @@ class FastText(nn.Module):
         there = words > 0
         rows = (words % (self.embedding.num_embeddings - 1) + 1) * there
         # The row of padding is zero, so that the sum is that of the words.
-        return self.classifier(self.embedding(rows).sum(1) / there.sum(1, keepdim=True).clamp(min=1))
+        return self.classifier(
+            self.embedding(rows).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
+        )

@@ -33,13 +33,17 @@ def freeze_a(module: nn.Module) -> int:
         if {"lora_A", "lora_embedding_A"} & set(name.split("."))
     ]
     if not found:
-        raise ConfigurationError(f"{type(module).__name__} has no LoRA layer: no parameter of it is named lora_A.")
+        raise ConfigurationError(
+            f"{type(module).__name__} has no LoRA layer: no parameter of it is named lora_A."
+        )
     for parameter in found:
         parameter.requires_grad_(False)
     return len(found)
 
 
-def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
+def add_lora(
+    network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any
+) -> nn.Module:
     """Insert LoRA layers into a network, in place, and freeze all other parameters.
 
     ``kwargs`` are further arguments of ``peft.LoraConfig``.
@@ -47,7 +51,9 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install peft.") from error
+        raise ConfigurationError(
+            "LoRA layers are peft's, which is not installed: pip install peft."
+        ) from error
     # peft accepts "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
@@ -84,7 +90,9 @@ class LoRAClient(ClassifierClient):
         exact: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.rank, self.alpha, self.exact = check_arguments("LoRAClient", LoRAClient.__init__, locals()).values()
+        self.rank, self.alpha, self.exact = check_arguments(
+            "LoRAClient", LoRAClient.__init__, locals()
+        ).values()
         self.targets = targets
         super().__init__(**kwargs)
 
@@ -93,7 +101,11 @@ class LoRAClient(ClassifierClient):
         if any(name.endswith("lora_A") for name, _ in self.network.named_modules()):
             return  # only classes and shape of an existing network have become known
         head = head_name(self.network)
-        linear = [n for n, layer in self.network.named_modules() if isinstance(layer, nn.Linear) and n != head]
+        linear = [
+            n
+            for n, layer in self.network.named_modules()
+            if isinstance(layer, nn.Linear) and n != head
+        ]
         targets = linear if self.targets == "all-linear" else self.targets
         if not targets:
             raise ConfigurationError(

@@ -38,7 +38,9 @@ class Mixture(nn.Module):
         self.components = nn.ModuleList(components)
         # On the device of the components, even inside a context of another device.
         device = next((parameter.device for parameter in self.components.parameters()), None)
-        self.register_buffer("responsibility", torch.full((len(components),), 1 / len(components), device=device))
+        self.register_buffer(
+            "responsibility", torch.full((len(components),), 1 / len(components), device=device)
+        )
 
     @property
     def weights(self) -> Tensor:
@@ -75,7 +77,9 @@ class MixtureClient(ClassifierClient):
     """
 
     def __init__(self, num_components: Count = 3, **kwargs: Any) -> None:
-        (self.num_components,) = check_arguments("MixtureClient", MixtureClient.__init__, locals()).values()
+        (self.num_components,) = check_arguments(
+            "MixtureClient", MixtureClient.__init__, locals()
+        ).values()
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -102,7 +106,9 @@ class MixtureClient(ClassifierClient):
 def _another(network: nn.Module) -> nn.Module:
     """Copy a network with new initial weights."""
     other = deepcopy(network)
-    layers = [layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))]
+    layers = [
+        layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))
+    ]
     if not layers:
         raise ConfigurationError(
             f"MixtureClient: {type(network).__name__} has no layer with reset_parameters(), so its copies would stay "

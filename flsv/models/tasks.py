@@ -53,7 +53,9 @@ class RegressorClient(ReadyClient):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        hidden, input_shape = check_arguments("RegressorClient", RegressorClient.__init__, locals()).values()
+        hidden, input_shape = check_arguments(
+            "RegressorClient", RegressorClient.__init__, locals()
+        ).values()
         self.save_hyperparameters("hidden", "input_shape")
         self._hidden = list(hidden or [])
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
@@ -76,7 +78,9 @@ class RegressorClient(ReadyClient):
     def _build(self, input_shape: Sequence[int]) -> None:
         # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
         with torch.device("cpu"):
-            self.network = dense_stack([flat_size("RegressorClient", input_shape), *self._hidden, 1])
+            self.network = dense_stack(
+                [flat_size("RegressorClient", input_shape), *self._hidden, 1]
+            )
         self.hparams["input_shape"] = [int(size) for size in input_shape]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +106,10 @@ class RegressorClient(ReadyClient):
 
     def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         predicted, y = self._compared(batch)
-        values = {f"{stage}_loss": F.mse_loss(predicted, y), f"{stage}_mae": F.l1_loss(predicted, y)}
+        values = {
+            f"{stage}_loss": F.mse_loss(predicted, y),
+            f"{stage}_mae": F.l1_loss(predicted, y),
+        }
         self.log_dict(values, batch_size=len(y))
 
 
@@ -172,7 +179,9 @@ class CharacterModel(ReadyClient):
         """Return the mean loss per character, and the share of characters predicted correctly."""
         pieces = batch[0] if isinstance(batch, (tuple, list)) else batch
         logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
-        return F.cross_entropy(logits.float(), following), (logits.argmax(1) == following).float().mean()
+        return F.cross_entropy(logits.float(), following), (
+            logits.argmax(1) == following
+        ).float().mean()
 
     def _score(self, stage: str, batch: Any) -> None:
         loss, accuracy = self._predicted(batch)

@@ -92,13 +92,18 @@ class Contributions(Strategy):
         self.strategy, self._module, self._num_clients = strategy, module, num_clients
         self._metrics = metrics_by_name(metrics)
         self._value_round = partial(value_round, module, val_loader=val_loader, **options)
-        self._files = None if folder is None else _Files(Path(folder), strategy, module, self._metrics)
+        self._files = (
+            None if folder is None else _Files(Path(folder), strategy, module, self._metrics)
+        )
         self._names: list[str] = []  # by number, the clients that have sent a model
         self._registered: dict[int, str] = {}
         self._start: Any = None
         # Replaced on the strategy, so that its `start` calls the wrapper's methods, even if it overrides `start`.
         self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
-        strategy.configure_train, strategy.aggregate_train = self.configure_train, self.aggregate_train
+        strategy.configure_train, strategy.aggregate_train = (
+            self.configure_train,
+            self.aggregate_train,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["strategy"], name)
@@ -125,7 +130,9 @@ class Contributions(Strategy):
             self._num_clients = self._num_clients or len(nodes)
             unseen = copy.deepcopy(self._metrics)
             updates = [self._start] * 2
-            self._value_round(start=self._start, updates=updates, metrics=unseen, num_clients=self._num_clients)
+            self._value_round(
+                start=self._start, updates=updates, metrics=unseen, num_clients=self._num_clients
+            )
         return messages
 
     def aggregate_train(
@@ -140,7 +147,8 @@ class Contributions(Strategy):
             values = self._values(server_round - 1, replies)
         except Exception as error:  # training matters more
             warnings.warn(
-                f"round {server_round} could not be valued, and training goes on without: {error}", stacklevel=2
+                f"round {server_round} could not be valued, and training goes on without: {error}",
+                stacklevel=2,
             )
         arrays, record = self._aggregate(server_round, replies)
         record = MetricRecord() if record is None else record
@@ -167,15 +175,21 @@ class Contributions(Strategy):
         told = {}
         for reply in replies:
             if not reply.has_error():
-                numbers = {k: v for each in reply.content.metric_records.values() for k, v in each.items()}
+                numbers = {
+                    k: v for each in reply.content.metric_records.values() for k, v in each.items()
+                }
                 node = reply.metadata.src_node_id
                 name = self._registered.get(node) or str(numbers.get("partition-id", node))
                 if name in told:
-                    raise ConfigurationError(f"two clients are called {name!r}: each needs a name of its own.")
+                    raise ConfigurationError(
+                        f"two clients are called {name!r}: each needs a name of its own."
+                    )
                 told[name] = self._entries(_only(reply.content.array_records)), numbers
         clients = self._numbered(told)
         key = getattr(self.strategy, "weighted_by_key", "num-examples")
-        samples: dict[int, Any] = {client: told[name][1].get(key) for name, client in clients.items()}
+        samples: dict[int, Any] = {
+            client: told[name][1].get(key) for name, client in clients.items()
+        }
         found = self._value_round(
             start=self._start,
             updates={client: told[name][0] for name, client in clients.items()},
@@ -186,11 +200,17 @@ class Contributions(Strategy):
         )
         if self._files is not None:
             self._files.write(index, found, self._names, samples)
-        return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
+        return {
+            (metric, name): found[metric][clients[name]].item()
+            for metric in self._metrics
+            for name in clients
+        }
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
         """Return the clients' ids by name, the next free ones for new clients."""
-        new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
+        new = sorted(
+            {*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name
+        )
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(
                 f"{new} were not there in the first round, which had {self._num_clients} clients. Say how many there "
@@ -208,14 +228,18 @@ class Contributions(Strategy):
 def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
     """Return the only ArrayRecord in a reply."""
     if len(records) != 1:
-        raise ConfigurationError(f"a reply has the ArrayRecords {list(records)}: expected one, the trained model.")
+        raise ConfigurationError(
+            f"a reply has the ArrayRecords {list(records)}: expected one, the trained model."
+        )
     return next(iter(records.values()))
 
 
 class _Files:
     """Writer of the same files into a run's folder as a :class:`flsv.FederatedLoop` writes."""
 
-    def __init__(self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]) -> None:
+    def __init__(
+        self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]
+    ) -> None:
         self._folder, self._metrics = folder.resolve(), metrics
         self._lock = FolderLock(folder)
         if (folder / CONTRIBUTIONS).exists():
@@ -236,8 +260,17 @@ class _Files:
         self._board: TensorBoard | None = None
         self._samples: dict[int, int] = {}
 
-    def write(self, index: int, found: RoundValues, names: Sequence[str], samples: Mapping[int, int | None]) -> None:
-        known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
+    def write(
+        self,
+        index: int,
+        found: RoundValues,
+        names: Sequence[str],
+        samples: Mapping[int, int | None],
+    ) -> None:
+        known = [
+            *names,
+            *(f"not seen ({client})" for client in range(len(names), len(found.names))),
+        ]
         if not self._names:
             self._csv.begin(0)
         if known != self._names or self._board is None:

@@ -87,12 +87,16 @@ def value_round(
     updates: Mapping[Any, Model] | Sequence[Model],
     val_loader: Any = None,
     *,
-    metrics: ContributionMetric | Sequence[ContributionMetric] | Mapping[str, ContributionMetric] | None = None,
+    metrics: ContributionMetric
+    | Sequence[ContributionMetric]
+    | Mapping[str, ContributionMetric]
+    | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_samples: Mapping[Any, int] | Sequence[int] | None = None,
     weights: Mapping[Any, float] | Sequence[float] | None = None,
     deltas: bool = False,
-    num_clients: Annotated[int, Ge(2), "A contribution is measured against other clients'."] | None = None,
+    num_clients: Annotated[int, Ge(2), "A contribution is measured against other clients'."]
+    | None = None,
     num_classes: int | None = None,
     client_names: Sequence[Any] | None = None,
     round_index: Annotated[int, Ge(0)] | None = None,
@@ -157,9 +161,13 @@ def value_round(
     space = ParameterSpace(module, head)
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
     if num_clients is None:
-        num_clients = next((metric.num_clients for metric in own if metric.num_clients is not None), None)
+        num_clients = next(
+            (metric.num_clients for metric in own if metric.num_clients is not None), None
+        )
     cohort = _Cohort.of(updates, client_names, num_clients)
-    classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
+    classes = (
+        num_classes if num_classes is not None or space.head is None else space.head.num_classes
+    )
     _check(board, space, head, num_classes, classes)
     _check_names(board, cohort.names)
     board.bind(len(cohort.names), classes or 1, None, client_names=cohort.names)
@@ -197,12 +205,18 @@ class _Cohort:
 
     @classmethod
     def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
-        if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+        if (
+            isinstance(updates, Tensor)
+            or not isinstance(updates, Mapping | Sequence)
+            or not len(updates)
+        ):
             raise ConfigurationError(
                 f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
                 "or by client."
             )
-        names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
+        names = (
+            list(named) if named is not None else [*range(len(updates) if count is None else count)]
+        )
         keys = list(updates) if isinstance(updates, Mapping) else None
         places = {name: place for place, name in enumerate(names)}
         words = [str(name) for name in names]
@@ -234,13 +248,18 @@ class _Cohort:
 
     def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
         """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
-        counts = torch.tensor([int(count) for count in self._numbers(num_samples, "num_samples", Count)])
+        counts = torch.tensor(
+            [int(count) for count in self._numbers(num_samples, "num_samples", Count)]
+        )
         counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
         shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
         return counts, shares if len(shares) else counts.double() / counts.sum()
 
     def _numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
-        return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
+        return [
+            check_argument("value_round", argument, value, kind)
+            for value in self.each(given, argument)
+        ]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
@@ -248,10 +267,16 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
     if metrics is None:
-        metrics = PartialFederatedShapley() if loss is None else PartialFederatedShapley(performance=LOSS, mode="min")
+        metrics = (
+            PartialFederatedShapley()
+            if loss is None
+            else PartialFederatedShapley(performance=LOSS, mode="min")
+        )
     listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
     names = [type(metric).__name__ for metric in listed]
-    if len(set(names)) < len(names) or not all(isinstance(metric, ContributionMetric) for metric in listed):
+    if len(set(names)) < len(names) or not all(
+        isinstance(metric, ContributionMetric) for metric in listed
+    ):
         raise ConfigurationError(
             f"value_round(metrics={listed}): expected contribution metrics, each made once and given after every "
             "round; several of one class by names of their own, as a mapping."
@@ -277,7 +302,9 @@ def _games(
     return games_outside_fit(module, loader, measures, loss, classes) if measures else None
 
 
-def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
+def _measured(
+    board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]
+) -> RoundValues:
     """Update all metrics with the round, aggregated by ``weights``, and return the clients' contributions."""
     games: Any = round.games
     if games is not None:
@@ -289,10 +316,16 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
     return RoundValues(
         values={name: overall(board.metrics[name], value) for name, value in found.items()},
         per_class={name: value for name, value in found.items() if value.ndim == 2},
-        diagnostics={n: m.diagnostics() for n, m in board.metrics.items() if isinstance(m, ContributionMetric)},
+        diagnostics={
+            n: m.diagnostics()
+            for n, m in board.metrics.items()
+            if isinstance(m, ContributionMetric)
+        },
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(round_rows(round.round_index, numbers_of(board.metrics, found, None)[0], names)),
+        table=frame(
+            round_rows(round.round_index, numbers_of(board.metrics, found, None)[0], names)
+        ),
     )
 
 
@@ -310,7 +343,11 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 
 
 def _check(
-    board: ContributionMetrics, space: ParameterSpace, head: str | None, num_classes: int | None, classes: int | None
+    board: ContributionMetrics,
+    space: ParameterSpace,
+    head: str | None,
+    num_classes: int | None,
+    classes: int | None,
 ) -> None:
     """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
     classes, ``num_classes`` that of the caller."""
@@ -342,17 +379,31 @@ def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) 
         expected = f"a vector [{space.size}], as flsv.ParameterSpace(module).read(module) gives it"
         fits = model.shape == (space.size,)
     else:
-        named = model if isinstance(model, Mapping) else dict(zip(own, model)) if len(model) == len(own) else {}
+        named = (
+            model
+            if isinstance(model, Mapping)
+            else dict(zip(own, model))
+            if len(model) == len(own)
+            else {}
+        )
         tensors = {name: torch.as_tensor(tensor).detach() for name, tensor in named.items()}
-        wrong = [name for name in own.keys() | tensors.keys() if _shape(tensors, name) != _shape(own, name)]
+        wrong = [
+            name
+            for name in own.keys() | tensors.keys()
+            if _shape(tensors, name) != _shape(own, name)
+        ]
         wrong = [name for name in wrong if name in tensors or name in space.names]
         expected = f"the module's state_dict, or its {len(own)} entries as arrays; {sorted(wrong)[:5]} differ"
         fits = not wrong
         vector = space.flatten(tensors) if fits else space.read(module)
     if not fits:
-        raise ConfigurationError(f"the model of {whose} does not fit the module: expected {expected}.")
+        raise ConfigurationError(
+            f"the model of {whose} does not fit the module: expected {expected}."
+        )
     if not vector.isfinite().all():
-        raise ConfigurationError(f"the model of {whose} holds NaN or infinite entries: leave it out.")
+        raise ConfigurationError(
+            f"the model of {whose} holds NaN or infinite entries: leave it out."
+        )
     return vector
 
 
@@ -385,7 +436,9 @@ def games_outside_fit(
 ) -> CoalitionGames:
     """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
     fit."""
-    if isinstance(loader, list | tuple) and not all(isinstance(each, DataLoader) for each in loader):
+    if isinstance(loader, list | tuple) and not all(
+        isinstance(each, DataLoader) for each in loader
+    ):
         loader = KeptBatches(loader)  # Lightning takes a list for several loaders
     own: L.LightningModule
     if isinstance(module, L.LightningModule):
@@ -405,7 +458,9 @@ def games_outside_fit(
     evaluator = None
     if any(classified):
         try:
-            evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+            evaluator = ModelEvaluator(
+                own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1
+            )
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
     return CoalitionGames(evaluator, validated=make_evaluators(trainer, inner, loader, measures))

@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flsv.core import Client, ClientUpdate, FederationState, Instruction, LocalData, NoAnswer, Round, map_clients
+from flsv.core import (
+    Client,
+    ClientUpdate,
+    FederationState,
+    Instruction,
+    LocalData,
+    NoAnswer,
+    Round,
+    map_clients,
+)
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
@@ -94,7 +103,9 @@ class Personalizer(Strategy):
         return None
 
     @abstractmethod
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts | Personalized:
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Starts
+    ) -> Starts | Personalized:
         """Compute, at the server, the clients' next start points.
 
         Args:
@@ -130,12 +141,19 @@ class UploadKeeper(Personalizer):
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
-            {i: part(vector).clone() for i, vector in zip(on_host(round.client_ids), round.client_vectors)}
+            {
+                i: part(vector).clone()
+                for i, vector in zip(on_host(round.client_ids), round.client_vectors)
+            }
         )
         return before
 
     def collect_values(
-        self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
+        self,
+        values: Tensor,
+        round: Round,
+        judge: Callable[[Client], tuple[list[int], Tensor | None]],
+        before: Any,
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
         requests these values from one client. The stored model of a client that does not reply is restored from
@@ -143,7 +161,9 @@ class UploadKeeper(Personalizer):
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
-        for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
+        for row, (client, (others, worth)) in enumerate(
+            zip(ids, map_clients(round.clients, judge))
+        ):
             if worth is not None:
                 values[row, [client, *others]] = worth.to(values)
                 continue
@@ -154,7 +174,11 @@ class UploadKeeper(Personalizer):
 
 
 def ask_model_values(
-    client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
+    client: Client,
+    question: Callable[..., Tensor],
+    others: Sequence[Tensor],
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor | None:
     """Request from a client the values of its own model and of ``others``. The client computes them by ``question``.
     None if it does not reply.
@@ -162,10 +186,14 @@ def ask_model_values(
     try:
         values = client.ask(question, others, *args, **kwargs)
         if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
-            raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
+            raise NoAnswer(
+                f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}."
+            )
     except NoAnswer as why:
         client.take_back()
-        warnings.warn(f"{why} It continues from the model that it had before this round.", stacklevel=2)
+        warnings.warn(
+            f"{why} It continues from the model that it had before this round.", stacklevel=2
+        )
         return None
     return values
 

@@ -75,14 +75,19 @@ class SparsifiedReward(Personalizer):
         for client in on_host(round.client_ids):
             kept = ranks_below(ranks, sizes, float(shares[client]))
             vector = round.server_vector.clone()
-            vector[:cut] = models.get(client, round.global_vector)[:cut] + round.server_update[:cut] * kept
+            vector[:cut] = (
+                models.get(client, round.global_vector)[:cut] + round.server_update[:cut] * kept
+            )
             result[client] = vector
         return result
 
 
 def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Rank the entries of each layer of an update by magnitude, the largest first."""
-    return [layer.abs().argsort(descending=True, stable=True).argsort() for layer in update.split(list(sizes))]
+    return [
+        layer.abs().argsort(descending=True, stable=True).argsort()
+        for layer in update.split(list(sizes))
+    ]
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:

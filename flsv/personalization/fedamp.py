@@ -69,7 +69,9 @@ class FedAMP(UploadKeeper):
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         self.store_uploads(round)
-        vectors = torch.stack([upload.to(round.client_vectors) for upload in self._uploads.values()])
+        vectors = torch.stack(
+            [upload.to(round.client_vectors) for upload in self._uploads.values()]
+        )
         weights = self.attention(vectors[:, : round.space.num_parameters])
         return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))
 

@@ -31,7 +31,9 @@ class FedEM(Personalizer):
 
     def begin(self, federation: FederationInfo) -> None:
         if sum(map(_is_weight, federation.space.private_names)) != 1:
-            raise ConfigurationError(f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient.")
+            raise ConfigurationError(
+                f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient."
+            )
 
     resume = begin
 

@@ -23,7 +23,14 @@ from flsv.core import Client, FederationState, LocalData, Round
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, ask_model_values, check_validation
+from flsv.personalization.base import (
+    OWN_MODEL,
+    Personalized,
+    Starts,
+    UploadKeeper,
+    ask_model_values,
+    check_validation,
+)
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 
@@ -83,7 +90,9 @@ class FedFomo(UploadKeeper):
     def begin(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
         super().begin(federation)
-        self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
+        self._affinity = torch.zeros(
+            federation.num_clients, federation.num_clients, dtype=torch.float64
+        )
 
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
@@ -93,7 +102,9 @@ class FedFomo(UploadKeeper):
         # A client that has uploaded a model before has stored its own mixture.
         return None if client in self._uploads else state.model()
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Starts
+    ) -> Personalized:
         before = self.store_uploads(round)
         question = partial(mix_models, performance=self.performance)
 
@@ -117,12 +128,17 @@ class FedFomo(UploadKeeper):
         chosen: list[int] = []
         while ranked and len(chosen) < self.num_downloads:
             explore = float(torch.rand((), generator=draw)) < epsilon
-            chosen.append(ranked.pop(int(torch.randint(len(ranked), (), generator=draw)) if explore else 0))
+            chosen.append(
+                ranked.pop(int(torch.randint(len(ranked), (), generator=draw)) if explore else 0)
+            )
         return chosen
 
 
 def mix_models(
-    local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
+    local: LocalData,
+    others: list[Tensor],
+    num_parameters: int,
+    performance: str | ModelScore = "negative_loss",
 ) -> Tensor:
     """Mix a client's own and the downloaded models, at the client. Store the mixture there, and return the signed
     weights.

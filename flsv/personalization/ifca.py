@@ -85,7 +85,9 @@ class IFCA(Personalizer):
         return {"cluster": local.memory[IFCA]}
 
     def started(self, update: ClientUpdate) -> Tensor:
-        return self._clusters[int(update.reports["cluster"]) % self.num_clusters]  # a client may report any number
+        return self._clusters[
+            int(update.reports["cluster"]) % self.num_clusters
+        ]  # a client may report any number
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         chosen = round.reports["cluster"].remainder(self.num_clusters)
@@ -97,4 +99,6 @@ class IFCA(Personalizer):
 
 def closest(local: LocalData, clusters: Tensor) -> int:
     """Find the cluster whose model has the lowest loss on the client's training samples."""
-    return int(local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax())
+    return int(
+        local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax()
+    )

@@ -34,7 +34,9 @@ from flsv.utilities.seeding import generator_for
 class HyperNetwork(nn.Module):
     """Network that generates a client's model from the client's id."""
 
-    def __init__(self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int) -> None:
+    def __init__(
+        self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_clients, embedding_dim)
         self.features = nn.Sequential(
@@ -84,7 +86,9 @@ class PFedHN(Personalizer):
         PFedHN()
     """
 
-    def __init__(self, lr: Positive = 0.005, embedding_dim: Count = 32, hidden: Count = 100) -> None:
+    def __init__(
+        self, lr: Positive = 0.005, embedding_dim: Count = 32, hidden: Count = 100
+    ) -> None:
         self.lr = lr
         self.embedding_dim = embedding_dim
         self.hidden = hidden
@@ -98,7 +102,9 @@ class PFedHN(Personalizer):
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: FederationInfo) -> None:
-        network = self._network  # set in a second fit with the same loop, which may be on another device
+        network = (
+            self._network
+        )  # set in a second fit with the same loop, which may be on another device
         if network is None:
             network = self._make(federation)
             network.load_state_dict(self._loaded)
@@ -126,7 +132,9 @@ class PFedHN(Personalizer):
         for row, client in enumerate(round.client_ids):
             delta = -round.matrix.update(row)[:cut]
             features = network.features(network.embedding(client))
-            gradients = torch.autograd.grad(features, small, grad_outputs=delta @ writer.weight.detach())
+            gradients = torch.autograd.grad(
+                features, small, grad_outputs=delta @ writer.weight.detach()
+            )
             with torch.no_grad():
                 # The last layer's gradient is this outer product, as large as the layer; it is never stored.
                 writer.weight.addr_(delta, features, alpha=-self.lr)
@@ -137,7 +145,9 @@ class PFedHN(Personalizer):
     def state_dict(self) -> dict[str, Any]:
         if self._network is None:  # loaded, and not yet resumed
             return {"network": self._loaded}
-        return {"network": {name: value.clone() for name, value in self._network.state_dict().items()}}
+        return {
+            "network": {name: value.clone() for name, value in self._network.state_dict().items()}
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._network, self._loaded = None, state["network"]

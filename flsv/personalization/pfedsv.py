@@ -36,7 +36,14 @@ from flsv.functional import permutation_shapley
 from flsv.functional.common_entries import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.functional.shapley.game import Utility
-from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, ask_model_values, check_validation
+from flsv.personalization.base import (
+    OWN_MODEL,
+    Personalized,
+    Starts,
+    UploadKeeper,
+    ask_model_values,
+    check_validation,
+)
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
@@ -66,11 +73,16 @@ def collaborate(
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models, chunk = torch.stack([select_entries(local.model, personal), *others]), max(_CHUNK // len(base), 1)
+    models, chunk = (
+        torch.stack([select_entries(local.model, personal), *others]),
+        max(_CHUNK // len(base), 1),
+    )
 
     def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
         chunks = mixtures.split(chunk)
-        return torch.cat([local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks])
+        return torch.cat(
+            [local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks]
+        )
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
@@ -82,7 +94,9 @@ def collaborate(
     values = _values(utility, len(models), joins, permutations_factor, generator)
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
-    weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
+    weights = personalized_weights(
+        values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight
+    )
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
         mixed = _best_on_line(models, mixed, evaluate)
@@ -93,7 +107,9 @@ def collaborate(
     return values
 
 
-def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]) -> Tensor:
+def _best_on_line(
+    models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]
+) -> Tensor:
     """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
     mixture.
     """
@@ -103,7 +119,9 @@ def _best_on_line(models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str
     return path[int(evaluate(path, "negative_loss").argmax())].clone()
 
 
-def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
+def _values(
+    utility: Utility, players: int, joins: bool, orders: int, generator: Generator
+) -> Tensor:
     """Compute the models' Shapley values ``[players]``, the client's own model first."""
     if not joins:
         budget = orders * players * (players - 1) + 2
@@ -116,7 +134,9 @@ def _values(utility: Utility, players: int, joins: bool, orders: int, generator:
     if players == 1:
         return own
     budget = orders * (players - 1) * players + 2
-    return torch.cat([own, permutation_shapley(joined, players - 1, budget=budget, generator=generator).values])
+    return torch.cat(
+        [own, permutation_shapley(joined, players - 1, budget=budget, generator=generator).values]
+    )
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
@@ -137,14 +157,29 @@ def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Te
     """Return a mask, bool ``[P]``, of the entries that belong to the named layers, by default the classifier head."""
     if layers is None:
         if space.head is None:
-            why = f"shares no {space.unshared_head!r}" if space.unshared_head else "has no linear layer"
-            raise ConfigurationError(f"the module {why} for a classifier. Name it: classifier=[...].")
+            why = (
+                f"shares no {space.unshared_head!r}"
+                if space.unshared_head
+                else "has no linear layer"
+            )
+            raise ConfigurationError(
+                f"the module {why} for a classifier. Name it: classifier=[...]."
+            )
         layers = [space.head.name]
     prefixes = tuple(f"{layer}." for layer in layers)
-    missing = [prefix[:-1] for prefix in prefixes if not any(name.startswith(prefix) for name in space.names)]
+    missing = [
+        prefix[:-1]
+        for prefix in prefixes
+        if not any(name.startswith(prefix) for name in space.names)
+    ]
     if missing or not layers:
-        raise ConfigurationError(f"classifier={list(layers)}: {missing} are no layers with parameters of the module.")
-    chosen = [torch.full(shape, name.startswith(prefixes)) for name, shape in zip(space.names, space.shapes)]
+        raise ConfigurationError(
+            f"classifier={list(layers)}: {missing} are no layers with parameters of the module."
+        )
+    chosen = [
+        torch.full(shape, name.startswith(prefixes))
+        for name, shape in zip(space.names, space.shapes)
+    ]
     return torch.cat([part.reshape(-1) for part in chosen])
 
 
@@ -204,7 +239,10 @@ class PFedSV(UploadKeeper):
     evaluates = True
 
     rules: ClassVar = (
-        (lambda a: a.classifier is None or a.mode == "extractor", 'classifier is for mode="extractor": leave it out.'),
+        (
+            lambda a: a.classifier is None or a.mode == "extractor",
+            'classifier is for mode="extractor": leave it out.',
+        ),
         (
             lambda a: a.game == "coalition" or (not a.safeguard and a.self_weight == "mean"),
             "the joining game finds the weight of the own model on the validation split, and may keep all of it: leave "
@@ -251,7 +289,9 @@ class PFedSV(UploadKeeper):
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         # Mask of the personal entries of a model's vector; None: all entries are personal.
-        self._personal = None if self.mode == "model" else layer_mask(federation.space, self.classifier)
+        self._personal = (
+            None if self.mode == "model" else layer_mask(federation.space, self.classifier)
+        )
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
@@ -260,7 +300,9 @@ class PFedSV(UploadKeeper):
         if client in self._uploads:
             return None  # the client has stored its own mixture
         model = state.model()
-        return insert_entries(select_entries(self._initial.to(model), self._personal), model, self._personal)
+        return insert_entries(
+            select_entries(self._initial.to(model), self._personal), model, self._personal
+        )
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         # A client of the previous round's cohort received the extractor after that aggregation.
@@ -286,13 +328,19 @@ class PFedSV(UploadKeeper):
     def used(self, client: int, state: FederationState) -> Tensor | None:
         return None if self.shared and client in self._uploads else self.start(client, state)
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Starts
+    ) -> Personalized:
         assert round.server_vector is not None
         cohort, vectors = on_host(round.client_ids), round.client_vectors
         before = self.store_uploads(round, lambda vector: select_entries(vector, self._personal))
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
-        extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
+        extractor = (
+            None
+            if self._personal is None
+            else round.server_vector[~self._personal.to(vectors.device)]
+        )
         question = self.question(round.space.num_parameters)
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 

@@ -50,4 +50,7 @@ class ShapFedPersonalizer(Personalizer):
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
         gamma = gamma.nan_to_num(float(gamma.nanmean().nan_to_num(1.0))).to(round.client_vectors)
         mixed = zip(on_host(round.client_ids), round.client_vectors, gamma)
-        return {client: torch.lerp(vector, round.server_vector, share) for client, vector, share in mixed}
+        return {
+            client: torch.lerp(vector, round.server_vector, share)
+            for client, vector, share in mixed
+        }

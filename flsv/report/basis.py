@@ -79,14 +79,18 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
         return _measured(run, key)
     basis = _retrained(run)
     if "ranking" in basis.against:
-        raise ConfigurationError(f"{run.folder}, values by retraining ({basis.of}): {basis.against['ranking']}")
+        raise ConfigurationError(
+            f"{run.folder}, values by retraining ({basis.of}): {basis.against['ranking']}"
+        )
     return basis
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
     """Return the name of the values by which to share a budget out: ``by``, or the only name in ``suitable``."""
     if not known:
-        raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
+        raise ConfigurationError(
+            f"{run.folder}: no contribution was measured, so there is nothing to share out by."
+        )
     there = f"{run.folder} has values by {joined(known)}"
     if by is not None and by not in known:
         raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
@@ -103,7 +107,9 @@ def basis_shown(run: Run) -> Basis | None:
     if any(run.retrained()):
         return _retrained(run)
     known = _possible(run)
-    suitable = nearest_first({name: run.about(name)["class"] for name in known if run.about(name)["to_pay_by"]})
+    suitable = nearest_first(
+        {name: run.about(name)["class"] for name in known if run.about(name)["to_pay_by"]}
+    )
     first = next(iter([*suitable, *known, *run.metrics]), None)
     return None if first is None else _measured(run, first)
 
@@ -111,16 +117,27 @@ def basis_shown(run: Run) -> Basis | None:
 def _possible(run: Run) -> list[str]:
     """Return the metrics by which a budget could be shared out, without costs and values of pairs."""
     about = {name: run.about(name) for name in run.metrics}
-    return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
+    return [
+        name
+        for name, of in about.items()
+        if of["higher_is_better"] is not False and not of["columns"]
+    ]
 
 
 def _measured(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
     about, values = run.about(metric), run.final(metric)
-    trained, by = about["class"] == "ShadowShapley", run.record.get("paid_in", {}).get(metric, {}).get("by", "")
-    found = [each.record["settings"].get("federation_seed") for each in run.runs]  # other frameworks' rounds: none
-    seeds = sorted((str(seed) for seed in found if seed is not None), key=lambda seed: (len(seed), seed))
+    trained, by = (
+        about["class"] == "ShadowShapley",
+        run.record.get("paid_in", {}).get(metric, {}).get("by", ""),
+    )
+    found = [
+        each.record["settings"].get("federation_seed") for each in run.runs
+    ]  # other frameworks' rounds: none
+    seeds = sorted(
+        (str(seed) for seed in found if seed is not None), key=lambda seed: (len(seed), seed)
+    )
     against = {
         "rounds": run.record.get("of_rounds"),
         "unsuitable": not about["to_pay_by"] and metric,
@@ -134,7 +151,9 @@ def _measured(run: Run, metric: str) -> Basis:
     return Basis(
         metric,
         f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric,
-        ", ".join(_seeds_and_rounds(seeds, [each.rounds for each in run.runs], run.record["rounds"])),
+        ", ".join(
+            _seeds_and_rounds(seeds, [each.rounds for each in run.runs], run.record["rounds"])
+        ),
         values,
         *run.ends(metric),
         by=by,
@@ -191,8 +210,13 @@ def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
     return ", ".join(filter(None, [WORDS["trainings"].get(row.get("trainings")), *parts]))
 
 
-def _seeds_and_rounds(seeds: Sequence[str], rounds: Sequence[float], planned: int | None) -> list[str]:
+def _seeds_and_rounds(
+    seeds: Sequence[str], rounds: Sequence[float], planned: int | None
+) -> list[str]:
     """Describe seeds and rounds, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
-    return [*([f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"] if seeds else ()), f"{had}{of} rounds"]
+    return [
+        *([f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"] if seeds else ()),
+        f"{had}{of} rounds",
+    ]

@@ -52,7 +52,9 @@ def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
     if basis.key == RETRAINED:
         rows = run.retrained()
         heads = [head for head in next(row for row in rows if row) if head.startswith(WITHOUT_SEED)]
-        return moved_by_seeds([[number_or_nan(row.get(head, "")) for row in rows] for head in heads])
+        return moved_by_seeds(
+            [[number_or_nan(row.get(head, "")) for row in rows] for head in heads]
+        )
     finals = [one.final(basis.key) for one in run.runs]
     others = ([*finals[:place], *finals[place + 1 :]] for place in range(len(finals)))
     return moved_by_seeds([shares_in(list(map(known_mean, zip(*some)))) for some in others if some])
@@ -65,7 +67,11 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
     rows = [row for row in run.retrained() if row]
     own, shares = basis.by.partition(" of ")[0].partition(" (")[0], [row["share"] for row in rows]
     scores = [head.removeprefix(BY_SCORE) for head in rows[0] if head.startswith(BY_SCORE)]
-    found = {by: moved(shares, [number_or_nan(row[f"{BY_SCORE}{by}"]) for row in rows]) for by in scores if by != own}
+    found = {
+        by: moved(shares, [number_or_nan(row[f"{BY_SCORE}{by}"]) for row in rows])
+        for by in scores
+        if by != own
+    }
     return {by: part for by, part in found.items() if part == part}
 
 

@@ -51,7 +51,10 @@ class Table:
         count, widest = len(self.head) - 1, WIDEST_NARROW if "narrow" in self.css else WIDEST
         size = math.ceil(count / max(1, math.ceil(count / widest))) or 1
         for first in range(1, count + 1, size):
-            rows = [[self._cell(each) for each in (row[0], *row[first : first + size])] for row in self.rows]
+            rows = [
+                [self._cell(each) for each in (row[0], *row[first : first + size])]
+                for row in self.rows
+            ]
             yield [self.head[0], *self.head[first : first + size]], rows
 
     @staticmethod
@@ -66,7 +69,11 @@ def render(**content: Any) -> str:
 
 
 def heat(
-    names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
+    names: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    corner: str,
+    caption: str,
 ) -> Table:
     """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0."""
     few = len(columns) <= NUMBERED
@@ -74,12 +81,16 @@ def heat(
 
     def cell(name: str, column: str, value: float) -> Cell:
         # At most half opaque: the text stays legible, on light and on dark.
-        color, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
+        color, strength = (
+            _POSITIVE if value >= 0 else _NEGATIVE,
+            0.05 + 0.45 * min(1.0, abs(value) / bound),
+        )
         style = f"background: rgba({color}, {strength:.2f})" if math.isfinite(value) else ""
         return Cell(number(value, 2) if few else "", style, f"{name}, {column}: {number(value)}")
 
     rows: list[list[str | Cell]] = [
-        [name, *(cell(name, *each) for each in zip(columns, row))] for name, row in zip(names, values)
+        [name, *(cell(name, *each) for each in zip(columns, row))]
+        for name, row in zip(names, values)
     ]
     return Table([corner, *columns], rows, caption, "heat" if few else "heat narrow")
 

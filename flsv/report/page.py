@@ -112,7 +112,9 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         "missing": any(value != value for value in values),
         "moved": {} if basis is None else _moved(run, basis, shares),
         "front": [
-            f"The table shows {len(clients)} of {run.num_clients} partners." if len(clients) < run.num_clients else "",
+            f"The table shows {len(clients)} of {run.num_clients} partners."
+            if len(clients) < run.num_clients
+            else "",
             WORDS["findings"] if any(found) else "",
             *_learned(run, basis),
             "With other partners or other cases the values would be different.",
@@ -120,7 +122,11 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         "appendix": {
             "Who took part": [_clients(run, clients, names), _class_counts(run, clients, names)],
             "All values": [
-                _rows("client", names, _values_of(run, clients, run.record["metrics"]) | _retrained(run, clients)),
+                _rows(
+                    "client",
+                    names,
+                    _values_of(run, clients, run.record["metrics"]) | _retrained(run, clients),
+                ),
                 WORDS["dash"],
                 *_classes(run, run.metrics, clients, names),
             ],
@@ -139,7 +145,9 @@ def _learned(run: Run, basis: Basis | None) -> list[str]:
     sentences = [f"The model's {change(game)}." for game in same[:1]]
     if judged:
         cases = "" if judged["rows"] is None else f"{judged['rows']:,} "
-        sentences.append(f"It was evaluated on {cases}cases that no partner trained on, {judged['of']}.")
+        sentences.append(
+            f"It was evaluated on {cases}cases that no partner trained on, {judged['of']}."
+        )
     return sentences
 
 
@@ -150,7 +158,10 @@ def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
         "samples": [str(samples[client]) for client in clients],
         "rounds": [f"{taken[client]} of {run.rounds}" for client in clients],
     }
-    for head, name in (("last weight", "weight"), *((f"own {titled(name)}", name) for name in OWN_SCORES)):
+    for head, name in (
+        ("last weight", "weight"),
+        *((f"own {titled(name)}", name) for name in OWN_SCORES),
+    ):
         if name in run.measured:
             final = run.final(name)
             columns[head] = numbers([final[client] for client in clients])
@@ -160,9 +171,14 @@ def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
 def _settings(run: Run) -> list[str | Table | None]:
     """Return the settings, command and hashes by which a run can be repeated."""
     config = run.folder / "config.yaml"
-    hashes = {"the server" if who == "server" else run.label(int(who)): of for who, of in run.record["hashes"].items()}
+    hashes = {
+        "the server" if who == "server" else run.label(int(who)): of
+        for who, of in run.record["hashes"].items()
+    }
     return [
-        f"To repeat the run: flsv fit --config {shlex.quote(str(config))}" if config.is_file() else "",
+        f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
+        if config.is_file()
+        else "",
         _texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
         _texts(hashes),
@@ -174,8 +190,15 @@ def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) 
     others = [metric for metric in run.metrics if basis is None or metric != basis.key]
     shown = {metric: cells[0] for metric, cells in _values_of(run, [client], others).items()}
     rows = [[metric, cell, _mean(run, run.final(metric))] for metric, cell in shown.items()]
-    finding, public = findings(run, "another participant")[client], _public(run, [0.0] * run.num_clients)
-    why = "this run has not ended" if not run.ended else f"this run has {run.num_clients} participants"
+    finding, public = (
+        findings(run, "another participant")[client],
+        _public(run, [0.0] * run.num_clients),
+    )
+    why = (
+        "this run has not ended"
+        if not run.ended
+        else f"this run has {run.num_clients} participants"
+    )
     return {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
@@ -193,7 +216,9 @@ def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) 
             "Other measurements": [Table(["", "your value", "mean of all"], rows) if rows else ""],
             "Over the rounds": _over_time(run, run.metrics, [client], ["you"]),
             # Columns that are not classes may be other clients.
-            "Class by class": _classes(run, filter(run.columns_are_classes, run.metrics), [client], ["you"]),
+            "Class by class": _classes(
+                run, filter(run.columns_are_classes, run.metrics), [client], ["you"]
+            ),
             "How to read the values": [_guides(run)],
             "What this page tells": [
                 WORDS["public"] if public else WORDS["private"].format(FEWEST, why),
@@ -208,7 +233,10 @@ def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) 
 def _part(run: Run, client: int, finding: str) -> Table | None:
     """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
     samples, taken = run.record["samples"], run.taken_part()[client]
-    part = {"rounds with your update": f"{taken} of {run.rounds}", "your training samples": str(samples[client])}
+    part = {
+        "rounds with your update": f"{taken} of {run.rounds}",
+        "your training samples": str(samples[client]),
+    }
     if _public(run, samples):
         part["of all training samples"] = f"{100 * samples[client] / max(sum(samples), 1):.0f} %"
     return _texts(part | ({"finding": finding} if finding else {}))
@@ -218,17 +246,35 @@ def _own_settings(run: Run, client: int, public: bool) -> Table | None:
     """Return a table of the classes of strategies and metrics, without arguments, which may name other clients."""
     record, named = run.record, [name for name in run.client_names if not name.isdigit()]
     # Names of values that a model logs may contain a client's name.
-    logged = {key: value for key, value in _logged(run).items() if public and not any(name in key for name in named)}
+    logged = {
+        key: value
+        for key, value in _logged(run).items()
+        if public and not any(name in key for name in named)
+    }
     own = {"hash of your samples and labels": record["hashes"].get(str(client))}
     metrics = {metric: run.about(metric)["class"] for metric in run.metrics}
-    return _texts({**record["algorithm"], **metrics, **logged, **_packages(run), **(own if any(own.values()) else {})})
+    return _texts(
+        {
+            **record["algorithm"],
+            **metrics,
+            **logged,
+            **_packages(run),
+            **(own if any(own.values()) else {}),
+        }
+    )
 
 
 def _values(
-    basis: Basis, clients: Sequence[int], names: Sequence[str], shares: Shares | None, found: Sequence[str]
+    basis: Basis,
+    clients: Sequence[int],
+    names: Sequence[str],
+    shares: Shares | None,
+    found: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and ``found``, the faults of updates."""
-    value, low, high = ([each[client] for client in clients] for each in (basis.values, basis.low, basis.high))
+    value, low, high = (
+        [each[client] for client in clients] for each in (basis.values, basis.low, basis.high)
+    )
     columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
     columns[""] = bars(value, low, high)
     if shares is not None:
@@ -240,7 +286,9 @@ def _values(
 
 def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    (cell,) = with_intervals([basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to ")
+    (cell,) = with_intervals(
+        [basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to "
+    )
     head, row = ["", "your value", "mean of all"], [basis.title, cell, _mean(run, basis.values)]
     if shares is not None:
         head, row = [*head, "share", "amount"], [*row, *shares.cells(client)]
@@ -272,7 +320,11 @@ def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]
 
 def _texts(texts: Mapping[str, object]) -> Table | None:
     """Return a table of names and texts, or None if there are none."""
-    return Table(["", ""], [[name, str(text)] for name, text in texts.items()], css="texts") if texts else None
+    return (
+        Table(["", ""], [[name, str(text)] for name, text in texts.items()], css="texts")
+        if texts
+        else None
+    )
 
 
 def _packages(run: Run) -> dict[str, str]:
@@ -282,14 +334,18 @@ def _packages(run: Run) -> dict[str, str]:
 def _logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
     logged = run.record.get("logged", {})
-    return {f"last {name}": number(NAN if value is None else value) for name, value in logged.items()}
+    return {
+        f"last {name}": number(NAN if value is None else value) for name, value in logged.items()
+    }
 
 
 def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
     """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
     found = {}
     for metric in metrics:
-        values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
+        values, low, high = (
+            [each[client] for client in clients] for each in (run.final(metric), *run.ends(metric))
+        )
         found[metric] = with_intervals(values, low, high, between=" to ")
     return found
 
@@ -307,10 +363,14 @@ def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Tab
     counts, classes = run.record["class_counts"], run.record["classes"]
     if not counts or not classes:
         return None
-    return heat(names, classes, [counts[client] for client in clients], "", "Training samples of each class")
+    return heat(
+        names, classes, [counts[client] for client in clients], "", "Training samples of each class"
+    )
 
 
-def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
+def _over_time(
+    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]
+) -> list[Table]:
     """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
     places = range(len(run.round_numbers))[:: -len(run.round_numbers) // ROUNDS or -1][::-1]
     of = ", one of the runs" if run.seeds > 1 else ""
@@ -319,11 +379,21 @@ def _over_time(run: Run, metrics: Iterable[str], clients: Sequence[int], names: 
         history = run.history(metric)[list(clients)].iloc[list(places)]
         if history.notna().any(axis=None):
             rounds = [str(index + 1) for index in history.index]
-            found.append(heat(names, rounds, history.to_numpy(dtype=float).T.tolist(), "round", f"{metric}{of}"))
+            found.append(
+                heat(
+                    names,
+                    rounds,
+                    history.to_numpy(dtype=float).T.tolist(),
+                    "round",
+                    f"{metric}{of}",
+                )
+            )
     return found
 
 
-def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]) -> list[Table]:
+def _classes(
+    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]
+) -> list[Table]:
     """Return a heatmap of some clients' last values for each metric with several columns."""
     found = []
     for metric in metrics:
@@ -333,7 +403,15 @@ def _classes(run: Run, metrics: Iterable[str], clients: Sequence[int], names: Se
             titles = [run.label(client) for client in range(run.num_clients)]
         if len(columns) > 1:
             values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
-            found.append(heat(names, titles, values.tolist(), "", f"{metric} by {'class' if of_classes else 'column'}"))
+            found.append(
+                heat(
+                    names,
+                    titles,
+                    values.tolist(),
+                    "",
+                    f"{metric} by {'class' if of_classes else 'column'}",
+                )
+            )
     return found
 
 

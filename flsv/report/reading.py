@@ -17,7 +17,15 @@ from flsv.functional.intervals import LEVEL, half_width
 from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
-from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy, with_ends
+from flsv.results.run_table import (
+    columns_in,
+    history,
+    last,
+    part,
+    read_contributions,
+    tidy,
+    with_ends,
+)
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
@@ -113,7 +121,8 @@ class Run:
         keys = zip(self.table["metric"], self.table["class"])
         names = [self.column_name(metric, column) if column else None for metric, column in keys]
         return tidy(self.table).assign(
-            client_name=self.table["client"].map(dict(enumerate(self.client_names))), class_name=names
+            client_name=self.table["client"].map(dict(enumerate(self.client_names))),
+            class_name=names,
         )
 
     @property
@@ -137,7 +146,9 @@ class Run:
 
         NaN for clients without an interval, and for metrics that train no coalitions.
         """
-        if self.about(metric).get("class") != "ShadowShapley":  # version 1 wrote ends for others, which were too narrow
+        if (
+            self.about(metric).get("class") != "ShadowShapley"
+        ):  # version 1 wrote ends for others, which were too narrow
             return [NAN] * self.num_clients, [NAN] * self.num_clients
         return with_ends(self.table, metric, self.num_clients)[1:]
 
@@ -237,7 +248,9 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        return [known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
+        return [
+            known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))
+        ]
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         rows = seed_summary(self.runs, [metric])
@@ -252,10 +265,14 @@ def over_seeds(run: Run) -> Run:
     games = dict(run.record.get("paid_in", {}))
     for name, game in games.items():
         each = [one.record.get("paid_in", {}).get(name, {}) for one in runs]
-        games[name] = game | {what: _mean_of_all([one.get(what) for one in each]) for what in ("start", "end", "sum")}
+        games[name] = game | {
+            what: _mean_of_all([one.get(what) for one in each]) for what in ("start", "end", "sum")
+        }
     logs = [one.record.get("logged", {}) for one in runs]
     logged = {name: _mean_of_all([log.get(name) for log in logs]) for name in logs[0]}
-    return RepeatedRun(run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, runs)
+    return RepeatedRun(
+        run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, runs
+    )
 
 
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
@@ -267,14 +284,29 @@ def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> D
     """Summarize the last values of runs with different seeds, in a row per metric and client."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
-        known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
+        known = [
+            [value for value in values if value == value]
+            for values in zip(*(run.final(metric) for run in runs))
+        ]
         means = [known_mean(values) for values in known]
         shares = shares_in(means) if runs[0].about(metric).get("to_pay_by") else [NAN] * len(means)
         for client, (values, middle, share) in enumerate(zip(known, means, shares)):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
             half = mean_half_width(spread, len(values))
             name = runs[0].client_names[client]
-            rows.append([metric, client, name, len(values), middle, spread, middle - half, middle + half, share])
+            rows.append(
+                [
+                    metric,
+                    client,
+                    name,
+                    len(values),
+                    middle,
+                    spread,
+                    middle - half,
+                    middle + half,
+                    share,
+                ]
+            )
     return DataFrame(rows, columns=[*HEADER])
 
 
@@ -289,12 +321,18 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
     """
     if count < 2:
         return NAN
-    return float(half_width(torch.tensor(spread**2 / count, dtype=torch.float64), torch.tensor(count - 1.0), level))
+    return float(
+        half_width(
+            torch.tensor(spread**2 / count, dtype=torch.float64), torch.tensor(count - 1.0), level
+        )
+    )
 
 
 def repeated_runs(run: Run) -> list[Run]:
     """Return all finished runs of the ``flsv repeat`` that made this run, if there are at least two."""
-    place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
+    place = next(
+        (parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None
+    )
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]
     for each in found:

@@ -75,7 +75,19 @@ class Budget:
 
 #: Columns with an amount or a share.
 AMOUNTS = ("share", "share_low", "share_high", "amount", "amount_low", "amount_high")
-HEADER = ("client", "client_name", "value", "low", "high", *AMOUNTS, "currency", "finding", "by", "of", "rule")
+HEADER = (
+    "client",
+    "client_name",
+    "value",
+    "low",
+    "high",
+    *AMOUNTS,
+    "currency",
+    "finding",
+    "by",
+    "of",
+    "rule",
+)
 
 
 def shares_file(page: Path) -> Path:
@@ -111,12 +123,19 @@ class Shares:
         low, high = row["share_low"], row["share_high"]
         if low != low or high != high:
             return cells
-        least, most = (f"{row[name]:,.{self.budget.decimals}f}" for name in ("amount_low", "amount_high"))
-        return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
+        least, most = (
+            f"{row[name]:,.{self.budget.decimals}f}" for name in ("amount_low", "amount_high")
+        )
+        return [
+            f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]",
+            f"{cells[1]} [{least} to {most}]",
+        ]
 
     def written(self) -> DataFrame:
         """Return the table for ``shares.csv``, rounded and without empty columns."""
-        digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(AMOUNTS[3:], f".{self.budget.decimals}f")
+        digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(
+            AMOUNTS[3:], f".{self.budget.decimals}f"
+        )
         digits |= dict.fromkeys(("value", "low", "high"), ".6g")
         table = self.table.copy()
         for name, form in digits.items():
@@ -141,9 +160,16 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     values = torch.tensor(basis.values, dtype=torch.float64)
     if budget.rule == "refuse" and (values < 0).any():
         below = joined(map(run.label, (values < 0).nonzero().flatten().tolist()))
-        raise ConfigurationError(f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax.")
-    shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
-    table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})
+        raise ConfigurationError(
+            f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
+        )
+    shares, amounts = (
+        allocate(values, 1.0, budget.rule),
+        allocate(values, budget.amount, budget.rule, unit=budget.unit),
+    )
+    table = DataFrame(
+        {"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values}
+    )
     table["share"] = shares.where(~values.isnan(), NAN).tolist()
     table["amount"] = amounts.where(~values.isnan(), NAN).tolist()
     for end, ends, beyond in (("low", basis.low, np.minimum), ("high", basis.high, np.maximum)):
@@ -151,7 +177,13 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         rounded = [round(share * budget.amount, budget.decimals) for share in moved]
         table[end], table[f"share_{end}"] = ends, moved
         table[f"amount_{end}"] = beyond(rounded, table["amount"])
-    table = table.assign(currency=budget.currency, finding=findings(run), by=basis.title, of=basis.of, rule=budget.rule)
+    table = table.assign(
+        currency=budget.currency,
+        finding=findings(run),
+        by=basis.title,
+        of=basis.of,
+        rule=budget.rule,
+    )
     return Shares(budget, basis, table[[*HEADER]])
 
 
@@ -176,7 +208,11 @@ def findings(run: Run, others: str = "") -> list[str]:
     for group in run.copies:
         for client in group:
             names = others or joined(run.label(other) for other in group if other != client)
-            text = f"almost the same updates as {names}" if len(group) > 1 else "sent the model's last step back"
+            text = (
+                f"almost the same updates as {names}"
+                if len(group) > 1
+                else "sent the model's last step back"
+            )
             found[client].append(text)
     for client, (times, of) in run.named.items():
         found[client].append(f"not finite or far too large in {times} of {of} rounds")

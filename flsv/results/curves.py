@@ -33,7 +33,10 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write(self, result: RoundResult) -> None:
-        known = {**result.shared, **_by_client(row for row in result.table if row.metric in self._metrics)}
+        known = {
+            **result.shared,
+            **_by_client(row for row in result.table if row.metric in self._metrics),
+        }
         now = {name: torch.tensor(value) for name, value in known.items() if value == value}
         for name in self.names - now.keys():
             self._trainer.callback_metrics.pop(name, None)
@@ -43,12 +46,16 @@ class Monitored(Sink):
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
             found = _by_client(result.table)
-            self._trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+            self._trainer.callback_metrics.update(
+                {name: torch.tensor(value) for name, value in found.items()}
+            )
             self.names |= found.keys()
 
 
 def _by_client(rows: Iterable[Row]) -> dict[str, float]:
-    return {f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column}
+    return {
+        f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column
+    }
 
 
 class Point(NamedTuple):
@@ -64,7 +71,9 @@ def points_of(
 ) -> Iterator[Point]:
     """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
     curves = set(per_class)
-    columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
+    columns = {
+        (row.metric, row.column) for row in result.changes if row.column and row.metric in curves
+    }
     counts = Counter(metric for metric, _ in columns)
     for row in result.changes:
         if row.column:
@@ -75,12 +84,18 @@ def points_of(
         for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
             if number == number:
                 yield Point(row.client, f"{tag_of(row.metric)}{what}", number)
-    yield from (Point(row.client, row.metric, row.value) for row in result.table if row.metric == "train_loss")
+    yield from (
+        Point(row.client, row.metric, row.value)
+        for row in result.table
+        if row.metric == "train_loss"
+    )
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
     """Convert points to ``{tag: value}``, where each tag ends with the client, as in ``weight/client_1_Lyon``."""
-    return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
+    return {
+        f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points
+    }
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:

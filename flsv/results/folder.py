@@ -68,7 +68,9 @@ class Reporting:
             [2, 5, 8, 11, 14, 17, 20, 23, 24]
         """
         known = rounds if rounds is not None and rounds > 0 else None
-        every = (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
+        every = (
+            (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
+        )
         return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
 
 
@@ -112,8 +114,14 @@ def find_contributions(run: Path) -> Path:
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
     if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0.")
-    below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
+        raise ConfigurationError(
+            f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
+        )
+    below = sorted(
+        (p.parent for p in folder.rglob(CONTRIBUTIONS)),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
     if not below:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
@@ -156,11 +164,16 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 def arguments_of_fit() -> str | None:
     """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
-    if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
+    if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != (
+        "flsv",
+        "__main__.py",
+    ):
         return None
     if sys.argv[1:2] != ["fit"]:
         return None
-    return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])).strip()
+    return re.sub(
+        r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])
+    ).strip()
 
 
 #: Seconds to wait for another process that is about to release the folder.

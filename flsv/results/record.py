@@ -37,7 +37,9 @@ VERSION = 3
 class Record(Sink):
     """Sink that writes ``run.json`` when the fit begins, when an event has occurred, and when the fit ends."""
 
-    def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
+    def __init__(
+        self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]
+    ) -> None:
         self._folder, self._content, self._events = folder, dict(content), events
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, self._content)
@@ -108,7 +110,9 @@ def record_head(
             "python": platform.python_version(),
         },
         "module": type(module).__name__,
-        "algorithm": {role: type(made).__name__ for role, made in algorithm.items() if made is not None},
+        "algorithm": {
+            role: type(made).__name__ for role, made in algorithm.items() if made is not None
+        },
         "metrics": {name: _described(metric) for name, metric in metrics.items()},
     }
 
@@ -145,7 +149,9 @@ def to_pay_by(metric: Metric) -> bool:
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``run.json`` into a folder. If this fails, the earlier file stays as it was."""
     with replacing(folder / RECORD) as file:
-        file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
+        file.write(
+            json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode()
+        )
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -154,7 +160,9 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
         version = record["version"]
     except FileNotFoundError:
-        raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
+        raise ConfigurationError(
+            f"there is no {path}, which every run has: name the folder of a run."
+        ) from None
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
             f"{path} is not the record of a run ({error!r}). Train again, in a new folder."
@@ -171,7 +179,9 @@ def _plain(value: Any) -> Any:
     """Convert a value to JSON types, numbers that are not finite to None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # a tensor. torch is not imported, because it is slow for programs that only read
+    if hasattr(
+        value, "tolist"
+    ):  # a tensor. torch is not imported, because it is slow for programs that only read
         return _plain(value.tolist())
     if isinstance(value, str) or value is None or isinstance(value, bool | int):
         return value

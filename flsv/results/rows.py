@@ -47,7 +47,11 @@ def numbers_of(
     for name, value in values.items():
         metric = metrics[name]
         whole = overall(metric, value)
-        ends = metric.intervals(value=whole) if whole.ndim and isinstance(metric, ContributionMetric) else None
+        ends = (
+            metric.intervals(value=whole)
+            if whole.ndim and isinstance(metric, ContributionMetric)
+            else None
+        )
         found.append((name, None, [whole, *(ends or ())]))
         if whole.ndim and (columns := _named_columns(metric, value, class_names)):
             found.append((name, columns, [value]))
@@ -65,7 +69,9 @@ def numbers_of(
     return numbers, shared
 
 
-def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
+def _named_columns(
+    metric: Metric, value: Tensor, class_names: Sequence[str] | None
+) -> dict[str, str]:
     """Return ``{key: name}`` of a value's columns, empty if there are none, or only one class."""
     own = column_names(metric)
     if value.ndim < 2 or not (own or value.shape[1] > 1):
@@ -95,12 +101,16 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+def _diagnostics(
+    metrics: Mapping[str, Metric], values: Mapping[str, Tensor]
+) -> Iterable[tuple[str, Tensor]]:
     """Yield ``("<metric>/<diagnostic>", tensor)`` for all diagnostics of the metrics in ``values``."""
     for name, metric in metrics.items():
         if name not in values:
             continue
-        for what, value in metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ():
+        for what, value in (
+            metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ()
+        ):
             yield f"{name}/{what}", value
 
 
@@ -108,20 +118,29 @@ class RoundResults:
     """Builder of each round's result, which is passed to all sinks."""
 
     def __init__(
-        self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None = None
+        self,
+        metrics: Mapping[str, Metric],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None = None,
     ) -> None:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
         self._before: Sequence[Row] = ()
         self._late: Sequence[Row] = ()
         self._of_rounds: set[str] = set()
 
-    def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
+    def rows(
+        self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None
+    ) -> list[Row]:
         """Return the table's rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
+        others = [
+            Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None
+        ]
         measured, _ = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
 
-    def _measured(self, index: int, values: Mapping[str, Tensor]) -> tuple[list[Row], dict[str, float]]:
+    def _measured(
+        self, index: int, values: Mapping[str, Tensor]
+    ) -> tuple[list[Row], dict[str, float]]:
         numbers, shared = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, numbers, self._client_names), shared
 
@@ -143,11 +162,18 @@ class RoundResults:
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
         measured, shared = self._measured(index, values)
-        numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
+        numbers = [
+            Numbers("weight", weights.cpu()),
+            Numbers("update_norm", [*norms.values()], clients=[*norms]),
+        ]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
         own = round_rows(index, numbers, self._client_names)
         now = [row for row in own if evaluated or row.metric not in scores]
-        trained = round_rows(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
+        trained = round_rows(
+            index,
+            [Numbers("train_loss", [*losses.values()], clients=[*losses])],
+            self._client_names,
+        )
         new, self._before = changes(measured, self._before), measured
         scored = spread(scores)
         self._of_rounds |= shared.keys()
@@ -164,14 +190,19 @@ class RoundResults:
 
     def pictures(self, index: int, values: Mapping[str, Tensor]) -> dict[str, Callable[[], Figure]]:
         """Return ``{metric: function that draws its value}`` for the values after a round."""
-        return {name: partial(draw_metric, self._metrics[name], name, value, index) for name, value in values.items()}
+        return {
+            name: partial(draw_metric, self._metrics[name], name, value, index)
+            for name, value in values.items()
+        }
 
     def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
         """Return the result of an earlier round whose values became known only now, see :meth:`round_result`."""
         rows, numbers = self._measured(index, values)
         new, self._late = changes(rows, self._late), rows
         shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
-        return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
+        return RoundResult(
+            index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn
+        )
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
@@ -182,7 +213,9 @@ def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> F
         "stderr": None if error is None else error.detach().cpu(),
         "limits": None if None in bounds else bounds,
     }
-    known = inspect.signature(metric.plot).parameters  # metrics of torchmetrics take neither argument
+    known = inspect.signature(
+        metric.plot
+    ).parameters  # metrics of torchmetrics take neither argument
     figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
     axis.set_title(f"{label_text(name)}, round {round_index + 1}")
     return figure

@@ -22,7 +22,15 @@ from pandas import DataFrame
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.atomic_files import append, replacing
-from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
+from flsv.utilities.csv_files import (
+    NAN,
+    Cell,
+    csv_text,
+    number_or_nan,
+    parse_float,
+    parse_int,
+    read_rows,
+)
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text, and "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
@@ -39,7 +47,17 @@ SCHEMA = {
     "high": "float64",
 }
 #: The columns in the order of ``flsv.read_run``.
-COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
+COLUMNS = (
+    "round",
+    "metric",
+    "client",
+    "client_name",
+    "class",
+    "class_name",
+    "value",
+    "low",
+    "high",
+)
 #: Names in the column ``metric`` whose numbers belong to a single round and are not valid in the next.
 OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
@@ -84,9 +102,23 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
             ends[:, 0], ends[:, 1] = each.ends
         ends[np.isnan(ends).any(1)] = NAN
         for place, (column, name) in enumerate(columns.items()):
-            for client, value, (low, high) in zip(clients, values[:, place].tolist(), ends.tolist()):
+            for client, value, (low, high) in zip(
+                clients, values[:, place].tolist(), ends.tolist()
+            ):
                 if value == value:
-                    rows.append(Row(index, each.metric, client, column, value, client_names[client], name, low, high))
+                    rows.append(
+                        Row(
+                            index,
+                            each.metric,
+                            client,
+                            column,
+                            value,
+                            client_names[client],
+                            name,
+                            low,
+                            high,
+                        )
+                    )
     return rows
 
 
@@ -118,19 +150,27 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found
 
 
-def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
+def last(
+    table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value"
+) -> list[float]:
     """Return each client's last value of a metric or ``column``, or with ``what`` its interval's low or high end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
-def with_ends(table: DataFrame, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
+def with_ends(
+    table: DataFrame, metric: str, clients: int
+) -> tuple[list[float], list[float], list[float]]:
     """Return each client's last value by a metric, and the low and high ends of its interval."""
-    value, low, high = (last(table, metric, clients, what=what) for what in ("value", "low", "high"))
+    value, low, high = (
+        last(table, metric, clients, what=what) for what in ("value", "low", "high")
+    )
     return value, low, high
 
 
-def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
+def history(
+    table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]
+) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds for n clients.
 
     In a round without a new value the last one is repeated, except for single rounds' numbers (:data:`OF_A_ROUND`).
@@ -142,7 +182,9 @@ def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Se
 
 def tidy(table: DataFrame) -> DataFrame:
     """Return a run's table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
-    texts = {name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")}
+    texts = {
+        name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")
+    }
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
@@ -153,7 +195,13 @@ def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
 
 _CELLS: Mapping[str, Cell] = {
     **dict.fromkeys(SCHEMA, str),
-    **{"round": parse_int, "client": parse_int, "value": parse_float, "low": number_or_nan, "high": number_or_nan},
+    **{
+        "round": parse_int,
+        "client": parse_int,
+        "value": parse_float,
+        "low": number_or_nan,
+        "high": number_or_nan,
+    },
 }
 _HEADER = csv_text([list(SCHEMA)])
 #: The columns that identify a value: no two rows agree in all of them.
@@ -187,7 +235,10 @@ class CSV(Sink):
         if first_round > 0 and source.is_file():
             rows = _read(source)
         elif first_round > 0:
-            warnings.warn(f"{source} no longer exists: {self.path} starts at round {first_round + 1}.", stacklevel=2)
+            warnings.warn(
+                f"{source} no longer exists: {self.path} starts at round {first_round + 1}.",
+                stacklevel=2,
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if first_round == 0 or source != self.path:
             lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
@@ -224,8 +275,12 @@ class CSV(Sink):
     def _set_aside(self) -> None:
         """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
         stem, suffix = self.path.stem, self.path.suffix
-        numbered = (self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1))
+        numbered = (
+            self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1)
+        )
         copy = next(path for path in numbered if not path.exists())
         with replacing(copy) as file:
             file.write(self.path.read_bytes())
-        warnings.warn(f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3)
+        warnings.warn(
+            f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3
+        )

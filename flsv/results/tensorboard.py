@@ -18,7 +18,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import (
+    CometLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -60,7 +66,9 @@ class TensorBoard(Sink):
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
 
-    def begin(self, first_round: int, settings: Mapping[str, Any], partition: Callable[[], Figure]) -> None:
+    def begin(
+        self, first_round: int, settings: Mapping[str, Any], partition: Callable[[], Figure]
+    ) -> None:
         """Write the settings and the picture of the partition before the first round.
 
         In a resumed run, invalidate what an earlier process wrote from ``first_round`` on.
@@ -70,7 +78,9 @@ class TensorBoard(Sink):
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
             kept = _over_batches(self._folder, first_round)
             # Until a new event file's name sorts after those that are there.
-            taken = [int(path.name.split(".")[3]) for path in self._folder.rglob("events.out.tfevents.*")]
+            taken = [
+                int(path.name.split(".")[3]) for path in self._folder.rglob("events.out.tfevents.*")
+            ]
             time.sleep(max(0, max(taken, default=0) + 1 - time.time()))
             start = SessionLog(status=SessionLog.START)
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
@@ -80,7 +90,10 @@ class TensorBoard(Sink):
                 for _, event in events:
                     self._writer._get_file_writer().add_event(event, event.step, event.wall_time)
             self.begin_round(first_round)
-        plain = {name: of if isinstance(of, str | int | float) else str(of) for name, of in settings.items()}
+        plain = {
+            name: of if isinstance(of, str | int | float) else str(of)
+            for name, of in settings.items()
+        }
         for summary in hparams(plain, {}):
             self._writer._get_file_writer().add_summary(summary)
         if first_round == 0:

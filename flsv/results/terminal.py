@@ -41,13 +41,19 @@ MOST = 20
 _SCORES = {"accuracy", *WORDS["titles"]}
 
 
-def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
+def print_contributions(
+    result: RunResult, client_names: Sequence[str], where: Sequence[str]
+) -> None:
     """Print a table of the clients' values, sentences on them, and the lines ``where``.
 
     The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
     """
     table, count = result.table, len(client_names)
-    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by[:1] or result.columns)}
+    shown = {
+        name: kind
+        for name, kind in result.columns.items()
+        if name in (result.to_pay_by[:1] or result.columns)
+    }
     first = next(iter(shown), None)
     rows = shown_clients(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
@@ -74,19 +80,26 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
             lines.append(f"{WORDS['not_payable']} {WORDS['against']['metric']}")
         elif any(end == end for end in low):
             by = result.learning_record.get("paid_in", {}).get(name, {}).get("by", "")
-            lines += [BRACKETS, *([WORDS["against"]["small_gain"]] if is_small_gain(by, values) else ())]
+            lines += [
+                BRACKETS,
+                *([WORDS["against"]["small_gain"]] if is_small_gain(by, values) else ()),
+            ]
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
     if result.logged:
-        lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
+        lines.append(
+            f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}"
+        )
     return lines
 
 
 def _filled(line: str) -> str:
     """Wrap a line to the terminal's width, and indent what follows a label such as ``Model:``."""
     label = line[:9] if line[6:9] == "   " else ""
-    return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
+    return textwrap.fill(
+        line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False
+    )
 
 
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
@@ -107,7 +120,10 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
     keys = columns_in(table, metric)
     names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
     # A class may have the same name as another class, or as the first column.
-    heads = [name if [*names, "client"].count(name) == 1 else f"{name} ({j})" for j, name in enumerate(names)]
+    heads = [
+        name if [*names, "client"].count(name) == 1 else f"{name} ({j})"
+        for j, name in enumerate(names)
+    ]
     return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
 
 
@@ -159,7 +175,11 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     for game in record.get("paid_in", {}).values():
         line = change(game)
         # A name that the module logs is not changed.
-        lines.append(f"{line[0].upper()}{line[1:]}." if game["by"].partition(" of ")[0] in _SCORES else f"{line}.")
+        lines.append(
+            f"{line[0].upper()}{line[1:]}."
+            if game["by"].partition(" of ")[0] in _SCORES
+            else f"{line}."
+        )
     lines += record.get("coalitions", [])
     return list(dict.fromkeys(lines))
 
@@ -167,7 +187,9 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
 class Terminal(Sink):
     """Sink that adds round and client to the trainer's progress bar, and prints a table at the end."""
 
-    def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
+    def __init__(
+        self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool
+    ) -> None:
         self.text: Callable[[], dict[str, str]] = dict
         self._trainer, self._bar = trainer, trainer.progress_bar_callback
         self._client_names, self._table, self._files = client_names, table, files

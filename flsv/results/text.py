@@ -18,7 +18,9 @@ SMALL = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
-WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
+WORDS: Mapping[str, Any] = yaml.safe_load(
+    (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
+)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -70,7 +72,8 @@ def with_intervals(
     texts = numbers([*values, *low, *high])
     cells = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
     return [
-        value if NONE in (value, least, most) else f"{value} [{least}{between}{most}]" for value, least, most in cells
+        value if NONE in (value, least, most) else f"{value} [{least}{between}{most}]"
+        for value, least, most in cells
     ]
 
 
@@ -82,7 +85,10 @@ def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
 def by_value(values: Sequence[float]) -> list[int]:
     """Return the indices of the values, sorted from the highest to the lowest value, then NaN."""
     places = range(len(values))
-    return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
+    return sorted(
+        places,
+        key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i),
+    )
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
@@ -103,7 +109,9 @@ def shares_in(values: Sequence[float]) -> list[float]:
         [0.75, 0.25, 0.0, nan]
     """
     total = sum(max(value, 0.0) for value in values if value == value)
-    return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
+    return [
+        max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values
+    ]
 
 
 def titled(by: str) -> str:
@@ -124,7 +132,11 @@ def performance(by: str, value: float) -> str:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
         ('9.0 %', '2.25')
     """
-    return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
+    return (
+        percent(value)
+        if by.endswith("accuracy")
+        else number(abs(value) if by == "negative_loss" else value)
+    )
 
 
 def change(game: Mapping[str, Any]) -> str:

@@ -54,7 +54,11 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
-    classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
+    classes = (
+        {}
+        if measures.keys().isdisjoint(CLASSIFICATION)
+        else {name: name for name in CLASSIFICATION}
+    )
     return measures | classes
 
 
@@ -71,7 +75,9 @@ class AfterTheRun:
     ) -> None:
         self._metrics, self._masks, self._beginning = dict(metrics), masks, beginning
         self._initial, self._first = initial, first
-        self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
+        self._rounds = sorted(
+            {index for metric in metrics.values() for index in metric.valued.tolist()}
+        )
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
@@ -82,9 +88,19 @@ class AfterTheRun:
         if path is not None and ranks.rank == 0 and not run.resumed:
             path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
         scores = {name: self._score(metric, run) for name, metric in self._metrics.items()}
-        predicting = {called(self._metrics[name].measured_by) for name, score in scores.items() if score is not None}
+        predicting = {
+            called(self._metrics[name].measured_by)
+            for name, score in scores.items()
+            if score is not None
+        }
         store = UtilityStore(
-            path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, outputs=predicting, anew=True
+            path,
+            list(measures),
+            run.settings,
+            rounds=self._rounds,
+            ranks=ranks,
+            outputs=predicting,
+            anew=True,
         )
         fits = WholeFits(
             self._beginning,
@@ -94,15 +110,24 @@ class AfterTheRun:
             self._first,
             rounding_of(run.trainer),
         )
-        coalitions, empty = members_of(self._masks[2:]), [()] * any(_own(each, run) for each in self._metrics.values())
+        coalitions, empty = (
+            members_of(self._masks[2:]),
+            [()] * any(_own(each, run) for each in self._metrics.values()),
+        )
         try:
-            train_fits(fits, run.data.num_samples.tolist(), [*coalitions, *empty], run.seed, store, _Says())
+            train_fits(
+                fits, run.data.num_samples.tolist(), [*coalitions, *empty], run.seed, store, _Says()
+            )
         except ConfigurationError as error:  # the federation itself is trained
-            rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}")
+            rank_zero_warn(
+                f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}"
+            )
             return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            for index, values in self._complete(metric, store, coalitions, run, scores[name]).items():
+            for index, values in self._complete(
+                metric, store, coalitions, run, scores[name]
+            ).items():
                 found[index][name] = values
         return found
 
@@ -110,7 +135,11 @@ class AfterTheRun:
         """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
         predicted.
         """
-        if len(self._masks) == 2 ** self._masks.shape[1] or not whole_layers(self._masks) or not len(metric.outputs):
+        if (
+            len(self._masks) == 2 ** self._masks.shape[1]
+            or not whole_layers(self._masks)
+            or not len(metric.outputs)
+        ):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
 
@@ -126,23 +155,36 @@ class AfterTheRun:
         ``{round: values}``.
         """
         by = called(metric.measured_by)
-        places, of = [self._rounds.index(index) for index in metric.valued.tolist()], store.names.index(by)
+        places, of = (
+            [self._rounds.index(index) for index in metric.valued.tolist()],
+            store.names.index(by),
+        )
         curves = [store.rows(run.seed, members) for members in coalitions]
         if _own(metric, run):  # the run's clients have trained theirs by now
             empty = torch.tensor([row[of] for row in store.rows(run.seed, ())])[places]
             metric.ends = torch.stack([empty.to(metric.ends), metric.ends[:, 1]], 1)
-        utilities = torch.tensor([[curve[place][of] for curve in curves] for place in places], dtype=torch.float64)
-        utilities = utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities  # [R, K - 2], or per class
+        utilities = torch.tensor(
+            [[curve[place][of] for curve in curves] for place in places], dtype=torch.float64
+        )
+        utilities = (
+            utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities
+        )  # [R, K - 2], or per class
         if score is None:
             return metric.complete(self._masks, utilities)
-        outputs = torch.stack([store.outputs(run.seed, members, by)[places] for members in coalitions], 1)
+        outputs = torch.stack(
+            [store.outputs(run.seed, members, by)[places] for members in coalitions], 1
+        )
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
         """Return the end of a message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
             why = self._beginning.not_pickled
-            told = f" Nor can fresh processes train them, since the fit cannot be pickled ({why})." if why else ""
+            told = (
+                f" Nor can fresh processes train them, since the fit cannot be pickled ({why})."
+                if why
+                else ""
+            )
             return f"{told} flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
             return (

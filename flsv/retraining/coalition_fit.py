@@ -70,13 +70,22 @@ class FitResult:
         by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
         empty = [before.view(-1).tolist() for before in self.before.values()]
         model = torch.stack([self.delivered, self.start]) if models else None
-        return Fit(dict(zip(rounds, zip(*by))), empty, digest(self.start).hex(), model, self.rounding, self.outputs)
+        return Fit(
+            dict(zip(rounds, zip(*by))),
+            empty,
+            digest(self.start).hex(),
+            model,
+            self.rounding,
+            self.outputs,
+        )
 
 
 class CoalitionFits(Protocol):
     """Protocol of objects that train coalitions, each by a fit of its own."""
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+    def train(
+        self, orders: Sequence[FitOrder]
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions. Yield each order with its result or error, in any order."""
 
 
@@ -116,12 +125,21 @@ def become(loop: Any, **changes: Any) -> Any:
 class CoalitionScoring(GlobalModelScoring):
     """Callback that scores a coalition's model after the rounds that its order lists, and after training."""
 
-    def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
+    def __init__(
+        self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder
+    ) -> None:
         self._named = measures
         # A classifier's outputs are scored once for all performances.
-        self._scored = {name: each if isinstance(each, ModelScore) else None for name, each in measures.items()}
+        self._scored = {
+            name: each if isinstance(each, ModelScore) else None for name, each in measures.items()
+        }
         self._once = list(dict.fromkeys(self._scored.values()))
-        super().__init__(data, [each or "accuracy" for each in self._once], dict(order.initial or {}), order.rounds)
+        super().__init__(
+            data,
+            [each or "accuracy" for each in self._once],
+            dict(order.initial or {}),
+            order.rounds,
+        )
         self._order = order
         self.delivered: Tensor | None = None
         self._global: Tensor | None = None
@@ -144,7 +162,9 @@ class CoalitionScoring(GlobalModelScoring):
                 f"the fit has ended after {trainer.current_epoch} of {self._order.rounds[-1] + 1} rounds: a callback "
                 "or a hook stops it"
             )
-        self._score(module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None)
+        self._score(
+            module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None
+        )
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
@@ -152,11 +172,17 @@ class CoalitionScoring(GlobalModelScoring):
             raise RuntimeError("it trained nothing")
         scores = self.before
         rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
-        curves = {name: torch.stack([self._of(found, name) for found in rounds]) for name in self._named}
+        curves = {
+            name: torch.stack([self._of(found, name) for found in rounds]) for name in self._named
+        }
         before = {name: self._of(self.before, name) for name in self._named}
         scored, start = self.models.cpu()[0], self.models.cpu()[1]
-        last, delivered = (scored if each is None else each.cpu() for each in (self._global, self.delivered))
-        return FitResult(curves, before, start, last, delivered, self._rounding, self._outputs(rounds))
+        last, delivered = (
+            scored if each is None else each.cpu() for each in (self._global, self.delivered)
+        )
+        return FitResult(
+            curves, before, start, last, delivered, self._rounding, self._outputs(rounds)
+        )
 
     def _outputs(self, rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
         kept = [[scores.outputs for scores in of] for of in zip(*rounds)]
@@ -183,7 +209,10 @@ def prepare_coalition_fit(
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
-    own = [coalition_loop(c, c.config.sampler.among(order.members), order.seed) if is_loop(c) else c for c in callbacks]
+    own = [
+        coalition_loop(c, c.config.sampler.among(order.members), order.seed) if is_loop(c) else c
+        for c in callbacks
+    ]
     held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
     held.loggers = [Nowhere(folder or each.log_dir or each.save_dir) for each in trainer.loggers]
     held._default_root_dir = folder or trainer.default_root_dir
@@ -195,7 +224,11 @@ def prepare_coalition_fit(
         end()
 
     strategy: Any = trainer.strategy
-    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, nothing, nothing
+    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = (
+        delivered,
+        nothing,
+        nothing,
+    )
     return scoring
 
 
@@ -219,10 +252,18 @@ def of_the_run(callback: L.Callback) -> bool:
         return False
     kinds = list(type(callback).__mro__)
     base: type[L.Callback] = next(
-        kind for kind in kinds if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
+        kind
+        for kind in kinds
+        if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
     )
     if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
         base = L.Callback
-    known = {name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")}
+    known = {
+        name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")
+    }
     own = [vars(kind) for kind in kinds if not kind.__module__.startswith(("lightning.", "flsv."))]
-    return not any(name in known and callable(value) for each in (*own, vars(callback)) for name, value in each.items())
+    return not any(
+        name in known and callable(value)
+        for each in (*own, vars(callback))
+        for name, value in each.items()
+    )

@@ -28,7 +28,12 @@ from flsv.games.performance import ModelScore, is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
-from flsv.retraining.coalition_refusals import check_scored, check_settings, check_shared, mean_cohort
+from flsv.retraining.coalition_refusals import (
+    check_scored,
+    check_settings,
+    check_shared,
+    mean_cohort,
+)
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.sampling import FullParticipation
@@ -56,7 +61,9 @@ class CoalitionPlan:
     def of(cls, config: FederationConfig) -> CoalitionPlan:
         """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
         asking: Any = {
-            name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
+            name: metric
+            for name, metric in config.metrics.items()
+            if attribute_of(metric, "trains") is not None
         }
         if asking:
             check_settings(config)
@@ -98,22 +105,36 @@ class CoalitionPlan:
         self._ends: _Ends | None = None
         self._games: Any = None
 
-    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> None:
+    def decide(
+        self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig
+    ) -> None:
         """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
         if not self._metrics:
             return
         module = trainer.lightning_module
-        self._seed, self._elsewhere, self._share = config.seed or 0, callable(config.engine), config.share
+        self._seed, self._elsewhere, self._share = (
+            config.seed or 0,
+            callable(config.engine),
+            config.share,
+        )
         if self._elsewhere:
             check_shared(config, module)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
         constant = sharing(config.share, module, config.head).constant
         fixed = {id(each) for name, each in module.named_parameters() if name in constant}
-        names = {name for name, each in module.named_parameters(remove_duplicate=False) if id(each) in fixed}
+        names = {
+            name
+            for name, each in module.named_parameters(remove_duplicate=False)
+            if id(each) in fixed
+        }
         state = module.state_dict()
         frozen = {name: each for name, each in state.items() if name in names}
-        if self._initial is None:  # coalitions have the frozen weights of the process from which they are forked
-            self._initial = copy.deepcopy({name: each for name, each in state.items() if name not in frozen})
+        if (
+            self._initial is None
+        ):  # coalitions have the frozen weights of the process from which they are forked
+            self._initial = copy.deepcopy(
+                {name: each for name, each in state.items() if name not in frozen}
+            )
         else:  # of a resumed run, whose frozen weights are the checkpoint's
             self._frozen = frozen
         for metric in self._metrics.values():
@@ -136,7 +157,9 @@ class CoalitionPlan:
             which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
-    def ends(self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]) -> list[Strategy]:
+    def ends(
+        self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]
+    ) -> list[Strategy]:
         """Make the strategies that give metrics the models of the empty and the full coalition. If sites train
         coalitions, also those of all others. ``weights()`` returns the clients' weights in the average.
         """
@@ -152,7 +175,9 @@ class CoalitionPlan:
         if not self._elsewhere:
             return [self._ends]
         masks = self.masks(run.state.num_clients)
-        self._sites = CoalitionsAtSites(masks, replace(run.info(), global_vector=nobody), run.engine, self._loaded)
+        self._sites = CoalitionsAtSites(
+            masks, replace(run.info(), global_vector=nobody), run.engine, self._loaded
+        )
         return [self._sites, self._ends]
 
     # ---- what is said
@@ -165,14 +190,25 @@ class CoalitionPlan:
         if not self._elsewhere:
             for name, metric in self._metrics.items():
                 measure = metric.measured_by
-                check_scored(f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure)
+                check_scored(
+                    f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure
+                )
         if self._ends is not None and not self._elsewhere:
-            self._ends.score(module, self._initial, games, [metric.measured_by for metric in self._metrics.values()])
+            self._ends.score(
+                module,
+                self._initial,
+                games,
+                [metric.measured_by for metric in self._metrics.values()],
+            )
         text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
         if self._elsewhere:
             text += " trained by the sites, beside the run"
         else:
-            fresh = "" if self._kept.no_fork is None else f" in a fresh process, since {self._kept.no_fork},"
+            fresh = (
+                ""
+                if self._kept.no_fork is None
+                else f" in a fresh process, since {self._kept.no_fork},"
+            )
             text += f" trained after the run, each by a fit of its own,{fresh} which costs {self._cost(masks)}"
         rank_zero_info(f"{text}.{self._estimated(masks, games)}")
 
@@ -200,14 +236,24 @@ class CoalitionPlan:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         if not self._metrics:
             return []
-        waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
+        waiting = [
+            f"{name}: {metric.pending}"
+            for name, metric in self._metrics.items()
+            if metric.pending is not None
+        ]
         if waiting:
             return waiting
         masks = self.masks(num_clients)
-        where = "by the sites, beside the run" if self._elsewhere else f"after the run ({self._cost(masks)})"
+        where = (
+            "by the sites, beside the run"
+            if self._elsewhere
+            else f"after the run ({self._cost(masks)})"
+        )
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
-    def end_round(self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False) -> None:
+    def end_round(
+        self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False
+    ) -> None:
         """Score the run's own model, which is the full coalition's, after round ``index``. ``again`` scores it even if
         it has been scored, ``changed`` tells that hooks have changed it since the round.
         """
@@ -226,16 +272,22 @@ class CoalitionPlan:
     @property
     def left(self) -> bool:
         """Return whether coalitions still have to be trained for the values of past rounds."""
-        return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
+        return any(
+            metric.pending is not None and len(metric.valued) for metric in self._metrics.values()
+        )
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions if metrics need them, and return the metrics' values, ``{round: {metric: values}}``."""
         if not self.left:
             return {}
         assert self._initial is not None
-        waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
+        waiting = {
+            name: metric for name, metric in self._metrics.items() if metric.pending is not None
+        }
         masks = self.masks(run.data.num_clients)
-        return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, self._first).train(run)
+        return AfterTheRun(
+            waiting, masks, self._kept, self._initial | self._frozen, self._first
+        ).train(run)
 
     def note_first(self, round: Round) -> None:
         """Store the run's model after the first round, to check the full coalition's training."""
@@ -254,12 +306,18 @@ class _Ends(Strategy):
     """Strategy that provides the empty and the full coalition's models in every round."""
 
     def __init__(
-        self, plan: CoalitionPlan, space: ParameterSpace, nobody: Tensor, weights: Callable[[], Tensor]
+        self,
+        plan: CoalitionPlan,
+        space: ParameterSpace,
+        nobody: Tensor,
+        weights: Callable[[], Tensor],
     ) -> None:
         self._plan, self._space, self._nobody, self._weights = plan, space, nobody, weights
         self._before: dict[Any, Any] = {}
 
-    def score(self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]) -> None:
+    def score(
+        self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]
+    ) -> None:
         """Score the module with its ``initial`` weights by each measure."""
         evaluators = {measure: games.evaluator_of(measure) for measure in measures}
         with lent(module, self._space):
@@ -273,5 +331,9 @@ class _Ends(Strategy):
         self._plan.note_first(round)
         weights = self._weights()
         ends = torch.tensor([[False], [True]]).expand(-1, len(weights))
-        trained = round.trained or models_of(ends, self._nobody, round.server_vector, ())  # or those of sites
-        return replace(trained, weights=weights, before=self._before.__getitem__ if self._before else None)
+        trained = round.trained or models_of(
+            ends, self._nobody, round.server_vector, ()
+        )  # or those of sites
+        return replace(
+            trained, weights=weights, before=self._before.__getitem__ if self._before else None
+        )

@@ -27,7 +27,9 @@ WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 def check_settings(config: FederationConfig) -> None:
     """Raise ConfigurationError if a part of the federation prevents the training of coalitions."""
     if why := _refused(config):
-        raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}.")
+        raise ConfigurationError(
+            f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}."
+        )
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
@@ -41,7 +43,9 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
         )
 
 
-def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure) -> None:
+def check_scored(
+    asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure
+) -> None:
     """Raise ConfigurationError if parameters that stay at the clients change the server's score of a model.
 
     ``asking`` is the metric's name in the error.
@@ -53,7 +57,10 @@ def check_scored(asking: str, share: Any, module: L.LightningModule, evaluator: 
 
     def scored(names: Iterable[str]) -> list[Tensor]:
         for name in names:
-            value, noise = state[name], torch.rand(state[name].shape, generator=draw).to(state[name].device)
+            value, noise = (
+                state[name],
+                torch.rand(state[name].shape, generator=draw).to(state[name].device),
+            )
             if value.is_floating_point():
                 value.copy_(value * (1 + noise) + 0.1 * noise)
             elif name in kept:  # others may be indices

@@ -30,7 +30,9 @@ from flsv.utilities.seeding import generator_for
 NEAR = 0.1
 
 
-def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Tensor) -> dict[int, str]:
+def doubtful_own_models(
+    own: Tensor, initial: Tensor, model: Tensor, updates: Tensor
+) -> dict[int, str]:
     """Find clients whose own model was probably not trained by them alone.
 
     Two checks are made. The own model must not be the federation's. And its move from the initial model must agree
@@ -57,7 +59,9 @@ def doubtful_own_models(own: Tensor, initial: Tensor, model: Tensor, updates: Te
     found = dict.fromkeys(near.nonzero().flatten().tolist(), "its own model is the federation's")
     if len(own) < 3:
         return found
-    centered = [torch.nn.functional.normalize(each - each.mean(0), dim=1) for each in (moves, updates)]
+    centered = [
+        torch.nn.functional.normalize(each - each.mean(0), dim=1) for each in (moves, updates)
+    ]
     best = (centered[0] @ centered[1].T).argmax(1).tolist()
     for client, other in enumerate(best):
         if other != client and client not in found:
@@ -96,19 +100,34 @@ class CoalitionsAtSites(Strategy):
         saved: Mapping[str, Any] | None,
     ) -> None:
         self._engine = engine
-        self._masks, self._initial, self._whole = masks, federation.global_vector.clone(), not federation.uploads
+        self._masks, self._initial, self._whole = (
+            masks,
+            federation.global_vector.clone(),
+            not federation.uploads,
+        )
         self._run, self._left = FederationState(), None if saved is None else saved["left"]
-        self._moved = torch.zeros(federation.num_clients, len(self._initial)) if saved is None else saved["moved"]
+        self._moved = (
+            torch.zeros(federation.num_clients, len(self._initial))
+            if saved is None
+            else saved["moved"]
+        )
         states = {} if saved is None else saved["coalitions"]
         trained = [mask.nonzero().flatten().tolist() for mask in trained_masks(masks)]
         self._coalitions = [
-            _Coalition(members, replace(federation, global_vector=self._initial), engine.sites_of, states.get(place))
+            _Coalition(
+                members,
+                replace(federation, global_vector=self._initial),
+                engine.sites_of,
+                states.get(place),
+            )
             for place, members in enumerate(trained)
         ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs."""
-        coalitions = {place: coalition.state_dict() for place, coalition in enumerate(self._coalitions)}
+        coalitions = {
+            place: coalition.state_dict() for place, coalition in enumerate(self._coalitions)
+        }
         return {"left": self._left, "moved": self._moved, "coalitions": coalitions}
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
@@ -120,15 +139,22 @@ class CoalitionsAtSites(Strategy):
         self._away = {*self._run.cohort} - self._engine.heard
 
     def end_round(self, round: Round) -> None:
-        if self._left is not None and not torch.equal(self._left.to(round.global_vector), round.global_vector):
+        if self._left is not None and not torch.equal(
+            self._left.to(round.global_vector), round.global_vector
+        ):
             raise ConfigurationError(
                 f"ShadowShapley: the module's weights or buffers have changed before round {round.round_index + 1}, as "
                 "by a hook around an epoch or by validation, and the models of coalitions at sites would not. Let "
                 "hooks leave them as they are, or value the run by flsv retrain."
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run's own server has warned; faults of sites are noted
-            packets = [coalition.instruct(self._run, self._away, self._clients) for coalition in self._coalitions]
+            warnings.simplefilter(
+                "ignore"
+            )  # the run's own server has warned; faults of sites are noted
+            packets = [
+                coalition.instruct(self._run, self._away, self._clients)
+                for coalition in self._coalitions
+            ]
             replies = [dict[int, Any]() for _ in packets]
             while any(packets):  # a site trains one model at a time
                 wave: dict[int, tuple[int, Packet]] = {}
@@ -136,7 +162,9 @@ class CoalitionsAtSites(Strategy):
                     for site in waiting.keys() - wave.keys():
                         wave[site] = place, waiting.pop(site)
                 exchange = self._coalitions[0].sites.directory.exchange
-                for site, reply in exchange({site: packet for site, (_, packet) in wave.items()}).items():
+                for site, reply in exchange(
+                    {site: packet for site, (_, packet) in wave.items()}
+                ).items():
                     replies[wave[site][0]][site] = reply
             for coalition, replied in zip(self._coalitions, replies):
                 coalition.receive(replied, round)
@@ -150,16 +178,23 @@ class CoalitionsAtSites(Strategy):
             return
         self._moved = self._moved.to(round.global_vector)
         for update in self._updates:
-            moved, client = (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0), update.client_id
+            moved, client = (
+                (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0),
+                update.client_id,
+            )
             self._moved[client] += moved
             own = alone[client].sent.get(client, update.vector)
             same = round.round_index == 0 and self._whole  # both are the same training
             if same and (own - update.vector).norm() > SAME * moved.norm():
                 self._run.note(client, "its own model is not its first update")
         if round.round_index:
-            models = torch.stack([alone[client].state.model() for client in range(len(self._moved))])
+            models = torch.stack(
+                [alone[client].state.model() for client in range(len(self._moved))]
+            )
             known = round.global_vector  # the last model that clients have seen
-            for client, why in doubtful_own_models(models, self._initial.to(known), known, self._moved).items():
+            for client, why in doubtful_own_models(
+                models, self._initial.to(known), known, self._moved
+            ).items():
                 self._run.note(client, why)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
@@ -182,14 +217,18 @@ class _Coalition:
         self.members, self.sent, n = members, dict[int, Tensor](), federation.num_clients
         roles: Mapping[str, Any] = federation.strategies
         own = {role: roles[role] for role in roles.keys() - {"sampler", "personalizer"}}
-        strategies, read, filters = copy.deepcopy((own, _read_metrics(federation), federation.filters))
+        strategies, read, filters = copy.deepcopy(
+            (own, _read_metrics(federation), federation.filters)
+        )
         self._sampler: ClientSampler = roles["sampler"].among(members)
         self._metrics = ContributionMetrics(read, check_names(strategies), n)
         self._metrics.reset()
         self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
         self._parts = [*strategies.values(), *self._server.filters]
         unseen = torch.zeros(n, dtype=torch.long)
-        self.state = FederationState(n, federation.seed, participations=unseen, updates_received=unseen.clone())
+        self.state = FederationState(
+            n, federation.seed, participations=unseen, updates_received=unseen.clone()
+        )
         start = federation.global_vector
         self.state.global_vector = start.clone() if saved is None else saved["model"].to(start)
         info = replace(
@@ -213,17 +252,37 @@ class _Coalition:
     def state_dict(self) -> dict[str, Any]:
         parts = [part.state_dict() for part in self._parts]
         state = {**self.state.state_dict(), "incidents": []}
-        return {"parts": parts, "metrics": self._metrics.state_dict(), "state": state, "model": self.state.model()}
+        return {
+            "parts": parts,
+            "metrics": self._metrics.state_dict(),
+            "state": state,
+            "model": self.state.model(),
+        }
 
-    def instruct(self, run: FederationState, away: set[int], clients: Sequence[Client]) -> dict[int, Packet]:
+    def instruct(
+        self, run: FederationState, away: set[int], clients: Sequence[Client]
+    ) -> dict[int, Packet]:
         """Begin a round of the coalition. Return the messages to its sites that are not ``away``."""
         state, self._clients = self.state, clients
         state.round_index, state.incidents = run.round_index, run.incidents
         state.run = state.run or digest([run.run, self.members]).hex()[:16]
-        draw, values = generator_for(state.seed, "cohort", state.round_index), self._metrics.with_priors()
-        drawn = cohort_of(self._sampler, state.num_clients, values, draw, state.round_index, clients, state.model())
+        draw, values = (
+            generator_for(state.seed, "cohort", state.round_index),
+            self._metrics.with_priors(),
+        )
+        drawn = cohort_of(
+            self._sampler,
+            state.num_clients,
+            values,
+            draw,
+            state.round_index,
+            clients,
+            state.model(),
+        )
         state.cohort = [client for client in drawn if client not in away]
-        self._chances = partial(chances_of, self._sampler, state.num_clients, values, state.round_index, drawn)
+        self._chances = partial(
+            chances_of, self._sampler, state.num_clients, values, state.round_index, drawn
+        )
         self._instructions = self._server.instruct(state.cohort, state)
         self.sites.discard()
         return self.sites.packets(self._instructions)
@@ -241,7 +300,15 @@ class _Coalition:
         if updates:
             matrix = torch.stack([update.vector for update in updates])
             try:
-                given = matrix, self._instructions, state, self._clients, round.server_data, self._chances, broken
+                given = (
+                    matrix,
+                    self._instructions,
+                    state,
+                    self._clients,
+                    round.server_data,
+                    self._chances,
+                    broken,
+                )
                 own = server.receive(updates, *given)
                 self.sites.count({*own.client_ids.tolist()})
                 state.complete(server.finish(own, state), [*broken, *self.sent])
@@ -258,7 +325,9 @@ def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, An
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
-def models_of(masks: Tensor, empty: Tensor, full: Tensor, others: Sequence[Tensor]) -> TrainedCoalitions:
+def models_of(
+    masks: Tensor, empty: Tensor, full: Tensor, others: Sequence[Tensor]
+) -> TrainedCoalitions:
     """Return the models of the coalitions ``masks [K, n]``: ``empty``, ``full`` and, in order, ``others``, each
     ``[P]``.
     """

@@ -22,7 +22,13 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
-from flsv.retraining.coalition_fit import FitOrder, become, coalition_loop, of_the_run, prepare_coalition_fit
+from flsv.retraining.coalition_fit import (
+    FitOrder,
+    become,
+    coalition_loop,
+    of_the_run,
+    prepare_coalition_fit,
+)
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
 from flsv.retraining.train_fits import Fit, once_proved
@@ -99,7 +105,10 @@ def work_on(
     """
     callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
-        callbacks[:] = [become(each, sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
+        callbacks[:] = [
+            become(each, sampler=FullParticipation()) if is_loop(each) else each
+            for each in callbacks
+        ]
     try:
         if isinstance(piece, Prediction):
             return _predict(piece, federation)
@@ -111,21 +120,32 @@ def work_on(
 def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
     measure, trainer = federation.measure, federation.trainer
     held: Any = trainer
-    named: Any = {UTILITY: measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
-    order = FitOrder(piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
+    named: Any = (
+        {UTILITY: measure}
+        if isinstance(measure, str | ModelScore)
+        else {name: name for name in measure}
+    )
+    order = FitOrder(
+        piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged
+    )
     scoring = prepare_coalition_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
     fit = scoring.result().stored([LAST], piece.models)
     if piece.save is not None:
-        del held.save_checkpoint, held.strategy.save_checkpoint  # in a coalition's fit they do nothing
+        del (
+            held.save_checkpoint,
+            held.strategy.save_checkpoint,
+        )  # in a coalition's fit they do nothing
         trainer.save_checkpoint(piece.save, weights_only=True)
     # The checkpoint's weights follow as a third model, to compare with.
     if fit.model is None or checkpoint is None:
         return fit
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     federation.module.load_state_dict(saved["state_dict"])
-    return replace(fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]]))
+    return replace(
+        fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]])
+    )
 
 
 def _predict(piece: Prediction, federation: Federation) -> Predicted:
@@ -154,10 +174,17 @@ class _Evaluator(GlobalModelScoring):
         by = OutputScore.of(evaluator, measure)
         assert by is not None
         found = [
-            by.shapley(piece.masks, utilities, torch.cat([torch.zeros_like(outputs[:1]), outputs]), weights)
+            by.shapley(
+                piece.masks, utilities, torch.cat([torch.zeros_like(outputs[:1]), outputs]), weights
+            )
             for utilities, outputs in zip(piece.utilities, piece.outputs)
         ]
-        return Predicted(*(torch.stack(part) for part in zip(*((each.values, each.disagreement) for each in found))))
+        return Predicted(
+            *(
+                torch.stack(part)
+                for part in zip(*((each.values, each.disagreement) for each in found))
+            )
+        )
 
 
 class FitsInProcesses:
@@ -177,7 +204,9 @@ class FitsInProcesses:
         self._task, self.at_once, self._limit_s, self._proved_by = task, jobs, limit_s, proved_by
         self._everybody, self._supervise = tuple(range(num_clients)), run
 
-    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+    def fits(
+        self, coalitions: Sequence[Members], seed: int
+    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         proof = self._everybody if coalitions and seed == self._proved_by else None
         yield from once_proved(self._fits(coalitions, seed, proof), proof)
 
@@ -192,8 +221,12 @@ class FitsInProcesses:
         self, coalitions: Sequence[Members], seed: int, proof: Members | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         first = [] if proof is None else [proof]
-        order = dict.fromkeys([*first, *sorted(coalitions, key=lambda members: members != self._everybody)])
-        for members, answer in self._run({each: Piece(seed, each, models=each == proof) for each in order}):
+        order = dict.fromkeys(
+            [*first, *sorted(coalitions, key=lambda members: members != self._everybody)]
+        )
+        for members, answer in self._run(
+            {each: Piece(seed, each, models=each == proof) for each in order}
+        ):
             if members == proof and isinstance(answer, Fit):
                 self._prove(answer, seed)
             yield members, answer
@@ -214,8 +247,14 @@ class FitsInProcesses:
         mine, start, run = fit.model
 
         def again(nudged: bool) -> tuple[Tensor, Tensor] | None:
-            ((_, other),) = self._run({None: Piece(seed, self._everybody, models=True, nudged=nudged)})
-            return (other.model[1], other.model[0]) if isinstance(other, Fit) and other.model is not None else None
+            ((_, other),) = self._run(
+                {None: Piece(seed, self._everybody, models=True, nudged=nudged)}
+            )
+            return (
+                (other.model[1], other.model[0])
+                if isinstance(other, Fit) and other.model is not None
+                else None
+            )
 
         share = difference(mine, run, start, again, fit.rounding)
         if share is not None:

@@ -32,7 +32,15 @@ from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view
-from flsv.utilities.supervisor import POLL_S, ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
+from flsv.utilities.supervisor import (
+    POLL_S,
+    ChildFailed,
+    GoOn,
+    answer,
+    ended_by_sigterm,
+    fail,
+    supervise,
+)
 
 #: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
 LONGER, SECONDS = 20, 120
@@ -83,7 +91,9 @@ class ForkedFits:
 
     # ---- in the run's process
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+    def train(
+        self, orders: Sequence[FitOrder]
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions in parallel, and yield each order with its result or error."""
         with own_folder() as folder:
             for place, found in self._ask([*orders], str(folder)):
@@ -99,7 +109,9 @@ class ForkedFits:
         left = set(range(len(orders)))
         try:
             with ended_by_sigterm() as check:
-                self._pipe.send_bytes(pickle.dumps((orders, folder, cores(), limit_since(self.since))))
+                self._pipe.send_bytes(
+                    pickle.dumps((orders, folder, cores(), limit_since(self.since)))
+                )
                 while left:
                     while not self._pipe.poll(POLL_S):
                         check()
@@ -109,7 +121,10 @@ class ForkedFits:
         except (EOFError, OSError):
             self.close()
             while left:
-                yield left.pop(), ChildFailed("the process that waited at the fit's beginning has been ended")
+                yield (
+                    left.pop(),
+                    ChildFailed("the process that waited at the fit's beginning has been ended"),
+                )
         finally:
             if left:
                 self.close()
@@ -151,7 +166,11 @@ class ForkedFits:
     # ---- in the fork of a coalition
 
     def _begin(
-        self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        measures: Mapping[str, str | ModelScore],
+        order: FitOrder,
     ) -> None:
         """Prepare the Trainer to continue this fit with the coalition in ``order`` instead of the run."""
         held: Any = trainer
@@ -159,9 +178,13 @@ class ForkedFits:
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
         folder = own_files(trainer, self._folder)
-        held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
+        held._checkpoint_connector._restore_modules_and_callbacks = (
+            nothing  # of a run that is resumed
+        )
         data: FederatedDataModule = held.datamodule
-        scoring = prepare_coalition_fit(trainer, data, measures, order, folder, lambda: answer(scoring.result()))
+        scoring = prepare_coalition_fit(
+            trainer, data, measures, order, folder, lambda: answer(scoring.result())
+        )
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
@@ -182,7 +205,10 @@ def own_files(trainer: L.Trainer, root: str) -> str | None:
     """Redirect this process's writes to memory. If that fails, allow writes only in a new folder in ``root``, and
     return it.
     """
-    folders = [trainer.default_root_dir, *(each.save_dir for each in trainer.loggers if each.save_dir)]
+    folders = [
+        trainer.default_root_dir,
+        *(each.save_dir for each in trainer.loggers if each.save_dir),
+    ]
     try:
         own_view(map(str, folders), root)
         return None
@@ -198,11 +224,15 @@ class _Ends(L.Callback):
     def __init__(self, result: Callable[[], FitResult]) -> None:
         self._result = result
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if isinstance(exception, NoModel):
             answer(self._result())  # the last finite model counts
         if isinstance(exception, OSError) and exception.errno in (errno.EROFS, errno.EOVERFLOW):
-            fail(f"it writes {exception.filename!r}, where a coalition cannot have a file of its own")
+            fail(
+                f"it writes {exception.filename!r}, where a coalition cannot have a file of its own"
+            )
         fail(f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -22,7 +22,13 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy, ranks_of
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, of_the_run, prepare_coalition_fit
+from flsv.retraining.coalition_fit import (
+    FitOrder,
+    FitResult,
+    Nowhere,
+    of_the_run,
+    prepare_coalition_fit,
+)
 from flsv.retraining.forked_fits import limit_since, own_files
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
@@ -47,7 +53,9 @@ class FreshFits:
         self._process, self._forks = FreshProcess(), kind != "cuda"
         self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+    def train(
+        self, orders: Sequence[FitOrder]
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train the coalitions, and yield each order with its result or error."""
         with own_folder() as folder:
             fit = partial(_train, self._fit, self._measures, str(folder))
@@ -84,7 +92,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         held: Any = trainer
         self._instead: dict[int, Any] = {id(held.profiler): (PassThroughProfiler, ())}
         self._instead |= {id(logger): (Nowhere, ()) for logger in trainer.loggers}
-        self._instead |= {id(each): (L.Callback, ()) for each in callbacks_of(trainer) if of_the_run(each)}
+        self._instead |= {
+            id(each): (L.Callback, ()) for each in callbacks_of(trainer) if of_the_run(each)
+        }
         strategy = trainer.strategy
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
             parts = strategy.root_device, strategy.accelerator, None, strategy.precision_plugin
@@ -94,7 +104,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return self._instead.get(id(value)) or super().reducer_override(value)
 
 
-def _train(data: bytes, measures: Mapping[str, str | ModelScore], folder: str, order: FitOrder) -> FitResult:
+def _train(
+    data: bytes, measures: Mapping[str, str | ModelScore], folder: str, order: FitOrder
+) -> FitResult:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     trainer, module = unpickled_fit(data)

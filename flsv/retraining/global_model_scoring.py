@@ -26,7 +26,10 @@ from flsv.retraining.coalition_refusals import check_scored
 
 
 def train_alone(
-    trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: FederatedDataModule,
+    measured: GlobalModelScoring,
 ) -> float:
     """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
@@ -78,9 +81,13 @@ class GlobalModelScoring(L.Callback):
         loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
         self.space = ParameterSpace(pl_module) if loop is None else loop.space
         seed = 0 if loop is None else loop.state.seed
-        self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
+        self._evaluators = [
+            make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures
+        ]
         for evaluator, measure in zip(self._evaluators, self._measures):
-            check_scored("RetrainedUtility", getattr(loop, "share", "all"), pl_module, evaluator, measure)
+            check_scored(
+                "RetrainedUtility", getattr(loop, "share", "all"), pl_module, evaluator, measure
+            )
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         self.before = self._evaluated(pl_module)
         self.seconds += time.perf_counter() - start
@@ -109,17 +116,25 @@ class GlobalModelScoring(L.Callback):
 
 
 def make_evaluator(
-    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    data: FederatedDataModule,
+    measure: Measure,
+    seed: int,
 ) -> VectorEvaluator:
     """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs."""
     if isinstance(measure, ModelScore) and measure.judged:
-        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
+        loop: Any = next(
+            each for each in callbacks_of(trainer) if hasattr(each, "clients")
+        )  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
         judges.check(space.read(trainer.lightning_module))
         return judges
     if isinstance(measure, ModelScore):
         loader = data.val_dataloader()
-        return make_evaluators(trainer, space, loader, {"the utility": measure}, seed=seed)[measure.evaluator]
+        return make_evaluators(trainer, space, loader, {"the utility": measure}, seed=seed)[
+            measure.evaluator
+        ]
     return ModelEvaluator(
         trainer.lightning_module,
         space,

@@ -37,15 +37,24 @@ class KeptBeginning:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_fresh": None, "forks": None, "_made": None}
 
-    def keep(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> bool:
+    def keep(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        measures: Mapping[str, str | ModelScore],
+    ) -> bool:
         """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
         self.no_fork, begun = why_not_by_forks(trainer), time.monotonic()
         self._made = partial(FreshFits, trainer, measures=measures, since=begun)
         if self.no_fork is None:
-            self.forks = ForkedFits(trainer, module, measures, partial(pickled_fit, trainer, module))
+            self.forks = ForkedFits(
+                trainer, module, measures, partial(pickled_fit, trainer, module)
+            )
             return self.forks.begun
         if trainer.current_epoch:
-            self.not_pickled = "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
+            self.not_pickled = (
+                "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
+            )
             return False
         try:
             self._fresh = self._made(pickled_fit(trainer, module))

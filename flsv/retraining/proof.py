@@ -14,7 +14,11 @@ from flsv._lightning.rounding import Rounding
 
 
 def difference(
-    model: Tensor, run: Tensor, start: Tensor, again: Callable[[bool], tuple[Tensor, Tensor] | None], rounding: Rounding
+    model: Tensor,
+    run: Tensor,
+    start: Tensor,
+    again: Callable[[bool], tuple[Tensor, Tensor] | None],
+    rounding: Rounding,
 ) -> float | None:
     """Return the distance of a retrained model from the run's, relative to that from ``start``, the initial model.
 

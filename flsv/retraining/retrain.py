@@ -20,7 +20,14 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
-from flsv.retraining.fits_in_processes import UTILITY, Federation, FitsInProcesses, Piece, Prediction, work_on
+from flsv.retraining.fits_in_processes import (
+    UTILITY,
+    Federation,
+    FitsInProcesses,
+    Piece,
+    Prediction,
+    work_on,
+)
 from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
 from flsv.retraining.retrained_values import SEEDS, stored_outputs, train_seeds
 from flsv.retraining.utility_store import UtilityStore
@@ -130,7 +137,10 @@ def retrain(
     )
     task = partial(_work, _Parts(trainer, module, data), measure, participation)
     trainings = FitsInProcesses(
-        lambda piece: partial(task, piece), data.num_clients, jobs or (cores() if on_cpu else 1), run=run
+        lambda piece: partial(task, piece),
+        data.num_clients,
+        jobs or (cores() if on_cpu else 1),
+        run=run,
     )
     store = UtilityStore(None, [UTILITY], outputs=stored_outputs(masks, measure))
     found = train_seeds(trainings, data.num_samples.tolist(), which, first, seeds, store, _say)
@@ -139,12 +149,17 @@ def retrain(
 
 
 def _work(
-    made: Callable[[], tuple[Any, Any, Any]], measure: Measure, participation: Participation, piece: Piece | Prediction
+    made: Callable[[], tuple[Any, Any, Any]],
+    measure: Measure,
+    participation: Participation,
+    piece: Piece | Prediction,
 ) -> Any:
     with _seeded(piece.seed), own_folder() as folder:
         trainer, module, data = made()
         module = module if isinstance(module, L.LightningModule) else module()
-        return work_on(piece, Federation(trainer, module, data, measure), str(folder), None, participation)
+        return work_on(
+            piece, Federation(trainer, module, data, measure), str(folder), None, participation
+        )
 
 
 class _Parts:
@@ -158,7 +173,9 @@ class _Parts:
         try:
             return pickled_fit(*self._parts)
         except Exception as error:
-            error.add_note("flsv: fresh processes train coalitions here, from the trainer, module and data, pickled")
+            error.add_note(
+                "flsv: fresh processes train coalitions here, from the trainer, module and data, pickled"
+            )
             raise
 
     def __reduce__(self) -> Any:
@@ -184,7 +201,10 @@ def _check(trainer: L.Trainer) -> None:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
-    before, held = global_rngs(), {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+    before, held = (
+        global_rngs(),
+        {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")},
+    )
     L.seed_everything(seed, verbose=False)
     try:
         yield

@@ -68,9 +68,13 @@ class TrainedGame:
     def __call__(self, masks: Tensor) -> Tensor:
         """Train the new coalitions. Return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
-            raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
+            raise ValueError(
+                f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}."
+            )
         coalitions = members_of(masks.cpu())
-        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
+        wanted = dict.fromkeys(
+            members for members in coalitions if members and members not in self.scores
+        )
         if () in coalitions and () not in self.scores and not wanted:
             wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
         self._train_all(list(wanted))
@@ -85,7 +89,9 @@ class TrainedGame:
             self._share(coalitions[:1], "the first coalition's training")
             coalitions = coalitions[1:]
         samples = self.data.num_samples
-        owners = balance_load([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        owners = balance_load(
+            [float(samples[list(members)].sum()) for members in coalitions], ranks.size
+        )
         for members, owner in zip(coalitions, owners):
             if owner == ranks.rank:
                 self._train(members)
@@ -96,8 +102,12 @@ class TrainedGame:
         """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
-        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
-        parts = self.ranks.all_gather((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
+        seconds = {
+            members: self.seconds[members] for members in coalitions if members in self.seconds
+        }
+        parts = self.ranks.all_gather(
+            (own, seconds, self.initial if self.ranks.rank == 0 else None), about
+        )
         self.initial = parts[0][2]
         for scores, spent, _ in parts:
             self.scores |= scores
@@ -181,7 +191,9 @@ class RetrainedUtility(TrainedGame):
         sampler: ClientSampler | None = None,
     ) -> None:
         kept = copy_module(module)
-        super().__init__(lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks, sampler)
+        super().__init__(
+            lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks, sampler
+        )
         if self.num_players > max_clients:
             raise ConfigurationError(
                 f"RetrainedUtility: {self.num_players} clients make {2**self.num_players - 1:,} federations to train; "

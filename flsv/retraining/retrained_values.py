@@ -59,8 +59,14 @@ class Retrained:
             by_seed = self.predicted.values[kept, :, measure]
             apart = self.predicted.disagreement[kept, :, measure].mean(0)
             values, half = by_seed.mean(0), interval_over_seeds(by_seed, prediction_stderr(apart))
-        columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
-        return columns | {"share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])}
+        columns = {
+            "value": values.tolist(),
+            "low": (values - half).tolist(),
+            "high": (values + half).tolist(),
+        }
+        return columns | {
+            "share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])
+        }
 
     def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
         """Return :meth:`values` by ``metric``, with columns of the shares by each other measure in ``names`` and
@@ -88,7 +94,12 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
 
 
 def learn(
-    store: UtilityStore, run: Path, by: Sequence[str], outputs: Sequence[str], seeds: Iterable[int], rounds: int | None
+    store: UtilityStore,
+    run: Path,
+    by: Sequence[str],
+    outputs: Sequence[str],
+    seeds: Iterable[int],
+    rounds: int | None,
 ) -> None:
     """Copy from a run's folder into the store the utilities, by the measures ``by``, and outputs of coalitions that
     were trained at the run's end.
@@ -96,8 +107,13 @@ def learn(
     for seed in seeds:
         for members, values in trained_in(run, by, seed, rounds).items():
             if store.missing(seed, [members]):
-                kept = [each[-1:] for each in read_outputs(run / Path(COALITIONS).stem, seed, members).values()]
-                store.add(seed, members, {LAST: [[value] for value in values]}, dict(zip(outputs, kept)))
+                kept = [
+                    each[-1:]
+                    for each in read_outputs(run / Path(COALITIONS).stem, seed, members).values()
+                ]
+                store.add(
+                    seed, members, {LAST: [[value] for value in values]}, dict(zip(outputs, kept))
+                )
 
 
 def train_seeds(
@@ -120,7 +136,9 @@ def train_seeds(
     for seed in trained:
         train_fits(trainings, num_samples, coalitions, seed, store, say)
     utilities = torch.stack([store.table(seed, masks) for seed in trained])
-    outputs = [[store.last_outputs(seed, members) for members in coalitions[1:]] for seed in trained]
+    outputs = [
+        [store.last_outputs(seed, members) for members in coalitions[1:]] for seed in trained
+    ]
     known = [each for of_seed in outputs for each in of_seed if each is not None]
     predicted = None
     if len(known) == len(trained) * (len(coalitions) - 1):

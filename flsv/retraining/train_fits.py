@@ -44,7 +44,9 @@ class Fits(Protocol):
 
     at_once: int
 
-    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+    def fits(
+        self, coalitions: Sequence[Members], seed: int
+    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         """Train each coalition, and yield it with its result or error when done."""
 
 
@@ -57,7 +59,9 @@ class FitsFailed(ConfigurationError):
         for members, why in failed.items():
             reasons.setdefault(f"{why}".rstrip("."), []).append(members)
         told = [f"{listed(of, show=_clients)}: {why}" for why, of in reasons.items()]
-        super().__init__(f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}.")
+        super().__init__(
+            f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}."
+        )
 
     def __reduce__(self) -> tuple[type, tuple[Mapping[Members, ChildFailed]]]:
         """Let a rank send the error to the others, which make it anew from the coalitions."""
@@ -108,7 +112,10 @@ def _on_ranks(
         yield from fits.fits(coalitions, seed)
         return
     owners = balance_load(costs, ranks.size)
-    parts = [[each for each, owner in zip(coalitions, owners) if owner == rank] for rank in range(ranks.size)]
+    parts = [
+        [each for each, owner in zip(coalitions, owners) if owner == rank]
+        for rank in range(ranks.size)
+    ]
     for start in range(0, max(1, *map(len, parts)), fits.at_once):
         mine = parts[ranks.rank][start : start + fits.at_once]
         yield from gathered(ranks, partial(fits.fits, mine, seed), "coalitions' trainings")

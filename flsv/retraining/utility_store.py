@@ -58,19 +58,31 @@ class UtilityStore:
         anew: bool = False,
     ) -> None:
         self.names, self.ranks = list(names), ranks
-        self._named, self._outputs = frozenset(outputs), dict[tuple[int, Members], Mapping[str, Tensor]]()
-        self._folder = path.with_suffix("") if path is not None and ranks.rank == 0 and outputs else None
+        self._named, self._outputs = (
+            frozenset(outputs),
+            dict[tuple[int, Members], Mapping[str, Tensor]](),
+        )
+        self._folder = (
+            path.with_suffix("") if path is not None and ranks.rank == 0 and outputs else None
+        )
         self._rounds, by_round = tuple(rounds), tuple(rounds) != (LAST,)
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
         columns |= {"round": parse_int} if by_round else {}
         columns |= dict.fromkeys(names, _numbers)
         self._file: ResultFile | None = None
         if path is not None and ranks.rank == 0:
-            self._file = ResultFile(path, columns, settings or {}, key=2 if by_round else 0, anew=anew)
+            self._file = ResultFile(
+                path, columns, settings or {}, key=2 if by_round else 0, anew=anew
+            )
         rows = [] if self._file is None else self._file.rows
-        found = {(row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names] for row in rows}
+        found = {
+            (row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names]
+            for row in rows
+        }
         if self._folder is not None:
-            self._outputs = {each: kept for each in {key[:2] for key in found} if (kept := self._read(*each))}
+            self._outputs = {
+                each: kept for each in {key[:2] for key in found} if (kept := self._read(*each))
+            }
         known = found, self._outputs
         self._known: dict[tuple[int, Members, int], Row]
         self._known, self._outputs = ranks.broadcast(0, known, "the trainings that are kept")
@@ -100,7 +112,9 @@ class UtilityStore:
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:
         """Return a coalition's outputs ``[V, ...]`` after the last round, or None."""
-        return next((outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None)
+        return next(
+            (outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None
+        )
 
     def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
         """Read a coalition's outputs by performance. Empty: the file is missing or of other rounds."""
@@ -122,7 +136,11 @@ class UtilityStore:
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(
-        self, seed: int, members: Members, rows: Mapping[int, Row], outputs: Mapping[str, Tensor] | None = None
+        self,
+        seed: int,
+        members: Members,
+        rows: Mapping[int, Row],
+        outputs: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a coalition's outputs ``[R, V, ...]`` and utilities. ``rows`` are ``{round: utilities}``, one utility for
         each of ``names``.
@@ -130,7 +148,9 @@ class UtilityStore:
         kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
         if kept:
             self._outputs[seed, members] = kept
-            if self._folder is not None:  # before the rows, so that rows have their outputs after a kill
+            if (
+                self._folder is not None
+            ):  # before the rows, so that rows have their outputs after a kill
                 self._folder.mkdir(exist_ok=True)
                 with replacing(self._folder / outputs_file(seed, members)) as file:
                     torch.save(kept, file)
@@ -141,12 +161,19 @@ class UtilityStore:
     def sort(self) -> None:
         """Write the file with sorted rows, whatever the order in which trainings ended."""
         if self._file is not None and self._known:
-            ordered = sorted(self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:]))
+            ordered = sorted(
+                self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:])
+            )
             self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))
 
     def _cells(self, seed: int, members: Members, index: int, row: Row) -> list[object]:
         place = [] if index == LAST else [index]
-        return [seed, members_text(members), *place, *(" ".join(map(repr, map(float, cell))) for cell in row)]
+        return [
+            seed,
+            members_text(members),
+            *place,
+            *(" ".join(map(repr, map(float, cell))) for cell in row),
+        ]
 
 
 def outputs_file(seed: int, members: Members) -> str:

@@ -39,7 +39,9 @@ def called(measure: str | ModelScore) -> str:
     return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
-def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
+def trained_in(
+    folder: Path, by: Sequence[str], seed: int, rounds: int | None
+) -> dict[Members, list[float]]:
     """Read coalitions' utilities after ``rounds`` rounds, by the measures ``by``, from a run's folder. Empty if there
     are none.
     """
@@ -47,12 +49,23 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
     lines = whole_lines(path)[1:2] if path.is_file() else []
     if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
         return {}
-    read = {"seed": parse_int, "coalition": read_members, "round": parse_int, **dict.fromkeys(by, parse_float)}
-    rows = [row for _, row in read_rows(path, read, skip=1) if (row["seed"], row["round"] + 1) == (seed, rounds)]
+    read = {
+        "seed": parse_int,
+        "coalition": read_members,
+        "round": parse_int,
+        **dict.fromkeys(by, parse_float),
+    }
+    rows = [
+        row
+        for _, row in read_rows(path, read, skip=1)
+        if (row["seed"], row["round"] + 1) == (seed, rounds)
+    ]
     return {row["coalition"]: [row[name] for name in by] for row in rows}
 
 
-def trained_again(way: CoalitionFits, order: FitOrder, nudged: bool) -> tuple[Tensor, Tensor] | None:
+def trained_again(
+    way: CoalitionFits, order: FitOrder, nudged: bool
+) -> tuple[Tensor, Tensor] | None:
     """Train the coalition of ``order`` again by ``way``, from slightly changed weights if ``nudged``. Return its
     initial and final model ``[P]``, or None on failure.
     """
@@ -82,10 +95,17 @@ class WholeFits:
         first: Tensor | None,
         rounding: Rounding,
     ) -> None:
-        self._beginning, self._initial, self._rounds, self._rounding = beginning, initial, tuple(rounds), rounding
+        self._beginning, self._initial, self._rounds, self._rounding = (
+            beginning,
+            initial,
+            tuple(rounds),
+            rounding,
+        )
         self._all, self._first = tuple(range(num_clients)), first
 
-    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+    def fits(
+        self, coalitions: Sequence[Members], seed: int
+    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         """Train coalitions, and yield each with its result or error."""
         orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
         proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
@@ -100,7 +120,10 @@ class WholeFits:
                 unproved = unproved or error  # the forks' own says more
             if left:  # what forks cannot do, fresh processes may
                 failed = [*left.values(), *(unproved.failed.values() if unproved else ())]
-                why = next((each for each in failed if each is not None), ChildFailed("the first coalition has failed"))
+                why = next(
+                    (each for each in failed if each is not None),
+                    ChildFailed("the first coalition has failed"),
+                )
                 way = self._beginning.fresh(f"{why}")
                 if way is None and unproved:
                     raise unproved
@@ -117,7 +140,10 @@ class WholeFits:
                 left[order] = found
             elif order is not proof:
                 del left[order]
-                yield order.members, found.stored(self._rounds) if isinstance(found, FitResult) else found
+                yield (
+                    order.members,
+                    found.stored(self._rounds) if isinstance(found, FitResult) else found,
+                )
 
     def _trained(
         self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
@@ -129,7 +155,11 @@ class WholeFits:
         for order, found in way.train([*([] if proof is None else [proof]), *orders]):
             first = self._first if order is proof else None
             if first is not None and isinstance(found, FitResult):
-                doubted = found if self._rounding.apart(found.last, first, found.start) is not None else None
+                doubted = (
+                    found
+                    if self._rounding.apart(found.last, first, found.start) is not None
+                    else None
+                )
                 if doubted is not None:
                     continue
             yield order, found

@@ -27,7 +27,11 @@ class ClientSampler(Strategy):
 
     @abstractmethod
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         """Draw the cohort: return its k clients' ids, integers ``[k]``, ascending and without repetition.
 
@@ -86,7 +90,9 @@ class ClientSampler(Strategy):
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         """Compute the probability ``[n]`` of each client to be in the cohort that :meth:`sample` draws.
 
         Aggregators divide by this probability to estimate a sum over all clients without bias (Horvitz and Thompson

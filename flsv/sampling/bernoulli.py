@@ -66,7 +66,11 @@ class BernoulliSampler(ClientSampler):
         return own
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         coins = self.coins(num_clients, contributions)
         for _ in range(_DRAWS):
@@ -75,7 +79,9 @@ class BernoulliSampler(ClientSampler):
                 return drawn
         return _draw_conditional(coins.tolist(), self.min_cohort, generator)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         coins = self.coins(num_clients, contributions)
         p = coins.double()
         valid = _probabilities(p.tolist(), self.min_cohort)[0][self.min_cohort]
@@ -85,7 +91,9 @@ class BernoulliSampler(ClientSampler):
         absent, first = torch.log1p(-p), p.new_zeros(1)
         before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
         # Sums before and after each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
-        others_present = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
+        others_present = -torch.expm1(
+            torch.cat([first, before[:-1]]) + torch.cat([after[1:], first])
+        )
         return (p * others_present / valid).to(coins)
 
     def check(self, num_clients: int) -> None:
@@ -94,7 +102,9 @@ class BernoulliSampler(ClientSampler):
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
             )
-        valid = _probabilities([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[0][self.min_cohort]
+        valid = _probabilities([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[
+            0
+        ][self.min_cohort]
         if valid < _RAREST:
             raise ConfigurationError(
                 f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {valid:.1g} of all draws "
@@ -109,14 +119,18 @@ def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
         later = table[-1]
-        table.append([1.0] + [coin * later[c - 1] + (1 - coin) * later[c] for c in range(1, count + 1)])
+        table.append(
+            [1.0] + [coin * later[c - 1] + (1 - coin) * later[c] for c in range(1, count + 1)]
+        )
     return table[::-1]
 
 
 def _draw_conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
     """Draw a cohort by a flip per client with probabilities ``coins``, conditional on at least ``count`` clients."""
     table, drawn, missing = _probabilities(coins, count), [], count
-    for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
+    for client, (coin, luck) in enumerate(
+        zip(coins, torch.rand(len(coins), generator=generator).tolist())
+    ):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
             drawn.append(client)
             missing = max(missing - 1, 0)

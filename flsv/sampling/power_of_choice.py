@@ -49,7 +49,9 @@ class PowerOfChoice(ClientSampler):
 
     evaluates = True
 
-    rules: ClassVar = ((lambda a: a.candidates >= a.cohort_size, "expected at least {cohort_size} candidates."),)
+    rules: ClassVar = (
+        (lambda a: a.candidates >= a.cohort_size, "expected at least {cohort_size} candidates."),
+    )
 
     def __init__(self, cohort_size: Count, candidates: int) -> None:
         self.cohort_size = cohort_size
@@ -68,7 +70,11 @@ class PowerOfChoice(ClientSampler):
     resume = begin
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         """Draw the candidates, among which :meth:`choose` selects the cohort."""
         return self._sizes.multinomial(self.candidates, generator=generator)
@@ -84,10 +90,14 @@ class PowerOfChoice(ClientSampler):
         candidates = self.sample(len(clients), contributions, generator, round_index)
         asked = [clients[client] for client in candidates.tolist()]
         losses = torch.tensor(map_clients(asked, partial(_answered, model)), dtype=torch.float64)
-        highest = losses.nan_to_num(-torch.inf).argsort(descending=True, stable=True)[: self.cohort_size]
+        highest = losses.nan_to_num(-torch.inf).argsort(descending=True, stable=True)[
+            : self.cohort_size
+        ]
         return candidates[highest].sort().values
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         raise ConfigurationError(
             f"{self!r} selects by loss, so that a client's probability to take part is unknown, and the aggregator or "
             "a metric divides by it. Use another of them, or a sampler such as UniformSampler."

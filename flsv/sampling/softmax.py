@@ -51,13 +51,21 @@ class SoftmaxSampler(ClientSampler):
         return (relevance.double() / self.temperature).softmax(0)
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         chances = self.chances(num_clients, contributions)
         return chances.multinomial(self.cohort_size, generator=generator).sort().values
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         """Estimate the probabilities ``[n]`` from 4096 draws, since they have no closed form."""
         chances = self.chances(num_clients, contributions)
-        draws = chances.expand(4096, -1).multinomial(self.cohort_size, generator=torch.Generator().manual_seed(0))
+        draws = chances.expand(4096, -1).multinomial(
+            self.cohort_size, generator=torch.Generator().manual_seed(0)
+        )
         return torch.bincount(draws.flatten(), minlength=num_clients).float() / len(draws)

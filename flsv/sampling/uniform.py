@@ -31,18 +31,27 @@ class FixedCohort(ClientSampler):
     """
 
     rules: ClassVar = (
-        (lambda a: 0 < len(a.clients) == len(set(a.clients)), "expected different client ids, one at least."),
+        (
+            lambda a: 0 < len(a.clients) == len(set(a.clients)),
+            "expected different client ids, one at least.",
+        ),
     )
 
     def __init__(self, clients: Sequence[Annotated[int, Ge(0)]]) -> None:
         self.clients = sorted(clients)
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.tensor(self.clients)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         chances = torch.zeros(num_clients)
         chances[self.clients] = 1
         return chances
@@ -57,7 +66,9 @@ class FixedCohort(ClientSampler):
 
     def check(self, num_clients: int) -> None:
         if self.clients[-1] >= num_clients:
-            raise ConfigurationError(f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only.")
+            raise ConfigurationError(
+                f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only."
+            )
 
 
 class FullParticipation(ClientSampler):
@@ -69,11 +80,17 @@ class FullParticipation(ClientSampler):
     """
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.arange(num_clients)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         return torch.ones(num_clients)
 
     def among(self, members: Sequence[int]) -> ClientSampler:
@@ -100,14 +117,22 @@ class UniformSampler(ClientSampler):
         self.cohort_size = cohort_size
 
     def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        generator: torch.Generator,
+        round_index: int = 0,
     ) -> Tensor:
         order = torch.randperm(num_clients, generator=generator)
-        if self.members is not None:  # the first of them in an order of all clients, which all coalitions share
+        if (
+            self.members is not None
+        ):  # the first of them in an order of all clients, which all coalitions share
             order = order[torch.isin(order, torch.tensor(self.members))]
         return order[: self.cohort_size].sort().values
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Contributions, round_index: int = 0
+    ) -> Tensor:
         if self.members is None:
             return torch.full((num_clients,), self.cohort_size / num_clients)
         chance = min(1.0, self.cohort_size / len(self.members))

@@ -61,18 +61,26 @@ class ClassScore(Metric):
     def compute(self) -> Tensor:
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
         if len(occur := labels.unique()) < 2:
-            raise ValueError(f"the samples are all of class {int(occur)}, and a score needs two classes.")
+            raise ValueError(
+                f"the samples are all of class {int(occur)}, and a score needs two classes."
+            )
         probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
         if probabilities.ndim == 1:
             return score(probabilities, labels)
         if self.name == "f1":
-            return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
+            return multiclass_f1_score(
+                probabilities, labels, num_classes=probabilities.shape[1], average="macro"
+            )
         return one_against_rest(score, probabilities, labels)
 
 
-def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor) -> Tensor:
+def one_against_rest(
+    score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor
+) -> Tensor:
     """Average ``score(column, label is this class)`` over the classes that occur, one class against the rest."""
-    return torch.stack([score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]).mean()
+    return torch.stack(
+        [score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]
+    ).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
@@ -125,7 +133,9 @@ class ClassScores(Metric):
 
     def _from_host(self) -> tuple[dict[str, Tensor], int]:
         """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
-        ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
+        ranked = (
+            [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
+        )
         correct, support, *ranked = to_host([self.correct, self.support, *ranked])
         present = support > 0
         accuracy = correct.sum() / support.sum()
@@ -134,7 +144,9 @@ class ClassScores(Metric):
             "balanced_accuracy": (correct[present] / support[present]).mean(),
             "auroc": (_macro_auroc(*ranked) if ranked else accuracy * NAN).to(accuracy),
         }
-        return {name: score.to(self.correct.device) for name, score in scores.items()}, int(present.sum())
+        return {name: score.to(self.correct.device) for name, score in scores.items()}, int(
+            present.sum()
+        )
 
 
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:

@@ -33,5 +33,7 @@ class MeanLogLikelihood(MeanMetric):
 
     def update(self, log_probabilities: Tensor, labels: Tensor) -> None:  # type: ignore[override]
         if log_probabilities.shape != labels.shape or (log_probabilities > 0).any():
-            raise ValueError("expected log-probabilities, which are not positive, of the labels' shape.")
+            raise ValueError(
+                "expected log-probabilities, which are not positive, of the labels' shape."
+            )
         super().update(log_probabilities[labels != self.ignore_index])

@@ -70,13 +70,19 @@ def check_setup(
     return data
 
 
-def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
+def _check_metrics(
+    trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics
+) -> None:
     """Let every contribution metric check the number of clients' samples and of rounds."""
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
             # mypy: set by Lightning's connectors
-            if trainer.max_epochs is not None and trainer.max_epochs > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            if (
+                trainer.max_epochs is not None
+                and trainer.max_epochs > 0
+                and not trainer.fast_dev_run
+            ):  # type: ignore[attr-defined]
                 metric.check_rounds(trainer.max_epochs)
 
 
@@ -99,7 +105,9 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
                 )
 
 
-def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
+def _check_splits(
+    data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
+) -> None:
     """Check that metrics' splits exist, and that private clients have to send only noised updates."""
     if every := config.evaluation.every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
@@ -139,12 +147,19 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
     """Check that the module defines the methods with which metrics evaluate models."""
-    asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
-    logged = [name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)]
+    asked = {
+        name: getattr(metric, "performance", "accuracy")
+        for name, metric in metrics.evaluating.items()
+    }
+    logged = [
+        name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)
+    ]
     called = [name for name in {**metrics.performances, **asked} if name not in logged]
     validates = is_overridden("validation_step", module, L.LightningModule)
     calls = is_overridden("forward", module, L.LightningModule)
-    other = "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
+    other = (
+        "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
+    )
     if logged and not validates:
         raise ConfigurationError(
             f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
@@ -157,16 +172,24 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
         )
 
 
-def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
+def check_classes(
+    data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]
+) -> None:
     """Check that the samples have classes if a metric or a strategy needs them."""
     if data.no_classes is None:
         return
     if metrics.class_metrics:
-        instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)"
-        raise need_classes(f"metrics {metrics.class_metrics} work with classes", data.no_classes, instead)
+        instead = (
+            "leave those metrics out (one of your own whose values are [n] says per_class = False)"
+        )
+        raise need_classes(
+            f"metrics {metrics.class_metrics} work with classes", data.no_classes, instead
+        )
     for role, strategy in strategies.items():
         if strategy.needs_classes:
-            raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}")
+            raise need_classes(
+                f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}"
+            )
 
 
 def check_space(
@@ -180,7 +203,11 @@ def check_space(
     for upload in uploads:
         upload.check(space)
     # Metrics that train coalitions are tried: their scores may not depend on what stays.
-    games = [name for name in metrics.game_metrics if attribute_of(metrics.metrics[name], "trains") is None]
+    games = [
+        name
+        for name in metrics.game_metrics
+        if attribute_of(metrics.metrics[name], "trains") is None
+    ]
     if (kept := space.kept_names) and games:
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, and the server has no "
@@ -210,7 +237,10 @@ def check_space(
 
 
 def check_metric_shapes(
-    strategies: Mapping[str, Strategy], metrics: Mapping[str, Metric], num_clients: int, num_classes: int
+    strategies: Mapping[str, Strategy],
+    metrics: Mapping[str, Metric],
+    num_clients: int,
+    num_classes: int,
 ) -> None:
     """Check that the metrics' values have the shapes that strategies declare."""
     sizes = {"n": num_clients, "M": num_classes}
@@ -254,7 +284,9 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got = "dataloaders" if data is None else type(data).__name__
-        wrapped = "my_datamodule" if data else "loader.dataset, val=val_loader.dataset, batch_size=32"
+        wrapped = (
+            "my_datamodule" if data else "loader.dataset, val=val_loader.dataset, batch_size=32"
+        )
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
             f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
@@ -317,7 +349,11 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
             "one of them."
         )
     for callback in averaging:
-        own = [name for name in REPLACED if getattr(type(callback), name) is not getattr(WeightAveraging, name, None)]
+        own = [
+            name
+            for name in REPLACED
+            if getattr(type(callback), name) is not getattr(WeightAveraging, name, None)
+        ]
         if own:
             raise ConfigurationError(
                 f"{type(callback).__name__} has its own {own[0]}, which would average clients in the middle of their "

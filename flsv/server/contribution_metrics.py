@@ -52,7 +52,9 @@ class ContributionMetrics:
             the run's table or report uses for something else.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0
+    ) -> None:
         self.metrics = dict(metrics)
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = num_clients
@@ -60,13 +62,17 @@ class ContributionMetrics:
         _ = self.fields  # raises now if a metric asks for an unknown field
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "fields"}  # holds functions: not picklable
+        return {
+            name: value for name, value in vars(self).items() if name != "fields"
+        }  # holds functions: not picklable
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
         """Return the round's field for each argument of each metric's ``update``, ``{metric: {argument: field}}``. A
         field is the name of an attribute of the round, or a function of the round."""
-        return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+        return {
+            name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()
+        }
 
     @property
     def head_metrics(self) -> list[str]:
@@ -76,7 +82,11 @@ class ContributionMetrics:
     @property
     def class_metrics(self) -> list[str]:
         """Return the names of the metrics that need training samples with classes."""
-        return [name for name, m in self.metrics.items() if attribute_of(m, "needs_classes", name in self.head_metrics)]
+        return [
+            name
+            for name, m in self.metrics.items()
+            if attribute_of(m, "needs_classes", name in self.head_metrics)
+        ]
 
     @property
     def game_metrics(self) -> list[str]:
@@ -87,7 +97,10 @@ class ContributionMetrics:
     def performances(self) -> dict[str, Any]:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.games.performance`. It is accuracy for a metric that declares none."""
-        return {name: attribute_of(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
+        return {
+            name: attribute_of(self.metrics[name], "measured_by", "accuracy")
+            for name in self.game_metrics
+        }
 
     @property
     def update_metrics(self) -> list[str]:
@@ -96,7 +109,8 @@ class ContributionMetrics:
         return [
             name
             for name, fields in self.fields.items()
-            if {argument if callable(field) else field for argument, field in fields.items()} - apart
+            if {argument if callable(field) else field for argument, field in fields.items()}
+            - apart
         ]
 
     @property
@@ -107,7 +121,11 @@ class ContributionMetrics:
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
         """Return ``{name: metric}``, the metrics for which clients evaluate models on their own validation samples."""
-        return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
+        return {
+            n: m
+            for n, m in self.metrics.items()
+            if isinstance(m, ContributionMetric) and m.evaluates
+        }
 
     def with_priors(self) -> dict[str, Tensor]:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
@@ -156,10 +174,17 @@ class ContributionMetrics:
             fields = self.fields[name]
             if stage != stage_of(fields.values()):
                 continue
-            arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}
+            arguments = {
+                a: field(round) if callable(field) else round.get(field)
+                for a, field in fields.items()
+            }
             metric.update(**arguments)
             value = metric.compute()
-            if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
+            if (
+                not isinstance(value, Tensor)
+                or value.ndim not in (1, 2)
+                or len(value) != self._num_clients
+            ):
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(
                     f"metric {name!r}: compute() must give one row per client, [{self._num_clients}] or "
@@ -181,14 +206,20 @@ class ContributionMetrics:
 
 def _fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
     if name in RESERVED:
-        raise ConfigurationError(f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another.")
+        raise ConfigurationError(
+            f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another."
+        )
     plain_name(name, "metric")
     translation: Mapping[str, Field | None] = attribute_of(metric, "round_fields", {})
     parameters = inspect.signature(type(metric).update).parameters.values()
     arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     found = {argument: translation.get(argument, argument) for argument in arguments}
     fields = {argument: field for argument, field in found.items() if field is not None}
-    unknown = [field for field in fields.values() if not callable(field) and field not in VOCABULARY | reported]
+    unknown = [
+        field
+        for field in fields.values()
+        if not callable(field) and field not in VOCABULARY | reported
+    ]
     if unknown:
         by = getattr(metric, "reported_by", None)
         hint = "" if by is None else f" Clients report it with {by}."

@@ -82,7 +82,11 @@ class RoundServer:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         result = {}
         for client in clients:
-            start = state.model() if self.personalizer is None else self.personalizer.start(client, state)
+            start = (
+                state.model()
+                if self.personalizer is None
+                else self.personalizer.start(client, state)
+            )
             tensors: dict[str, Tensor] = {}
             for strategy in self.strategies:
                 tensors |= strategy.send(client, start, state)
@@ -155,7 +159,10 @@ class RoundServer:
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=self._starts(updates, instructions, clients),
-            reports={n: _stacked([each.reports[n] for each in updates]).to(model.device) for n in updates[0].reports},
+            reports={
+                n: _stacked([each.reports[n] for each in updates]).to(model.device)
+                for n in updates[0].reports
+            },
             clients=tuple(clients[update.client_id] for update in updates),
             all_clients=clients,
             server_data=server_data,
@@ -187,7 +194,10 @@ class RoundServer:
         return cohort
 
     def _starts(
-        self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
+        self,
+        updates: Sequence[ClientUpdate],
+        instructions: Mapping[int, Instruction],
+        clients: Sequence[Client],
     ) -> list[Start]:
         """Return each client's initial model ``[P]``, or the client if it has to be asked."""
         starts: list[Start] = []
@@ -268,7 +278,10 @@ class RoundServer:
         own = own if isinstance(own, Personalized) else Personalized(own)
         # A view would keep, and save, the whole tensor that it is a view of.
         state.starts.update(
-            {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
+            {
+                i: model.detach().clone() if model._is_view() else model.detach()
+                for i, model in own.starts.items()
+            }
         )
         return round.personalized(own.peer_values)
 

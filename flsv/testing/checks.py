@@ -34,7 +34,10 @@ class Case:
     @property
     def name(self) -> str:
         """Return the name of the object under test."""
-        return getattr(self.part, "__name__", None) or type(getattr(self.part, "func", self.part)).__name__
+        return (
+            getattr(self.part, "__name__", None)
+            or type(getattr(self.part, "func", self.part)).__name__
+        )
 
     def new(self) -> Any:
         """Return a new copy of the object under test in its initial state."""
@@ -61,7 +64,9 @@ class PartCheck:
             expected = " ".join((self.check.__doc__ or "").split())
             if isinstance(error, AssertionError):
                 raise AssertionError(f"{what}: got {error}. {expected}") from error.__cause__
-            raise AssertionError(f"{what}: got {type(error).__name__}: {error}. {expected}") from error
+            raise AssertionError(
+                f"{what}: got {type(error).__name__}: {error}. {expected}"
+            ) from error
         if why is not None:
             raise AssertionError(
                 f"{self.case.name} passes {self.check.__name__}: take it out of expected_failures ({why})."
@@ -78,7 +83,9 @@ def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
     unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
     if unknown:
         names = [check.__name__ for check in checks]
-        raise ConfigurationError(f"expected_failures={unknown}: {case.name} has the checks {names}.")
+        raise ConfigurationError(
+            f"expected_failures={unknown}: {case.name} has the checks {names}."
+        )
     return [PartCheck(case, check) for check in checks]
 
 
@@ -106,7 +113,9 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
     if one.shape != other.shape or (rtol is None and one.dtype != other.dtype):
         return False
     bound = rtol or 0.0
-    return torch.allclose(one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True)
+    return torch.allclose(
+        one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True
+    )
 
 
 def refused(call: Callable[[], Any]) -> bool:
@@ -131,7 +140,10 @@ def untouched_rngs(who: str) -> Iterator[None]:
     """Raise AssertionError if the code within this context draws from torch's global random generator."""
     before = torch.get_rng_state()
     yield
-    ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
+    ensure(
+        torch.equal(torch.get_rng_state(), before),
+        f"{who} that draws from torch's global random generator",
+    )
 
 
 def is_one(case: Any) -> None:

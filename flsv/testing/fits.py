@@ -42,8 +42,12 @@ class TinyClassifier(ClassifierClient):
     """Classifier with two linear layers, trained by SGD without momentum."""
 
     def __init__(self) -> None:
-        network = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, NUM_CLASSES))
-        super().__init__(network, num_classes=NUM_CLASSES, optimizer=partial(torch.optim.SGD, lr=0.1))
+        network = nn.Sequential(
+            nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, NUM_CLASSES)
+        )
+        super().__init__(
+            network, num_classes=NUM_CLASSES, optimizer=partial(torch.optim.SGD, lr=0.1)
+        )
 
 
 class Turns(ClientSampler):
@@ -52,15 +56,21 @@ class Turns(ClientSampler):
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
         self.cohorts = [sorted(cohort) for cohort in cohorts]
 
-    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+    ) -> Tensor:
         return torch.tensor(self.cohorts[round_index % len(self.cohorts)])
 
     def among(self, members: Sequence[int]) -> Turns:
         # As many of the members as there are in the cohort, those of the cohort first.
-        ordered = (sorted(members, key=lambda client: client not in cohort) for cohort in self.cohorts)
+        ordered = (
+            sorted(members, key=lambda client: client not in cohort) for cohort in self.cohorts
+        )
         return Turns([each[: len(cohort)] for each, cohort in zip(ordered, self.cohorts)])
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Any, round_index: int = 0
+    ) -> Tensor:
         cohort = self.cohorts[round_index % len(self.cohorts)]
         return torch.zeros(num_clients).index_fill(0, torch.tensor(cohort), 1)
 
@@ -74,9 +84,13 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
     return (x[:1].repeat(size, 1), y[:1].repeat(size)) if alike and client >= 0 else (x, y)
 
 
-def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
+def tiny_data(
+    order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False
+) -> FederatedDataModule:
     """Return a data module of a server and four clients, of which number ``order[i]`` has ``samples_of(i)``."""
-    clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
+    clients = {
+        f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)
+    }
     return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
 
 
@@ -150,7 +164,9 @@ class FitCase(Case):
             name = getattr(each, "metric", None)
             if isinstance(name, str) and name not in metrics:
                 metrics[name] = (
-                    ClassSpecificShapley() if "M" in (each.metric_shape or ()) else PartialFederatedShapley()
+                    ClassSpecificShapley()
+                    if "M" in (each.metric_shape or ())
+                    else PartialFederatedShapley()
                 )
         return FederatedLoop(**{**arguments, "metrics": metrics})
 
@@ -166,7 +182,11 @@ class FitCase(Case):
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
         trainer = L.Trainer(
-            max_epochs=rounds, callbacks=[loop, fit], accelerator="cpu", num_sanity_val_steps=0, **options
+            max_epochs=rounds,
+            callbacks=[loop, fit],
+            accelerator="cpu",
+            num_sanity_val_steps=0,
+            **options,
         )
         trainer.fit(self.module(), tiny_data() if data is None else data, ckpt_path=start)
         return fit
@@ -182,7 +202,9 @@ class FitCase(Case):
         """Return the record of a fit of all rounds, with which other fits are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
-    def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
+    def expect_the_same(
+        self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any
+    ) -> None:
         """Raise AssertionError if a fit differs from :attr:`uninterrupted`, unless it was refused."""
         loop = None
         try:
@@ -221,8 +243,16 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     one = case.fit(case.make(), 2, tiny_data(alike=True)).results()
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     other = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
-    back = {client: other["starts"][ORDER[client]] for client in range(NUM_CLIENTS) if ORDER[client] in other["starts"]}
-    mine = {"model": one["model"], "starts": dict(sorted(one["starts"].items())), "weights": one["weights"]}
+    back = {
+        client: other["starts"][ORDER[client]]
+        for client in range(NUM_CLIENTS)
+        if ORDER[client] in other["starts"]
+    }
+    mine = {
+        "model": one["model"],
+        "starts": dict(sorted(one["starts"].items())),
+        "weights": one["weights"],
+    }
     theirs = {"model": other["model"], "starts": back, "weights": other["weights"][list(ORDER)]}
     expect_same(theirs, mine, 1e-4)
 
@@ -235,7 +265,9 @@ def state_is_saved(case: FitCase) -> None:
     ensure(equal(back, state), f"{back} of {state}")
 
 
-def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
+def expect_same(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None
+) -> None:
     """Raise AssertionError unless ``mine`` equals ``theirs``, bitwise or up to ``rtol``."""
     differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
@@ -265,8 +297,14 @@ def weights_are_given(case: AggregatorCase) -> None:
 
     def watched(round: Any, contributions: Any) -> Any:
         vector, weights = aggregate(round, contributions)
-        ensure(weights.shape == (len(round),) and weights.isfinite().all(), f"weights {weights.tolist()}")
-        ensure(vector.isfinite().all(), f"a model with {int((~vector.isfinite()).sum())} entries that are not finite")
+        ensure(
+            weights.shape == (len(round),) and weights.isfinite().all(),
+            f"weights {weights.tolist()}",
+        )
+        ensure(
+            vector.isfinite().all(),
+            f"a model with {int((~vector.isfinite()).sum())} entries that are not finite",
+        )
         return vector, weights
 
     aggregator.aggregate = watched
@@ -278,7 +316,9 @@ def trains_alone(case: ClientAlgorithmCase) -> None:
     context.state, and undo changes of the module in leave_client."""
     last = COHORTS[0][-1]
     keep = {"evaluation": ClientEvaluation(keep_trained=True)}
-    alone, together = (case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0]))
+    alone, together = (
+        case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0])
+    )
     ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
 
 
@@ -300,13 +340,23 @@ def sides_are_apart(case: FitCase) -> None:
     """Check that a fit ends bitwise the same if clients and server use two different objects of the part, as on ranks
     and at sites. Declare everything that is sent in sends and reports, and keep a client's data in its state."""
     kind: Any = type(case.part)
-    own = [n for n in _CLIENT_SIDE if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)]
+    own = [
+        n
+        for n in _CLIENT_SIDE
+        if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)
+    ]
     if not own:
         return
     server, client = (case.taken(case.make()) for _ in range(2))
-    sides = {name: partialmethod(lambda _, method, *args: method(*args), getattr(client, name)) for name in own}
+    sides = {
+        name: partialmethod(lambda _, method, *args: method(*args), getattr(client, name))
+        for name in own
+    }
     # Named like a local class, so that the command line does not confuse it with a class of the same short name.
-    named = {"__module__": kind.__module__, "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}"}
+    named = {
+        "__module__": kind.__module__,
+        "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}",
+    }
     server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
     apart = case.fit(case.make(**{case.role: server}))
     expect_same(apart.results(), case.uninterrupted.results())

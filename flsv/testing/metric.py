@@ -53,7 +53,9 @@ class Rounds:
         self.locals: list[LocalData] = [None] * NUM_CLIENTS  # type: ignore[list-item]  # filled below
         for client, number in enumerate(self.order):
             self.locals[number] = self._holder(f"client {number}", client, population)
-        self.clients = [Client(number, local, self.channel) for number, local in enumerate(self.locals)]
+        self.clients = [
+            Client(number, local, self.channel) for number, local in enumerate(self.locals)
+        ]
         self.server = self._holder("the server", NUM_CLIENTS, population, guarded=False)
         self.games = CoalitionGames(self._evaluator(self._batches(NUM_CLIENTS, "val")))
 
@@ -77,17 +79,23 @@ class Rounds:
         self.space.write(self._module, vector)
         return self._module.eval()
 
-    def _holder(self, name: str, client: int, population: Tensor, guarded: bool = True) -> LocalData:
+    def _holder(
+        self, name: str, client: int, population: Tensor, guarded: bool = True
+    ) -> LocalData:
         counts = self._labels.bincount(minlength=NUM_CLASSES).cpu()
         batches = partial(self._batches, client)
-        return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
+        return LocalData(
+            name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded
+        )
 
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))
-        vectors = torch.stack([start + self.normal(self.space.size, of=("update", index, client)) for client in who])
+        vectors = torch.stack(
+            [start + self.normal(self.space.size, of=("update", index, client)) for client in who]
+        )
         self.channel.begin_round()
         for client, number, vector in zip(who, numbers, vectors):
             self.locals[number].set_models(start, vector)
@@ -131,7 +139,11 @@ class MetricCase(fits.FitCase):
     def __init__(self, part: Metric, *, given: Given | None = None, **options: Any) -> None:
         self.given = dict(given or {})
         super().__init__(part, **options)
-        self.checks = (*_FIRST, *(_OF_CONTRIBUTIONS if isinstance(part, ContributionMetric) else ()), *_OF_ALL)
+        self.checks = (
+            *_FIRST,
+            *(_OF_CONTRIBUTIONS if isinstance(part, ContributionMetric) else ()),
+            *_OF_ALL,
+        )
 
     def placed(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
@@ -155,7 +167,9 @@ class MetricCase(fits.FitCase):
     def new(self) -> Any:
         metric = copy.deepcopy(self.part)
         if isinstance(metric, ContributionMetric):
-            metric.bind(NUM_CLIENTS, NUM_CLASSES, class_counts=torch.eye(NUM_CLIENTS, NUM_CLASSES).long())
+            metric.bind(
+                NUM_CLIENTS, NUM_CLASSES, class_counts=torch.eye(NUM_CLIENTS, NUM_CLASSES).long()
+            )
         metric.persistent(True)
         return metric
 
@@ -164,7 +178,10 @@ class MetricCase(fits.FitCase):
 
     def arguments(self, round: Round) -> dict[str, Any]:
         """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
-        return {name: field(round) if callable(field) else round.get(field) for name, field in self.fields.items()}
+        return {
+            name: field(round) if callable(field) else round.get(field)
+            for name, field in self.fields.items()
+        }
 
     @torch.no_grad()
     def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
@@ -191,7 +208,12 @@ def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
     overall = metric.per_client(value)
-    return {"value": value, "overall": overall, "intervals": metric.intervals(value=overall), **metric.diagnostics()}
+    return {
+        "value": value,
+        "overall": overall,
+        "intervals": metric.intervals(value=overall),
+        **metric.diagnostics(),
+    }
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
@@ -205,8 +227,14 @@ def one_row_per_client(case: MetricCase) -> None:
     whether they took part or not."""
     value = case.whole["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    ensure(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
-    ensure(value.is_floating_point() and not value.requires_grad, "other numbers, or gradients with them")
+    ensure(
+        shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]),
+        f"compute() {shape} of {NUM_CLIENTS} clients",
+    )
+    ensure(
+        value.is_floating_point() and not value.requires_grad,
+        "other numbers, or gradients with them",
+    )
     overall = list(case.whole["overall"].shape)
     ensure(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
 
@@ -214,8 +242,12 @@ def one_row_per_client(case: MetricCase) -> None:
 def never_seen_is_nan(case: MetricCase) -> None:
     """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
     since 0 would be a value."""
-    rows = torch.cat([case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1)
-    ensure(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
+    rows = torch.cat(
+        [case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1
+    )
+    ensure(
+        rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part"
+    )
     others = [client for client in range(NUM_CLIENTS) if client != NEVER]
     empty = rows[others, :-1].isnan().all(1) | rows[others, -1].isnan()
     ensure(not empty.any(), f"{rows[others].tolist()} for clients {others}, who took part")
@@ -228,7 +260,10 @@ def clients_permuted(case: MetricCase) -> None:
     other = case.fed(order=ORDER).compute()[list(ORDER)]
     if case.fields.get("peer_values"):  # its columns are clients, too
         other = other[:, list(ORDER)]
-    ensure(equal(value, other, rtol=1e-4), f"{other.tolist()} with other numbers instead of {value.tolist()}")
+    ensure(
+        equal(value, other, rtol=1e-4),
+        f"{other.tolist()} with other numbers instead of {value.tolist()}",
+    )
 
 
 def inputs_stay(case: MetricCase) -> None:
@@ -256,7 +291,10 @@ def forward_counts_once(case: MetricCase) -> None:
     metric, rounds = case.new(), case.rounds()
     if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
         value = metric.compute()
-        ensure(equal(value, case.whole["value"], 1e-5), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
+        ensure(
+            equal(value, case.whole["value"], 1e-5),
+            f"{value.tolist()} instead of {case.whole['value'].tolist()}",
+        )
 
 
 def parts_merge(case: MetricCase) -> None:
@@ -296,13 +334,20 @@ def any_precision(case: MetricCase) -> None:
     wide = case.new().set_dtype(torch.float64)
     for metric in (case.new(), wide):
         value = case.fed(metric=metric, dtype=torch.float64).compute()
-        ensure(equal(value, case.whole["value"], 1e-3), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
+        ensure(
+            equal(value, case.whole["value"], 1e-3),
+            f"{value.tolist()} instead of {case.whole['value'].tolist()}",
+        )
 
 
 def states_move(case: MetricCase) -> None:
     """Check that metric.to(device) moves all tensors of the metric. Make them states or buffers."""
     metric = case.half().to("meta")
-    tensors = {name: each for name, each in vars(metric).items() if isinstance(each, Tensor) and name != "class_counts"}
+    tensors = {
+        name: each
+        for name, each in vars(metric).items()
+        if isinstance(each, Tensor) and name != "class_counts"
+    }
     stay = [name for name, each in tensors.items() if each.device.type != "meta"]
     ensure(not stay, f"{', '.join(stay)} where they were")
 

@@ -63,7 +63,9 @@ class RowTraining:
         self._optimizer, self._clip = optimizer, clip
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in frozen}
-        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self._groups = [
+            [names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups
+        ]
         self._trained = {name for group in self._groups for name in group}
         self._step = RowStep(module, sorted(self._trained))
 
@@ -81,7 +83,9 @@ class RowTraining:
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients = self._derive(now, [batches[i][step] for i in order[:active]], losses[:active])
+            gradients = self._derive(
+                now, [batches[i][step] for i in order[:active]], losses[:active]
+            )
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(active, gradients)
@@ -173,7 +177,9 @@ class StackedOptimizer:
             group["params"] = [views[name] for name in names]
         for name, before in self._views.items():
             states[views[name]] = {
-                key: value[:active] if isinstance(value, Tensor) and value.shape == before.shape else value
+                key: value[:active]
+                if isinstance(value, Tensor) and value.shape == before.shape
+                else value
                 for key, value in states.pop(before, {}).items()
             }
         self._views, self._active = views, active
@@ -184,12 +190,16 @@ def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
-    return partial(_clip_values if trainer.gradient_clip_algorithm == "value" else clip, limit=limit)
+    return partial(
+        _clip_values if trainer.gradient_clip_algorithm == "value" else clip, limit=limit
+    )
 
 
 def clip(gradients: State, limit: float) -> None:
     """Clip the norm of every model's gradients ``[m, ...]``, in place."""
-    squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
+    squares = torch.stack(
+        [g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()]
+    )
     factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
@@ -208,8 +218,12 @@ class BatchIndex:
             "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = (
+        __index__
+    ) = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = (
+        __truediv__
+    ) = _refuse
     __hash__ = __str__ = __format__ = _refuse
 
 
@@ -224,8 +238,12 @@ def training_loss(outputs: Any) -> Tensor:
     """Extract the loss, a scalar, from the value that ``training_step`` returned."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
-        raise ConfigurationError(f"training_step gives {what}, and a loss, one number, is needed for every batch.")
+        what = (
+            f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
+        )
+        raise ConfigurationError(
+            f"training_step gives {what}, and a loss, one number, is needed for every batch."
+        )
     return loss.reshape(())
 
 
@@ -277,7 +295,9 @@ class RowStep:
             with torch.enable_grad():
                 losses, after = self._of_many(trained, rest, batch)
                 # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
-                slopes = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
+                slopes = torch.autograd.grad(
+                    losses.sum(), trained, allow_unused=True, materialize_grads=True
+                )
         else:
             slopes, (losses, after) = self._of_many(trained, rest, batch)
         for name, tensor in after.items():
@@ -287,7 +307,9 @@ class RowStep:
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         """Return the loss of one model on one batch, and its updated buffers."""
         # Tensors that are changed in place within a torch.func transformation must be made within it.
-        given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
+        given = dict(zip(self._trained, trained)) | {
+            name: tensor.clone() for name, tensor in rest.items()
+        }
         held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
         with _WeightFirst(trained) if self._linear else nullcontext():
             # Tied weights are handled by `_places`: torch would tie a layer with two names to itself, and leave rows in
@@ -310,7 +332,9 @@ class _Stepped(nn.Module):
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
     """Return ``{name in module: names in _Stepped(module)}``, several names for tied weights."""
-    names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    names = {
+        id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
         for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
@@ -327,7 +351,12 @@ class _WeightFirst(TorchFunctionMode):
         self._weights = set(map(id, weights))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.linear and not kwargs and id(args[1]) in self._weights and args[0].ndim > 1:
+        if (
+            func is nn.functional.linear
+            and not kwargs
+            and id(args[1]) in self._weights
+            and args[0].ndim > 1
+        ):
             x, weight, *bias = args
             products = weight.matmul(x.flatten(0, -2).mT).mT.unflatten(0, x.shape[:-1])
             return products + bias[0] if bias and bias[0] is not None else products
@@ -338,7 +367,12 @@ class _WeightFirst(TorchFunctionMode):
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
     """Allow steps of stacked models within this context, in the trainer's precision, without logs."""
     module = trainer.lightning_module
-    with refusing(module), pure_step(module), _uncounted(module), trainer.precision_plugin.train_step_context():
+    with (
+        refusing(module),
+        pure_step(module),
+        _uncounted(module),
+        trainer.precision_plugin.train_step_context(),
+    ):
         yield
 
 
@@ -350,13 +384,21 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
     except Exception as error:
         text = str(error)
         known = "vmap" in text or isinstance(error, ConfigurationError)
-        if isinstance(error, NotBatched) or is_oom_error(error) or not (known or isinstance(error, errors)):
+        if (
+            isinstance(error, NotBatched)
+            or is_oom_error(error)
+            or not (known or isinstance(error, errors))
+        ):
             raise
         text = text if known else f"{type(error).__name__}: {text}"
         shared = (
-            ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
+            ": a step changes what all models share; write x = x + y for x += y"
+            if "broadcast shape" in text
+            else ""
         )
-        first = text.splitlines()[0].split(". ")[0]  # the rest of torch's message is advice for its developers
+        first = text.splitlines()[0].split(". ")[
+            0
+        ]  # the rest of torch's message is advice for its developers
         raise refusal(module, first.rstrip(".") + shared) from error
 
 
@@ -400,7 +442,9 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
             zero = torch.zeros(())
-            answer = dict.fromkeys(layer.keys(), zero) if isinstance(layer, MetricCollection) else zero
+            answer = (
+                dict.fromkeys(layer.keys(), zero) if isinstance(layer, MetricCollection) else zero
+            )
             silent = partial(lambda answer, *_, **__: answer, answer)
             changes += [(layer, name, silent) for name in ("forward", "update", "compute", "reset")]
     patches = PatchedAttributes(changes)

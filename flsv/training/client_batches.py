@@ -57,7 +57,9 @@ class CohortLoader(Iterable[Any]):
         *,
         seed: int,
         round_index: int,
-        lengths: Callable[[int, int, int], list[int]] = lambda client, batches, round_index: [batches],
+        lengths: Callable[[int, int, int], list[int]] = lambda client, batches, round_index: [
+            batches
+        ],
     ) -> None:
         self.round_index, self._seed = round_index, seed
         self._data = data
@@ -68,7 +70,9 @@ class CohortLoader(Iterable[Any]):
             given = lengths(client, len(data.client_loader(client, "train")), round_index)
             for epoch, batches in enumerate(given):
                 stream = shuffle_stream(seed, round_index, client, epoch)
-                self._epochs.append((client, data.client_loader(client, "train", generator=stream), batches, epoch))
+                self._epochs.append(
+                    (client, data.client_loader(client, "train", generator=stream), batches, epoch)
+                )
             self.visits.append(ClientBatches(client, given, range(first, len(self._epochs))))
         self._present = range(len(self._epochs))
 
@@ -200,14 +204,19 @@ class LocalSteps:
         return window
 
     def _batches(self, client: int) -> int:
-        return sum(self.lengths(client, len(self._data.client_loader(client, "train")), self._state.round_index))
+        return sum(
+            self.lengths(
+                client, len(self._data.client_loader(client, "train")), self._state.round_index
+            )
+        )
 
     def _rounds_of(self, client: int) -> list[int]:
         if self._rounds is None:
             assert self._trainer.max_epochs is not None
             cohorts = list(map(self._cohort, range(max(self._trainer.max_epochs, 1))))
             self._rounds = [
-                [index for index, cohort in enumerate(cohorts) if i in cohort] for i in range(self._data.num_clients)
+                [index for index, cohort in enumerate(cohorts) if i in cohort]
+                for i in range(self._data.num_clients)
             ]
         return self._rounds[client]
 

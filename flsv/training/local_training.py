@@ -52,22 +52,34 @@ class LocalTraining:
     @property
     def is_trained(self) -> bool:
         """Return whether the client in training has seen all batches of the round, or has failed."""
-        return self.context is not None and (self.context.broken or self.context.position == self.context.batches)
+        return self.context is not None and (
+            self.context.broken or self.context.position == self.context.batches
+        )
 
     # ---- enter
 
-    def begin(self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]) -> None:
+    def begin(
+        self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]
+    ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         personalizer, state = self._config.personalizer, self.state
         state.begin_clients()
         with opened(local):
-            start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
+            start = (
+                instruction.start
+                if personalizer is None
+                else personalizer.receive(local, instruction)
+            )
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
             state.enter(instruction.client_id, start, local.private)
-            seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-            context = ClientContext(state.module, state.space, instruction, local, start, num_samples, lengths)
+            seed_global_rngs(
+                instruction.seed, "train", instruction.round_index, instruction.client_id
+            )
+            context = ClientContext(
+                state.module, state.space, instruction, local, start, num_samples, lengths
+            )
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
         self.context = context
@@ -96,7 +108,9 @@ class LocalTraining:
             context.optimizer = optimizer
             context.lr_sum += optimizer.param_groups[0]["lr"]
             context.epoch = context.position // context.epoch_batches
-            held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            held = [
+                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            ]
             for parameter in self._algorithm.frozen_parameters(context, held):
                 parameter.grad = None
             held = [p for p in held if p.grad is not None]
@@ -140,11 +154,19 @@ class LocalTraining:
             self._algorithm.leave_client(own)
         with opened(local):
             vector, trained, private = state.read(out)
-            own.broken |= state.is_broken(private) or (self._config.private and not all_finite(vector))
+            own.broken |= state.is_broken(private) or (
+                self._config.private and not all_finite(vector)
+            )
             if own.broken and self._config.private:
-                self._store.discard(own.instruction.client_id)  # before the uploads, which keep what they do not send
+                self._store.discard(
+                    own.instruction.client_id
+                )  # before the uploads, which keep what they do not send
                 trained, private = vector.copy_(state.global_vector), {}
-            update = self._sent(own, vector, trained, private) if self._config.private or not own.broken else None
+            update = (
+                self._sent(own, vector, trained, private)
+                if self._config.private or not own.broken
+                else None
+            )
         state.leave(keep=update is not None and not own.broken)
         return update
 
@@ -168,7 +190,9 @@ class LocalTraining:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
         # Read both numbers at once: each read waits for the device.
-        total, loss = torch.stack([vector.sum().double(), (own.loss / own.position).double()]).tolist()
+        total, loss = torch.stack(
+            [vector.sum().double(), (own.loss / own.position).double()]
+        ).tolist()
         if not (math.isfinite(total) or vector.isfinite().all()):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
@@ -183,13 +207,21 @@ class LocalTraining:
             self._config.personalizer.keep(local)
         public = told.client_id, own.samples, vector
         if self._config.private:  # nothing else, whatever fields an update may have
-            return ClientUpdate(*public, num_steps=self._steps.in_round(own.lengths, told.round_index), traffic=traffic)
+            return ClientUpdate(
+                *public,
+                num_steps=self._steps.in_round(own.lengths, told.round_index),
+                traffic=traffic,
+            )
         return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
         """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
         ``start``."""
-        state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
+        state = {
+            key.removeprefix(name): kept
+            for key, kept in leaving.state.items()
+            if key.startswith(name)
+        }
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})
         return sent
@@ -201,11 +233,17 @@ class LocalTraining:
             reported |= self._algorithm.end_client(own)
         for strategy in self._strategies:
             reported |= strategy.report(local)
-        undeclared = reported.keys() - {name for strategy in self._strategies for name in strategy.reports}
+        undeclared = reported.keys() - {
+            name for strategy in self._strategies for name in strategy.reports
+        }
         if undeclared:
-            raise RuntimeError(f"clients report {sorted(undeclared)}, which no strategy declares: reports = (...).")
+            raise RuntimeError(
+                f"clients report {sorted(undeclared)}, which no strategy declares: reports = (...)."
+            )
         return {
-            name: value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            name: value.detach()
+            if isinstance(value, Tensor)
+            else torch.tensor(value, dtype=torch.float64)
             for name, value in reported.items()
         }
 

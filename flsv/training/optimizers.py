@@ -31,7 +31,9 @@ ByIndex = dict[Any, Any]
 class Optimizers:
     """Optimizers, schedules and loss scale of a Trainer, which are swapped between clients."""
 
-    def __init__(self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps) -> None:
+    def __init__(
+        self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps
+    ) -> None:
         self._optimizers, self._policy = trainer.optimizers, policy
         self._schedules = Schedules(trainer, steps)
         _check_optimizers(trainer, policy)
@@ -82,14 +84,18 @@ class Optimizers:
         """Move a client's optimizer states from a checkpoint to the optimizers' device."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
-            optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(
+                {"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
             placed.append(_by_index(optimizer))
             optimizer.state = defaultdict(dict)
         return placed
 
     def write_upload(self) -> bool:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
-        uploading: list[Any] = [each for each in self._optimizers if hasattr(each, "upload_parameters")]
+        uploading: list[Any] = [
+            each for each in self._optimizers if hasattr(each, "upload_parameters")
+        ]
         for optimizer in uploading:
             optimizer.upload_parameters()
         return bool(uploading)
@@ -104,7 +110,9 @@ class Optimizers:
                 begun, kept = _group(self._begun, i, j), _group(self._kept, i, j)
                 own = {}
                 for name, value in group.items():
-                    changed = name in kept or name not in begun or not equal_states(begun[name], value)
+                    changed = (
+                        name in kept or name not in begun or not equal_states(begun[name], value)
+                    )
                     if changed and (scheduled if name in SCHEDULED else self._policy == "persist"):
                         own[name] = value
                 result[-1].append(own)
@@ -134,7 +142,9 @@ class Schedules:
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
-        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
+        self._begun = [
+            deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual
+        ]
         if not self._schedulers:
             return
         self._federations = self.states()
@@ -207,7 +217,10 @@ class _Family:
             lengths.restore()
         self._used = trainer.optimizers
         self._groups = [
-            [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]
+            [
+                {k: deepcopy(v) for k, v in group.items() if k in SCHEDULED}
+                for group in optimizer.param_groups
+            ]
             for optimizer in self._optimizers
         ]
         self._schedulers = [schedulers[place] for place in places]
@@ -253,7 +266,10 @@ class OptimizerOptions:
         self._options = [group for groups in options_of(trainer.optimizers) for group in groups]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
-        optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
+        optimizers = [
+            f"{type(each).__name__} ({len(each.param_groups)} groups)"
+            for each in trainer.optimizers
+        ]
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizers + self._schedulers),
             "options": [
@@ -297,7 +313,10 @@ def _text(value: Any) -> str:
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
     """Copy the options of each optimizer's parameter groups."""
     return [
-        [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        [
+            {k: copied(v) for k, v in group.items() if k != "params"}
+            for group in optimizer.param_groups
+        ]
         for optimizer in optimizers
     ]
 
@@ -313,7 +332,11 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
     """Write ``options`` into a parameter group, in place for tensors of equal shape."""
     for name, value in options.items():
         present = group.get(name)
-        if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
+        if (
+            isinstance(present, Tensor)
+            and isinstance(value, Tensor)
+            and present.shape == value.shape
+        ):
             if present is not value:
                 with torch.no_grad():
                     present.copy_(value)
@@ -323,7 +346,12 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 def equal_states(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
+        return (
+            isinstance(a, Tensor)
+            and isinstance(b, Tensor)
+            and a.shape == b.shape
+            and bool((a == b).all())
+        )
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -344,7 +372,10 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _by_index(optimizer: Optimizer) -> ByIndex:
     """Return an optimizer's state with the parameters' indices as keys, without copies."""
     index = {p: i for i, p in enumerate(_parameters(optimizer))}
-    return {index.get(key, key) if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
+    return {
+        index.get(key, key) if isinstance(key, Tensor) else key: value
+        for key, value in optimizer.state.items()
+    }
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
@@ -353,7 +384,9 @@ def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
     state: Any = defaultdict(dict)
     for key, entries in kept.items():
         by_name = isinstance(entries, dict)
-        state[parameters.get(key, key)] = {n: copied(v) for n, v in entries.items()} if by_name else copied(entries)
+        state[parameters.get(key, key)] = (
+            {n: copied(v) for n, v in entries.items()} if by_name else copied(entries)
+        )
     return state
 
 
@@ -361,14 +394,18 @@ def _check_optimizers(trainer: L.Trainer, policy: str) -> None:
     """Check that optimizers train the parameters of the trainer's module only."""
     known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has no groups
+        for group in (
+            optimizer.param_groups if optimizer.state_dict() else []
+        ):  # Lightning's stand-in has no groups
             strange = [list(tensor.shape) for tensor in group["params"] if id(tensor) not in known]
             if strange:
                 raise ConfigurationError(
                     f"{type(optimizer).__name__} trains tensors of shape {strange} that are no parameters of the "
                     "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
                 )
-        if hasattr(optimizer, "upload_parameters") and (policy == "persist" or trainer.accumulate_grad_batches != 1):
+        if hasattr(optimizer, "upload_parameters") and (
+            policy == "persist" or trainer.accumulate_grad_batches != 1
+        ):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} starts anew with every client and takes several steps per batch. Set "
                 'FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'

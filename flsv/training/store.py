@@ -95,7 +95,10 @@ class ClientStore:
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
         return {
-            client: {name: dict(value) if isinstance(value, dict) else value for name, value in kept.items()}
+            client: {
+                name: dict(value) if isinstance(value, dict) else value
+                for name, value in kept.items()
+            }
             for client, kept in self._kept.items()
         }
 
@@ -103,7 +106,9 @@ class ClientStore:
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
 
     def to(self, device: Any) -> None:
-        self.convert(TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()})
+        self.convert(
+            TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()}
+        )
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:
         return self._kept.get(client, {}).get(TENSORS, {})

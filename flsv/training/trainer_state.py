@@ -44,7 +44,12 @@ class TrainerState:
         store: ClientStore,
         steps: LocalSteps,
     ) -> None:
-        self.module, self.space, self._store, self._steps = trainer.lightning_module, space, store, steps
+        self.module, self.space, self._store, self._steps = (
+            trainer.lightning_module,
+            space,
+            store,
+            steps,
+        )
         self._optimizers = Optimizers(trainer, policy, steps)
         store.convert("optimizer", self._optimizers.restored)
         self._unsaved = NonVectorState(self.module, space.non_finite_names)
@@ -58,7 +63,9 @@ class TrainerState:
     def remember(self) -> None:
         """Store a copy of the module, before any hook of a round."""
         self._saved = self._read()
-        self._private = self._saved[2]  # the global model keeps the entries that clients do not share
+        self._private = self._saved[
+            2
+        ]  # the global model keeps the entries that clients do not share
         self._within = True
 
     def begin_round(self) -> None:
@@ -95,7 +102,9 @@ class TrainerState:
 
     # ---- a client
 
-    def enter(self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None) -> None:
+    def enter(
+        self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Load a client's optimizer state into the Trainer, and ``start [P]`` with its ``private`` parameters into the
         module. Without ``start`` the module keeps its weights."""
         if start is not None:
@@ -109,7 +118,10 @@ class TrainerState:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
         self._unsaved.check()
-        vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
+        vector, private = (
+            self.space.read(self.module, out=out),
+            self.space.read_private(self.module),
+        )
         self._check_constant()
         trained = vector
         if self._optimizers.write_upload():
@@ -120,7 +132,10 @@ class TrainerState:
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
         """Return whether a parameter that stays at the client is infinite or NaN."""
-        return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
+        return any(
+            not t.isfinite().all() and bool(self._private[n].isfinite().all())
+            for n, t in private.items()
+        )
 
     def keep_buffers(self) -> None:
         """Store the first client's counters and masks, which the next global model gets."""
@@ -161,7 +176,11 @@ class TrainerState:
 
     def _check_constant(self) -> None:
         """Check that frozen parameters have not changed."""
-        differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
+        differ = (
+            (_marks(self._constants.values()) != self._marks).any(0).tolist()
+            if self._constants
+            else []
+        )
         changed = [name for name, other in zip(self._constants, differ) if other]
         if changed:
             more = ", ..." if len(changed) > 3 else ""
@@ -173,7 +192,11 @@ class TrainerState:
             )
 
     def _read(self) -> tuple[Tensor, State, dict[str, Tensor]]:
-        return self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
+        return (
+            self.space.read(self.module),
+            self._unsaved.read(),
+            self.space.read_private(self.module),
+        )
 
     @torch.no_grad()
     def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
@@ -186,12 +209,15 @@ class TrainerState:
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
     """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
     floating = [
-        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
+        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32)
+        for tensor in tensors
     ]
     if not floating:
         return torch.empty(2, 0)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
-    return torch.stack([norms, torch.stack([tensor.sum().double() for tensor in floating])]).nan_to_num()
+    return torch.stack(
+        [norms, torch.stack([tensor.sum().double() for tensor in floating])]
+    ).nan_to_num()
 
 
 class NonVectorState:
@@ -207,7 +233,9 @@ class NonVectorState:
     def read(self) -> State:
         """Return copies of these tensors by name."""
         return {
-            "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
+            "buffers": {
+                name: None if b is None else b.clone() for name, _, _, b in self._buffers()
+            },
             "attributes": {
                 name: tree_map_only(Tensor, torch.clone, value)
                 for name, _, _, value in list(_plain_state(self._module))
@@ -231,7 +259,11 @@ class NonVectorState:
         for name, value in missing.items():
             if value is not None:
                 prefix, _, own = name.rpartition(".")
-                setattr(self._module.get_submodule(prefix), own, tree_map_only(Tensor, torch.clone, value))
+                setattr(
+                    self._module.get_submodule(prefix),
+                    own,
+                    tree_map_only(Tensor, torch.clone, value),
+                )
 
     def resume(self, state: State) -> None:
         """Write tensors from a checkpoint into the module."""
@@ -243,7 +275,9 @@ class NonVectorState:
         """Warn once if the module's lists and dictionaries hold more tensors than at the start."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
-        if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
+        if before is None or not (
+            grown := [name for name, count in now.items() if count > before.get(name, 0)]
+        ):
             return
         self._collected = None
         rank_zero_warn(
@@ -270,8 +304,15 @@ class NonVectorState:
                 delattr(layer, own)
                 continue
             value = gone.pop(name)
-            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                layer._buffers[own] = None if value is None else value.to(_device(self._module), copy=True)
+            if (
+                buffer is None
+                or value is None
+                or buffer.shape != value.shape
+                or buffer.dtype != value.dtype
+            ):
+                layer._buffers[own] = (
+                    None if value is None else value.to(_device(self._module), copy=True)
+                )
             else:
                 buffer.copy_(value)
         layers = dict(self._module.named_modules()) if gone else {}
@@ -285,7 +326,9 @@ class NonVectorState:
         """Yield ``(name, layer, name in layer, buffer)`` of each integer or non-persistent buffer."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
-                whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
+                whole = buffer is not None and not (
+                    buffer.is_floating_point() or buffer.is_complex()
+                )
                 if own in layer._non_persistent_buffers_set or whole:
                     yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
@@ -293,7 +336,9 @@ class NonVectorState:
 def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     """Yield ``(name, layer, attribute name, value)`` of plain attributes that are tensors, tuples of them, or None."""
     found = list(_plain_attributes(module))
-    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    own_tensors = (
+        (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    )
     known = {_memory(tensor) for tensor in own_tensors}
     for name, layer, attribute, value, tensors in found:
         if not any(_memory(tensor) in known for tensor in tensors):
@@ -310,7 +355,13 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
         for attribute, value in vars(layer).items():
             tensors = None if attribute in _LIGHTNINGS else _leaves(value)
             if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
-                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
+                yield (
+                    f"{prefix}.{attribute}" if prefix else attribute,
+                    layer,
+                    attribute,
+                    value,
+                    tensors,
+                )
 
 
 def _leaves(value: Any) -> list[Tensor] | None:
@@ -333,7 +384,9 @@ def _collections(module: nn.Module) -> dict[str, int]:
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
             if isinstance(value, list | dict | set | deque) and own not in _LIGHTNINGS:
-                parts = tree_leaves(list(value.values()) if isinstance(value, dict) else list(value))
+                parts = tree_leaves(
+                    list(value.values()) if isinstance(value, dict) else list(value)
+                )
                 if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
                     found[f"{prefix}.{own}" if prefix else own] = count
     return found

@@ -20,10 +20,14 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:
-        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Give the number.")
+        raise ConfigurationError(
+            f"{option}={given!r}: clients {named} have this name. Give the number."
+        )
     if named or (text.isdigit() and int(text) < len(names)):
         return named[0] if named else int(text)
-    raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}.")
+    raise ConfigurationError(
+        f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}."
+    )
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:

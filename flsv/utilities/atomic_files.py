@@ -72,15 +72,23 @@ def whole_lines(path: Path) -> list[str]:
         try:
             text = line.removesuffix(b"\r").decode()
         except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{path}, line {number}: {error}; expected text in UTF-8.") from None
+            raise ConfigurationError(
+                f"{path}, line {number}: {error}; expected text in UTF-8."
+            ) from None
         if "\0" in text:
-            raise ConfigurationError(f"{path}, line {number}: there is a zero byte in it; expected text in UTF-8.")
+            raise ConfigurationError(
+                f"{path}, line {number}: there is a zero byte in it; expected text in UTF-8."
+            )
         lines.append(text)
     return lines
 
 
 def _naming(error: BaseException, path: Path) -> BaseException:
-    return OSError(error.errno, error.strerror or str(error), str(path)) if isinstance(error, OSError) else error
+    return (
+        OSError(error.errno, error.strerror or str(error), str(path))
+        if isinstance(error, OSError)
+        else error
+    )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -34,7 +34,9 @@ def drawing(picture: str) -> Iterator[None]:
         why = f"{type(error).__name__}: {error}".strip().split("\n")[0]
         # The caller's caller: this function's frame, then contextlib's, then the with statement.
         warnings.warn(
-            f"The picture {picture} could not be drawn ({why}). The run goes on without it.", UserWarning, stacklevel=3
+            f"The picture {picture} could not be drawn ({why}). The run goes on without it.",
+            UserWarning,
+            stacklevel=3,
         )
 
 

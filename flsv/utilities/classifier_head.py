@@ -14,7 +14,9 @@ def head_name(module: nn.Module, given: str | None = None) -> str | None:
     layers = dict(module.named_modules())
     if given not in layers:
         linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
-        raise ConfigurationError(f"head={given!r} is not a layer of the module. Its linear layers: {linear}.")
+        raise ConfigurationError(
+            f"head={given!r} is not a layer of the module. Its linear layers: {linear}."
+        )
     return given
 
 

@@ -53,7 +53,9 @@ def as_text(cell: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
-def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(
+    path: Path, needed: Mapping[str, Cell], skip: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, {column: value})`` for each row of a CSV file. ``needed`` maps columns to parsers."""
     lines = whole_lines(path)[skip:]
     head = _cells(path, skip + 1, lines[0]) if lines else []
@@ -65,13 +67,17 @@ def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator
     for place, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, place, line)
         if len(cells) != len(head):
-            raise ConfigurationError(f"{path}, line {place}: {len(cells)} cells, expected {len(head)}.")
+            raise ConfigurationError(
+                f"{path}, line {place}: {len(cells)} cells, expected {len(head)}."
+            )
         row = {}
         for name, cell in zip(head, cells):
             try:
                 row[name] = needed.get(name, str)(cell)
             except ValueError as error:
-                raise ConfigurationError(f"{path}, line {place}: {name} is {cell[:60]!r}, expected {error}.") from None
+                raise ConfigurationError(
+                    f"{path}, line {place}: {name} is {cell[:60]!r}, expected {error}."
+                ) from None
         yield place, row
 
 
@@ -107,5 +113,7 @@ def _cells(path: Path, place: int, line: str) -> list[str]:
     try:
         cells = next(csv.reader([line], strict=True))
     except csv.Error as error:
-        raise ConfigurationError(f"{path}, line {place}: {error}; expected cells that are parted by commas.") from None
+        raise ConfigurationError(
+            f"{path}, line {place}: {error}; expected cells that are parted by commas."
+        ) from None
     return [cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell for cell in cells]

@@ -13,7 +13,17 @@ import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -91,21 +101,29 @@ class ValidatedArguments:
 
 def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
     held = {name: default for name, default in _defaults(signature).items() if name in arguments}
-    changed = {name: repr(arguments[name]) for name in held if repr(arguments[name]) != repr(held[name])}
+    changed = {
+        name: repr(arguments[name]) for name in held if repr(arguments[name]) != repr(held[name])
+    }
     return ", ".join(f"{name}={text}" for name, text in changed.items())
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
     """Return ``{name: default}`` of the named parameters, without ``self``."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
+    parameters = [
+        p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"
+    ]
     return {p.name: p.default for p in parameters}
 
 
-def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(
+    owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Check arguments by the annotations of ``function``, and return them as plain Python values."""
     return {
-        name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
+        name: default
+        if arguments[name] is default
+        else check_argument(owner, name, arguments[name], hint)
         for name, (hint, default) in checked_parameters(function).items()
         if name in arguments
     }
@@ -129,7 +147,9 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
         return _first(choices, value)
     except ValueError:
         expected = " ".join([f"{' or '.join(words for _, words in choices)}.", *_remarks(hint)])
-        raise ConfigurationError(f"{owner}({name}={reprlib.repr(value)}): expected {expected}") from None
+        raise ConfigurationError(
+            f"{owner}({name}={reprlib.repr(value)}): expected {expected}"
+        ) from None
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
@@ -219,18 +239,27 @@ def _one_of(option: Any) -> _Choice:
 
 def _each(choices: Sequence[_Choice]) -> _Choice:
     def read(values: Any) -> Any:
-        held = values.tolist() if hasattr(values, "tolist") else values  # arrays of NumPy, torch and pandas
+        held = (
+            values.tolist() if hasattr(values, "tolist") else values
+        )  # arrays of NumPy, torch and pandas
         if isinstance(held, str | bytes):
             raise TypeError
         found = [_first(choices, value) for value in held]
-        return values if isinstance(values, list | tuple) and all(map(operator.is_, found, values)) else found
+        return (
+            values
+            if isinstance(values, list | tuple) and all(map(operator.is_, found, values))
+            else found
+        )
 
     return read, f"a list (each: {' or '.join(words for _, words in choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     read, words = choice
-    bounds = [(*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0])) for marker in markers]
+    bounds = [
+        (*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0]))
+        for marker in markers
+    ]
     if len(bounds) == 2:
         (low, high), (least, most) = markers, (bound for *_, bound in bounds)
         words += f" in {'[' if isinstance(low, Ge) else '('}{least:g}, {most:g}{']' if isinstance(high, Le) else ')'}"

@@ -17,7 +17,9 @@ def digest(value: Any) -> bytes:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             total.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
-            total.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            total.update(
+                part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
         elif isinstance(part, Mapping):
             total.update(f"mapping {len(part)}:".encode())
             for name in sorted(part, key=repr):

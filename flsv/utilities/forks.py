@@ -56,7 +56,9 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
 
 
 def has_accelerator() -> bool:
-    return bool(getattr(torch, "accelerator", torch.cuda).is_available())  # torch 2.4 knows CUDA's only
+    return bool(
+        getattr(torch, "accelerator", torch.cuda).is_available()
+    )  # torch 2.4 knows CUDA's only
 
 
 def _fork_differentiates() -> bool:
@@ -76,7 +78,9 @@ def _fork_differentiates() -> bool:
 
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
@@ -86,7 +90,9 @@ def asleep(pid: int) -> object:
     # That of the process itself is usually the only one that is read.
     for name in (f"{pid}", *filter(str.isdigit, os.listdir("/proc"))) if LIBC is not None else ():
         with suppress(OSError), open(f"/proc/{name}/stat") as file:
-            found[int(name)] = file.read().rpartition(") ")[2].split()  # state, parent, ..., [11:13] time
+            found[int(name)] = (
+                file.read().rpartition(") ")[2].split()
+            )  # state, parent, ..., [11:13] time
         if pid not in found or found[pid][0] != "S":
             return None
     own, before = [pid], 0
@@ -151,7 +157,9 @@ def _own_descriptors() -> None:
             if flags & os.O_ACCMODE == os.O_RDWR:
                 own = os.memfd_create(name)
                 size = os.fstat(number).st_size
-                while (done := os.lseek(own, 0, os.SEEK_END)) < size and os.sendfile(own, number, done, size - done):
+                while (done := os.lseek(own, 0, os.SEEK_END)) < size and os.sendfile(
+                    own, number, done, size - done
+                ):
                     pass
             else:
                 read = flags & os.O_ACCMODE == os.O_RDONLY
@@ -169,7 +177,9 @@ def _own_memory() -> None:
     maps = "/proc/self/maps"
     for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
         place, rights, offset, _, _, *path = line.split(maxsplit=5)
-        if not rights.startswith("rw-s") or (path and path[0].startswith(("/dev/dri", "/dev/nvidia"))):
+        if not rights.startswith("rw-s") or (
+            path and path[0].startswith(("/dev/dri", "/dev/nvidia"))
+        ):
             continue
         start, end = (int(each, 16) for each in place.split("-"))
         large = end - start > _COPIED and path and os.path.isfile(path[0])
@@ -177,7 +187,9 @@ def _own_memory() -> None:
         before = ctypes.string_at(start, end - start) if file < 0 else b""
         kind = _FIXED | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
         sizes = (ctypes.c_size_t(end - start), mmap.PROT_READ | mmap.PROT_WRITE, kind, file)
-        LIBC.mmap(ctypes.c_void_p(start), *sizes, ctypes.c_long(int(offset, 16) if file >= 0 else 0))
+        LIBC.mmap(
+            ctypes.c_void_p(start), *sizes, ctypes.c_long(int(offset, 16) if file >= 0 else 0)
+        )
         ctypes.memmove(start, before, len(before))
         if file >= 0:
             os.close(file)

@@ -23,7 +23,8 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     numbers = torch.cat([tensor.flatten().double() for tensor in there]).cpu()
     parts = iter(numbers.split([tensor.numel() for tensor in there]))
     return [
-        tensor if tensor.device.type == "cpu" else next(parts).view(tensor.shape).to(tensor.dtype) for tensor in known
+        tensor if tensor.device.type == "cpu" else next(parts).view(tensor.shape).to(tensor.dtype)
+        for tensor in known
     ]
 
 

@@ -20,7 +20,21 @@ from flsv.utilities.forks import LIBC
 _NEW_NAMESPACES = (0x00020000, 0x10020000)  # CLONE_NEWNS, which root may, and CLONE_NEWUSER with it
 _PRIVATE, _BIND, _READ_ONLY, _RECURSIVE = 0x44000, 0x1000, 1, 0x8000
 #: Top folders that are only read.
-_SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr")
+_SYSTEM = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
+)
 _SET_MOUNT_ATTRIBUTES = 442
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: First letters of the names of folders that processes own.
@@ -30,11 +44,16 @@ OWN = ".coalitions"
 @contextmanager
 def own_folder(root: Path | None = None) -> Iterator[Path]:
     """Yield a new folder, and delete it at the end. Folders that killed processes left are deleted first."""
-    root = (root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())).absolute()
+    root = (
+        root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+    ).absolute()
     with ExitStack() as held:
         with _locked(root):
             for left in root.glob(f"{OWN}*"):
-                with suppress(OSError), _locked(left, fcntl.LOCK_NB):  # its process lives, or is another user's
+                with (
+                    suppress(OSError),
+                    _locked(left, fcntl.LOCK_NB),
+                ):  # its process lives, or is another user's
                     shutil.rmtree(left)
             folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root))
             held.enter_context(_locked(folder))
@@ -64,7 +83,11 @@ def own_view(folders: Iterable[str], own: str) -> None:
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
     if _call("unshare", _NEW_NAMESPACES[0], failing=False):
         _call("unshare", _NEW_NAMESPACES[1])
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
             Path("/proc/self", name).write_text(text)
     _mount(None, "/", None, _PRIVATE)
     lower = _opened([here, tempfile.gettempdir(), *folders])
@@ -78,9 +101,17 @@ def own_view(folders: Iterable[str], own: str) -> None:
         top, source = f"{drafts}/{number}", f"/proc/self/fd/{held}"
         os.makedirs(f"{top}/upper")
         os.mkdir(f"{top}/work")
-        with suppress(OSError):  # a file system that cannot be covered is seen as it is, but not written to
+        with suppress(
+            OSError
+        ):  # a file system that cannot be covered is seen as it is, but not written to
             try:
-                _mount("overlay", place, "overlay", 0, f"lowerdir={source},upperdir={top}/upper,workdir={top}/work")
+                _mount(
+                    "overlay",
+                    place,
+                    "overlay",
+                    0,
+                    f"lowerdir={source},upperdir={top}/upper,workdir={top}/work",
+                )
             except OSError:
                 _mount(source, place, None, _BIND)
         os.close(held)
@@ -93,7 +124,9 @@ def no_writes(own: str) -> None:
     tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
 
     def checked(path: Any) -> Any:
-        if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(os.fsdecode(path)).startswith(allowed):
+        if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(
+            os.fsdecode(path)
+        ).startswith(allowed):
             raise PermissionError(
                 f"it writes {os.fsdecode(path)}, and this system gives a process no view of files of its own "
                 "(namespaces of users). Write no files in hooks, or value the run by flsv retrain"
@@ -112,10 +145,18 @@ def no_writes(own: str) -> None:
 
 def _opened(folders: Iterable[str]) -> dict[str, int]:
     """Open the folders whose writes are redirected, as ``{folder: descriptor}``, outer folders first."""
-    tops = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and not os.path.islink(f"/{name}")}
+    tops = {
+        f"/{name}"
+        for name in os.listdir("/")
+        if name not in _SYSTEM and not os.path.islink(f"/{name}")
+    }
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
-    below = {each for each in {*mounted, *map(os.path.realpath, folders)} if f"/{each.split('/')[1]}" in tops}
+    below = {
+        each
+        for each in {*mounted, *map(os.path.realpath, folders)}
+        if f"/{each.split('/')[1]}" in tops
+    }
     held = {}
     for place in sorted(tops | below):
         with suppress(OSError):
@@ -125,10 +166,20 @@ def _opened(folders: Iterable[str]) -> dict[str, int]:
 
 def _read_only(place: str, flags: int, clear: bool = False) -> None:
     attributes = (ctypes.c_uint64 * 4)(*((0, _READ_ONLY) if clear else (_READ_ONLY, 0)))
-    _call("syscall", _SET_MOUNT_ATTRIBUTES, -1, place.encode(), flags, attributes, ctypes.sizeof(attributes))
+    _call(
+        "syscall",
+        _SET_MOUNT_ATTRIBUTES,
+        -1,
+        place.encode(),
+        flags,
+        attributes,
+        ctypes.sizeof(attributes),
+    )
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None
+) -> None:
     given = [None if each is None else each.encode() for each in (source, target, kind, options)]
     _call("mount", *given[:3], ctypes.c_ulong(flags), given[3])
 

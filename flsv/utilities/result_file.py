@@ -32,7 +32,9 @@ class ResultFile:
         anew: bool = False,
     ) -> None:
         self.path, self._columns = path, columns
-        self._settings = None if settings is None else {name: str(value) for name, value in settings.items()}
+        self._settings = (
+            None if settings is None else {name: str(value) for name, value in settings.items()}
+        )
         self.rows: list[dict[str, Any]] = []
         #: Whether the file exists and holds :attr:`rows`. If not, the first row creates it.
         self._begun = False
@@ -51,7 +53,9 @@ class ResultFile:
         if len(lines) < heads:
             return
         self.rows = [row for _, row in read_rows(path, columns, skip=heads - 1)]
-        if lines[heads - 1] != (head := csv_text([list(columns)]).decode().strip()):  # rows to come would not fit
+        if lines[heads - 1] != (
+            head := csv_text([list(columns)]).decode().strip()
+        ):  # rows to come would not fit
             raise ConfigurationError(
                 f"{path} has the columns {lines[heads - 1]}: expected {head}. Move the file away, or name another "
                 "folder."
@@ -83,13 +87,22 @@ class ResultFile:
             before = dict(json.loads(first.removeprefix("# ")))
         except (ValueError, TypeError, RecursionError):
             return ["its first line does not say of which"]
-        pairs = {name: (self._settings.get(name), before.get(name)) for name in {**before, **self._settings}}
-        return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
+        pairs = {
+            name: (self._settings.get(name), before.get(name))
+            for name in {**before, **self._settings}
+        }
+        return [
+            f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then
+        ]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
         """Drop the last result, which may be incomplete."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
-        kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
+        kept = [
+            place
+            for place, row in enumerate(self.rows)
+            if [row[name] for name in key] != last or not key
+        ]
         self.rows = [self.rows[place] for place in kept]
         whole_rows = [*lines[:heads], *(lines[heads + place] for place in kept)]
         with replacing(self.path) as file:

@@ -25,7 +25,9 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
     """Derive a 63-bit seed from a run's seed and the words and numbers in ``path``."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
-    state = np.random.SeedSequence([seed_or_default(seed) % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence(
+        [seed_or_default(seed) % 2**64, len(words), *words]
+    ).generate_state(1, np.uint64)[0]
     return int(state >> np.uint64(1))
 
 
@@ -70,7 +72,9 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return the states of torch's generators on the CPU and on ``device``."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), torch.cuda.get_rng_state(
+        device
+    ) if device.type == "cuda" else None
 
 
 def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:

@@ -120,7 +120,10 @@ class ForksOrFresh:
         self._fork: bool | None = None
 
     def __call__(
-        self, tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+        self,
+        tasks: Iterable[tuple[Name, Callable[[], Any]]],
+        jobs: int = 1,
+        limit_s: float | None = None,
     ) -> Iterator[tuple[Name, Any]]:
         given = [*tasks]
         with closing(supervise(given if self._fork is not False else (), jobs, limit_s)) as answers:
@@ -142,7 +145,10 @@ class FreshProcess:
         self._child: _Child | None = None
 
     def supervise(
-        self, tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+        self,
+        tasks: Iterable[tuple[Name, Callable[[], Any]]],
+        jobs: int = 1,
+        limit_s: float | None = None,
     ) -> Iterator[tuple[Name, Any]]:
         """Run tasks as the function :func:`supervise` does."""
         if self._child is None:
@@ -151,7 +157,9 @@ class FreshProcess:
             theirs.close()
         left, child = dict(enumerate(tasks)), self._child
         try:
-            self._link.send_bytes(cloudpickle.dumps(([task for _, task in left.values()], jobs, limit_s)))
+            self._link.send_bytes(
+                cloudpickle.dumps(([task for _, task in left.values()], jobs, limit_s))
+            )
             with ended_by_sigterm() as check:
                 while left:
                     while not self._link.poll(POLL_S):
@@ -189,7 +197,9 @@ def supervise_by_joblib(
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
 
 
-def _at_worker(name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str) -> Any:
+def _at_worker(
+    name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
+) -> Any:
     # What others run in this worker keeps its path and folder.
     (found,) = supervise([(name, _command(partial(_there, folder, task), path))], 1, limit_s)
     return found
@@ -200,7 +210,9 @@ def _there(folder: str, task: Callable[[], Any]) -> Any:
     return task()
 
 
-_FRESH = "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import run_fresh; run_fresh()"
+_FRESH = (
+    "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import run_fresh; run_fresh()"
+)
 
 
 def _command(
@@ -244,7 +256,9 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
-        stopped.append(SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt())
+        stopped.append(
+            SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt()
+        )
         raise stopped[-1]
 
     def check() -> None:
@@ -257,7 +271,11 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    owner, before, usual = os.getpid(), {number: signal.signal(number, stop) for number in numbers}, sys.unraisablehook
+    owner, before, usual = (
+        os.getpid(),
+        {number: signal.signal(number, stop) for number in numbers},
+        sys.unraisablehook,
+    )
     sys.unraisablehook = lambda lost: None if lost.exc_value in stopped else usual(lost)
     try:
         yield check
@@ -271,7 +289,9 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
 class _Child:
     """Handle of a child process that runs one task."""
 
-    def __init__(self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None) -> None:
+    def __init__(
+        self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None
+    ) -> None:
         self.name, self._limit_s = name, limit_s
         self._until = None if limit_s is None else time.monotonic() + limit_s
         self._hang_s = max(LOOK_S, min(HANG_S, HANG_SHARE * (limit_s or float("inf"))))
@@ -323,7 +343,10 @@ class _Child:
         """Return whether the child and its descendants have used no processor for too long."""
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
-            seen, passed = asleep(self._pid), min(now - self._looked, 2 * LOOK_S)  # more if all processes were halted
+            seen, passed = (
+                asleep(self._pid),
+                min(now - self._looked, 2 * LOOK_S),
+            )  # more if all processes were halted
             self._slept = self._slept + passed if seen is not None and seen == self._seen else 0.0
             self._seen, self._looked = seen, now
         return self._slept > self._hang_s
@@ -405,7 +428,9 @@ def _work(task: Callable[[], Any], write: int) -> None:
 def _send(message: tuple[bool, Any]) -> NoReturn:
     pipe = _answer_to if _answer_to is not None else os.environ.get(ANSWER)
     if pipe is None:
-        raise RuntimeError("no supervisor has started this process, and nobody waits for its answer.")
+        raise RuntimeError(
+            "no supervisor has started this process, and nobody waits for its answer."
+        )
     data = memoryview(pickle.dumps(message))
     try:
         while data:

@@ -67,7 +67,9 @@ def make_features(features: str | Features) -> Features:
     if isinstance(features, Features):
         return features
     if features not in FEATURES:
-        raise ConfigurationError(f"features={features!r}: expected one of {list(FEATURES)}, or a Features object.")
+        raise ConfigurationError(
+            f"features={features!r}: expected one of {list(FEATURES)}, or a Features object."
+        )
     return FEATURES[features]()
 
 
@@ -114,7 +116,9 @@ class Penultimate(Features):
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         if module is None:
-            raise ConfigurationError("Penultimate() needs a model, and there is none before training: choose PCA().")
+            raise ConfigurationError(
+                "Penultimate() needs a model, and there is none before training: choose PCA()."
+            )
         return head_inputs(module, x, self.head)
 
 
@@ -128,7 +132,9 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
             f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
         )
     seen: list[Tensor] = []
-    hook = module.get_submodule(found.name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    hook = module.get_submodule(found.name).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
     try:
         for batch in x.split(BATCH):
             module(batch)
@@ -183,7 +189,11 @@ class PCA(Features):
                 )
             count, total, square = (reduce(add, each) for each in zip(*parts))
             mean = total / count
-            axes = torch.linalg.eigh(square / count - mean[:, None] * mean).eigenvectors.flip(1).T[:count]
+            axes = (
+                torch.linalg.eigh(square / count - mean[:, None] * mean)
+                .eigenvectors.flip(1)
+                .T[:count]
+            )
         axes = axes[: self.components]
         # The sign of an axis is arbitrary: its largest entry is made positive.
         largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
@@ -210,7 +220,11 @@ def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
 
 
 #: Features without necessary arguments, ``{name in configuration files: class}``.
-FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
+FEATURES: dict[str, Callable[..., Features]] = {
+    "pca": PCA,
+    "penultimate": Penultimate,
+    "pixels": Pixels,
+}
 
 
 class Backbone(Features):
@@ -254,7 +268,9 @@ class Backbone(Features):
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         x = x.float()
         if self.image_size is not None:
-            x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear", antialias=True)
+            x = F.interpolate(
+                x, size=(self.image_size, self.image_size), mode="bilinear", antialias=True
+            )
         if self._network is None:
             options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
             with torch.random.fork_rng(devices=[]):

@@ -71,7 +71,9 @@ class Valuation:
     def flagged(self) -> Tensor:
         """Number of each client's flagged or not finite samples, int64 ``[k]``."""
         # Samples that are not finite count as flagged, also if samples were not valued.
-        counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
+        counts = [
+            b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())
+        ]
         return torch.tensor(counts, dtype=torch.long)
 
     @property
@@ -132,7 +134,12 @@ class FedBary(ValidatedArguments):
         (tensor([0.8000, 0.2000]), 19)
     """
 
-    rules = ((lambda given: given.part != "labels" or given.label_weight > 0, "expected a label_weight above 0."),)
+    rules = (
+        (
+            lambda given: given.part != "labels" or given.label_weight > 0,
+            "expected a label_weight above 0.",
+        ),
+    )
 
     def __init__(
         self,
@@ -204,23 +211,36 @@ class FedBary(ValidatedArguments):
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
-            there = {client: presence for client, presence in zip(clients, present) if presence.samples}
+            there = {
+                client: presence for client, presence in zip(clients, present) if presence.samples
+            }
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
-            points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
+            points = (
+                None
+                if server is None or own is None
+                else self._points(embed(server, own[0]), own[1])
+            )
             self._check_features(there, points)
             if points is None:
                 target = wasserstein_barycenter(
-                    [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
+                    [
+                        _BarycenterClient(client, key, presence.dim)
+                        for client, presence in there.items()
+                    ],
                     support=support,
                     iterations=self.iterations,
                     weights=torch.tensor([float(presence.samples) for presence in there.values()]),
-                    generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
+                    generator=generator_for(
+                        seed, "barycentre"
+                    ),  # another name would draw other numbers
                     p=self.p,
                 ).support_points
             else:
                 target = points[0]
-            run = partial(self._value_client, target=target, key=key, seed=seed, judge=judge, support=support)
+            run = partial(
+                self._value_client, target=target, key=key, seed=seed, judge=judge, support=support
+            )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, map_clients(list(there), run, pool.map)))
         finally:
@@ -244,14 +264,20 @@ class FedBary(ValidatedArguments):
             raise ConfigurationError("no sample of the server's validation set is finite.")
         return questions.embed_labels(x[whole], y.cpu()[whole], self)[0], x.shape[1]
 
-    def _check_features(self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None) -> None:
+    def _check_features(
+        self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None
+    ) -> None:
         if not there:
-            raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
+            raise ConfigurationError(
+                "no client has a sample that is finite, so there is nothing to value."
+            )
         dims = {f"client {client.id}": presence.features for client, presence in there.items()}
         dims |= {} if points is None else {"the server": points[1]}
         if len({*dims.values()}) > 1:
             shown = listed(f"{name} has {dim}" for name, dim in dims.items())
-            raise ConfigurationError(f"{self.features!r}: {shown} features. Bring all inputs to one shape.")
+            raise ConfigurationError(
+                f"{self.features!r}: {shown} features. Bring all inputs to one shape."
+            )
 
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
@@ -285,7 +311,9 @@ def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | Non
     return features(x, module)
 
 
-def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
+def clients_of(
+    sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None
+) -> list[Client]:
     """Make one client from each pair of samples and their classes.
 
     Args:
@@ -299,16 +327,22 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
     """
     classes = num_classes or max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
     counts = torch.stack([torch.bincount(y.long().cpu(), minlength=classes) for _, y in sets])
-    return [_client(number, partial(_train_only, x, y), counts) for number, (x, y) in enumerate(sets)]
+    return [
+        _client(number, partial(_train_only, x, y), counts) for number, (x, y) in enumerate(sets)
+    ]
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
     """Make the server's data with validation samples ``[m, ...]`` of classes ``[m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
-    return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
+    return LocalData(
+        "the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False
+    )
 
 
-def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
+def participants_of(
+    data: Any, device: str | torch.device = "cpu"
+) -> tuple[list[Client], LocalData | None]:
     """Return a data module's clients, and the server's data, which are None without a validation set.
 
     Args:
@@ -319,20 +353,26 @@ def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list
         ConfigurationError: the samples have no classes.
     """
     if (missing := getattr(data, "no_classes", None)) is not None:
-        raise need_classes("samples are valued together with their classes", missing, "leave the valuation out")
+        raise need_classes(
+            "samples are valued together with their classes", missing, "leave the valuation out"
+        )
     counts, loader = data.class_counts, data.val_dataloader()
 
     def moved(batches: Iterable[Any]) -> Iterable[Any]:
         return (move_data_to_device(batch, torch.device(device)) for batch in batches)
 
     def client_of(number: int) -> Client:
-        return _client(number, lambda split: moved(data.client_loader(number, split, shuffle=False)), counts)
+        return _client(
+            number, lambda split: moved(data.client_loader(number, split, shuffle=False)), counts
+        )
 
     clients = [client_of(number) for number in range(data.num_clients)]
     if not loader:
         return clients, None
     nothing = torch.zeros_like(counts[0])
-    return clients, LocalData("the server", lambda split: moved(loader), nothing, nothing, guarded=False)
+    return clients, LocalData(
+        "the server", lambda split: moved(loader), nothing, nothing, guarded=False
+    )
 
 
 def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor) -> Client:
@@ -353,11 +393,15 @@ def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figur
     shown = min(len(found.clients), MOST_PANELS)
     columns = min(5, shown)
     rows = math.ceil(shown / columns)
-    figure = Figure(figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained")
+    figure = Figure(
+        figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis in axes[shown:]:
         axis.axis("off")
-    for client, (axis, verdict, flagged) in enumerate(zip(axes[:shown], found.verdicts, found.flagged_shares)):
+    for client, (axis, verdict, flagged) in enumerate(
+        zip(axes[:shown], found.verdicts, found.flagged_shares)
+    ):
         share = f", {flagged:.1%} flagged" if flagged >= 0 else ""
         axis.set_title(label_text(client_label(client, names)) + share, size=8)
         axis.tick_params(labelsize=7)

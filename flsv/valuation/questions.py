@@ -114,7 +114,9 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: FedBary) -> FirstAns
         local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
     points, statistics = embed_labels(features[whole], y[whole], valuer)
-    role = TransportClient(points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction)
+    role = TransportClient(
+        points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
+    )
     local.memory[key] = _ClientState(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
@@ -154,7 +156,9 @@ def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int
     gradients[held.whole] = values
     flagged = ~held.whole
     flagged[held.whole] = flag_samples(values, valuer.rule, peers)
-    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held.whole, peers, valuer.rule))
+    local.memory[SampleValues] = SampleValues(
+        gradients, flagged, _reasons(values, held.whole, peers, valuer.rule)
+    )
     counts, edges = torch.histogram(values, BINS)
     return Verdict(int(flagged.sum()), edges, counts.long())
 
@@ -166,9 +170,14 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
     """Return the reason for each sample's value as a text."""
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
-    texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
+    texts = [
+        f"more weight on it would move the client away from the target ({peers} as the measure)"
+    ] * len(values)
     if rule == "outlier" and len(values) > 2:
-        texts = [f"{number:.1f} deviations above the center of {peers}" for number in deviations(values, y).tolist()]
+        texts = [
+            f"{number:.1f} deviations above the center of {peers}"
+            for number in deviations(values, y).tolist()
+        ]
     for place, text in zip(whole.nonzero().flatten().tolist(), texts):
         reasons[place] = text
     return tuple(reasons)
@@ -195,7 +204,9 @@ def sample_values(local: LocalData) -> SampleValues:
 FLAGGED = "flagged.csv"
 
 
-def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
+def write_flagged(
+    local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None
+) -> None:
     """Write a client's flagged samples to ``flagged.csv`` in its folder.
 
     This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
@@ -263,7 +274,9 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
         tensor([False, False, False,  True,  True, False, False])
     """
     if rule == "positive" or len(gradients) < 3:
-        return gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
+        return (
+            gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
+        )
     above, deviation = _above_center(gradients, y)
     return (above > DEVIATIONS * deviation) & (gradients > 0)
 
@@ -278,7 +291,11 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
-        members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
+        members = (
+            torch.ones_like(gradients, dtype=torch.bool)
+            if y is None or label is None
+            else y == label
+        )
         above[members] -= _center(gradients[members])
     return above, 1.4826 * -above[above <= 0].median()
 

@@ -18,14 +18,20 @@ from helpers.data import toy_data
 from helpers.fits import fit, trainer_for, vector
 from helpers.models import Plain
 
-averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
+averaging = pytest.importorskip(
+    "lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6"
+)
 WeightAveraging, EMAWeightAveraging = averaging.WeightAveraging, averaging.EMAWeightAveraging
 
 ROUNDS, STEPS = 5, 13
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{what}")
-    for what in ("holds rounds of an earlier run", "callbacks used to create the checkpoint", "is not empty")
+    for what in (
+        "holds rounds of an earlier run",
+        "callbacks used to create the checkpoint",
+        "is not empty",
+    )
 ]
 
 
@@ -61,7 +67,9 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
+def both_orders(
+    callback: Callback, first: bool
+) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
     models = GlobalModels()
     loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
     return loop, [callback, loop] if first else [loop, callback], models
@@ -70,7 +78,11 @@ def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Ca
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The global models of a federation without averaging."""
-    fit(FederatedLoop(models := GlobalModels(), seed=1), tmp_path_factory.mktemp("plain"), rounds=ROUNDS)
+    fit(
+        FederatedLoop(models := GlobalModels(), seed=1),
+        tmp_path_factory.mktemp("plain"),
+        rounds=ROUNDS,
+    )
     return models.made
 
 
@@ -84,12 +96,16 @@ def plain(tmp_path_factory):
         (FromRound3, lambda m: mean(m[3:]), False),
     ],
 )
-def test_weight_averaging_averages_the_global_models_of_the_rounds(tmp_path, plain, make, by_hand, first):
+def test_weight_averaging_averages_the_global_models_of_the_rounds(
+    tmp_path, plain, make, by_hand, first
+):
     _, callbacks, models = both_orders(make(), first)
     module, seen = Plain(), []
 
     class Watch(Callback):
-        def on_validation_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        def on_validation_batch_start(
+            self, trainer: L.Trainer, module: L.LightningModule, *args: Any
+        ) -> None:
             seen.append(vector(module))
 
     trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
@@ -98,7 +114,9 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(tmp_path, pla
     assert len(models.made) == ROUNDS
     expected = by_hand(models.made)
     torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(seen[-1], expected, rtol=1e-5, atol=1e-6)  # validation sees it with this round in it
+    torch.testing.assert_close(
+        seen[-1], expected, rtol=1e-5, atol=1e-6
+    )  # validation sees it with this round in it
     # Training goes on from the global models, and not from their average.
     assert all(map(torch.equal, models.made, plain))
 
@@ -106,32 +124,46 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(tmp_path, pla
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
         loop, both, _ = both_orders(ema(), False)
-        trainer = trainer_for(None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks))
+        trainer = trainer_for(
+            None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks)
+        )
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
         return vector(module), loop.state.model()
 
-    within = ModelCheckpoint(tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}")
+    within = ModelCheckpoint(
+        tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}"
+    )
     # After validation, and before the epoch's end: the round is complete then, and so must the average be.
-    after = ModelCheckpoint(tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False)
+    after = ModelCheckpoint(
+        tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False
+    )
     whole = run(within, after)
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
     for path in paths:
-        if path.stem != "step=52":  # where nothing is left to train, Lightning does not call on_train_end
+        if (
+            path.stem != "step=52"
+        ):  # where nothing is left to train, Lightning does not call on_train_end
             assert all(map(torch.equal, run(path=path), whole)), path
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(tmp_path, first):
+def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
+    tmp_path, first
+):
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        trainer = trainer_for(None, tmp_path, rounds, callbacks=both_orders(WeightAveraging(), first)[1])
+        trainer = trainer_for(
+            None, tmp_path, rounds, callbacks=both_orders(WeightAveraging(), first)[1]
+        )
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
         return trainer, module
 
     trainer, module = run(2)
     trainer.save_checkpoint(path := tmp_path / "end.ckpt")
     saved = torch.load(path, weights_only=False)
-    assert all(torch.equal(value, saved["state_dict"][name]) for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, saved["state_dict"][name]) for name, value in module.state_dict().items()
+    )
     assert torch.equal(vector(run(4, path)[1]), vector(run(4)[1]))
 
 
@@ -173,6 +205,8 @@ class PerBatch(averaging.WeightAveraging):
         ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
     ],
 )
-def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(tmp_path, callbacks, match):
+def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
+    tmp_path, callbacks, match
+):
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])

@@ -20,7 +20,9 @@ from helpers.models import Plain
 def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, monkeypatch):
     """Not in the system's temporary folder, from which a move may be a copy."""
     moves = []
-    monkeypatch.setattr(os, "replace", lambda a, b, move=os.replace: (moves.append((Path(a), Path(b))), move(a, b)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b, move=os.replace: (moves.append((Path(a), Path(b))), move(a, b))
+    )
     trainer = trainer_for(FederatedLoop(), tmp_path / "run", rounds=1)
     trainer.fit(Plain(), toy_data())
     moves.clear()

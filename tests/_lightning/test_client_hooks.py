@@ -34,7 +34,9 @@ class Counts(Plain):
         self._note("step", batch_idx)
         return super().training_step(batch, batch_idx)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         self._note("optimizer", batch_idx)
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
@@ -70,5 +72,7 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> No
 
 def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None:
     metric = PearsonCorrCoef()
-    with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"):
+    with pytest.raises(
+        RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"
+    ):
         _merge_states(metric, [_state(metric), _state(metric)])

@@ -12,7 +12,11 @@ from helpers.fits import KeepUpdates, checkpoints, fit, vector
 
 
 def half() -> dict[str, Any]:
-    return {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19))}
+    return {
+        "plugins": MixedPrecision(
+            "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19)
+        )
+    }
 
 
 def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Path) -> None:

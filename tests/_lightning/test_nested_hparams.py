@@ -42,11 +42,17 @@ HERE = "_lightning.test_nested_hparams"
 OWN = {"batch_size": 8, "samples": 60}
 
 
-def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_cli_with_the_loop_trains_a_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["fit.py"])
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}
     source = {"class_path": f"{HERE}.Data", "init_args": {"samples": 60}}
-    loop = {"metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"}, "seed": 1, "reporting": {"table": False}}
+    loop = {
+        "metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"},
+        "seed": 1,
+        "reporting": {"table": False},
+    }
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",
@@ -61,7 +67,9 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path: Path, monkeyp
     path.write_text(yaml.safe_dump({**config, "trainer": trainer, "seed_everything": 3}))
 
     def run(*more: str) -> LightningCLI:
-        return LightningCLI(datamodule_class=FederatedDataModule, args=["fit", "--config", str(path), *more])
+        return LightningCLI(
+            datamodule_class=FederatedDataModule, args=["fit", "--config", str(path), *more]
+        )
 
     whole = run()
     assert dict(whole.datamodule.source.hparams) == OWN

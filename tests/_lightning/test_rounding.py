@@ -25,9 +25,13 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
         ("transformer-engine", CUDA, True, "bf16 weights"),
     ],
 )
-def test_arithmetic_follows_from_the_precision_and_the_device(monkeypatch, precision, device, convolutions, expected):
+def test_arithmetic_follows_from_the_precision_and_the_device(
+    monkeypatch, precision, device, convolutions, expected
+):
     monkeypatch.setattr(rounding, "tf32_of", lambda: ["convolutions"] if convolutions else [])
-    trainer: Any = SimpleNamespace(precision=precision, strategy=SimpleNamespace(root_device=device))
+    trainer: Any = SimpleNamespace(
+        precision=precision, strategy=SimpleNamespace(root_device=device)
+    )
     assert arithmetic_of(precision, device) == expected
     assert rounding_of(trainer) == ROUNDINGS[expected]
 

@@ -43,7 +43,9 @@ from helpers.models import Plain, network
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     updates = torch.randn(len(ids), 8, generator=torch.Generator().manual_seed(len(ids)))
-    return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs)
+    return Round(
+        0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs
+    )
 
 
 def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
@@ -64,14 +66,21 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
     round, rule = make_round([0, 2], [30, 10]), ShapFedWA(weighting="samples")
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
-    torch.testing.assert_close(rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum())
+    torch.testing.assert_close(
+        rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum()
+    )
     assert rule.weights(round, {}).tolist() == FedAvg().weights(round, {}).tolist()
 
 
 def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
     round = make_round([0, 1], [1, 1])
-    assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [0.5, 0.5]
-    normalized = ShapleyWeighted("sv", normalize=True).weights(round, {"sv": torch.tensor([0.6, 0.2, 0.9])})
+    assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [
+        0.5,
+        0.5,
+    ]
+    normalized = ShapleyWeighted("sv", normalize=True).weights(
+        round, {"sv": torch.tensor([0.6, 0.2, 0.9])}
+    )
     assert normalized.tolist() == pytest.approx([0.75, 0.25])
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
         ShapleyWeighted("sv").weights(round, {})
@@ -82,7 +91,9 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     start, vectors = torch.randn(space.size), torch.randn(3, space.size)
     round = Round(0, torch.tensor([0, 2, 3]), torch.tensor([10, 20, 70]), start, vectors, space)
-    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": torch.tensor([0.3, float("nan"), -0.1, 0.9])})
+    vector, weights = ShapleySoftmax("sv").aggregate(
+        round, {"sv": torch.tensor([0.3, float("nan"), -0.1, 0.9])}
+    )
     powers = [math.exp(value) for value in (0.3, -0.1, 0.9)]
     average = sum(power / sum(powers) * row for power, row in zip(powers, vectors))
     cut = space.num_parameters
@@ -105,7 +116,9 @@ def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggre
     other = vectors.clone()
     other[0, cut:] += 1000
     plain, changed = (
-        aggregator.aggregate(Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), rows, space), {})
+        aggregator.aggregate(
+            Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), rows, space), {}
+        )
         for rows in (vectors, other)
     )
     assert torch.equal(plain[1], changed[1])
@@ -130,7 +143,14 @@ TAU = 1e-3
 def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     draw = torch.Generator().manual_seed(seed)
-    return Round(index, torch.arange(3), torch.tensor([1, 2, 3]), x, x + torch.randn(3, 8, generator=draw), space)
+    return Round(
+        index,
+        torch.arange(3),
+        torch.tensor([1, 2, 3]),
+        x,
+        x + torch.randn(3, 8, generator=draw),
+        space,
+    )
 
 
 def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
@@ -171,7 +191,11 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
 ) -> None:
     def stepped() -> list[Tensor]:
         torch.manual_seed(0)
-        points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
+        points = [
+            nn.Parameter(torch.randn(7)),
+            nn.Parameter(torch.randn(5, 2).T),
+            nn.Parameter(torch.randn(())),
+        ]
         optimizer = AdaptiveServer(points, rule=rule)
         for _ in range(2):
             for point in points:
@@ -203,13 +227,21 @@ def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -
 
 class Seen(TrimmedMean):
     def aggregate(self, round, contributions):
-        self.results = [*getattr(self, "results", []), (round, *super().aggregate(round, contributions))]
+        self.results = [
+            *getattr(self, "results", []),
+            (round, *super().aggregate(round, contributions)),
+        ]
         return self.results[-1][1:]
 
 
 def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
     aggregator = Seen(trim=0.2)
-    fit(FederatedLoop(aggregator, seed=1, **options), folder, data=toy_data((4, 3, 4, 3, 2)), rounds=1)
+    fit(
+        FederatedLoop(aggregator, seed=1, **options),
+        folder,
+        data=toy_data((4, 3, 4, 3, 2)),
+        rounds=1,
+    )
     return aggregator.results
 
 
@@ -227,13 +259,17 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
+    with pytest.warns(
+        UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"
+    ):
         ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
-def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner: Aggregator) -> None:
+def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
+    inner: Aggregator,
+) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)
 
@@ -248,7 +284,12 @@ def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
 def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
     models = [
-        fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
+        fit(
+            FederatedLoop(aggregator, seed=1),
+            tmp_path,
+            Plain(network()),
+            accumulate_grad_batches=100,
+        )
         for aggregator in (FedNova(), FedAvg())
     ]
     assert_same(models[0].net, models[1].net)
@@ -258,14 +299,20 @@ def test_fednova_skips_a_client_without_steps() -> None:
     space = ParameterSpace(nn.Linear(3, 1))
     start, samples = torch.zeros(4), torch.tensor([10, 30])
     vectors = torch.stack([torch.ones(4), start])
-    round = Round(0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0]))
+    round = Round(
+        0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0])
+    )
     vector, _ = FedNova().aggregate(round, {})
     torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
 
 
-@pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
+@pytest.mark.parametrize(
+    "optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam]
+)
 def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
+    with pytest.raises(
+        ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"
+    ):
         fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
     with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
         fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)

@@ -68,7 +68,9 @@ def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
 
 
 def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, round_index=0):
-    context = UploadContext(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
+    context = UploadContext(
+        client, num_clients, len(update) if num_parameters is None else num_parameters, round_index
+    )
     for position, attack in enumerate(attacks):
         update = attack.apply(update, replace(context, position=position))
     return update
@@ -76,7 +78,9 @@ def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, ro
 
 def test_attack_changes_only_the_chosen_clients_updates():
     attack = SignFlip(fraction=0.4, seed=3)
-    changed = [client for client in range(5) if not torch.equal(send([attack], client=client), SHORT)]
+    changed = [
+        client for client in range(5) if not torch.equal(send([attack], client=client), SHORT)
+    ]
     assert changed == attack.chosen(5)
     honest = next(client for client in range(5) if client not in changed)
     assert send([attack], client=honest) is SHORT
@@ -151,7 +155,9 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
     update = torch.tensor([1.0, 2.0, 3.0])
     assert torch.equal(Alignment().apply(update, context(dict(still), torch.ones(3))), update)
     assert not Alignment().apply(torch.zeros(3), context(dict(still), torch.zeros(3))).any()
-    opposite = Alignment(mix=0.5).apply(torch.tensor([1.0, 0.0, 0.0]), context(still, torch.tensor([0.0, 1.0, 1.0])))
+    opposite = Alignment(mix=0.5).apply(
+        torch.tensor([1.0, 0.0, 0.0]), context(still, torch.tensor([0.0, 1.0, 1.0]))
+    )
     assert opposite.isfinite().all()
 
 
@@ -177,13 +183,17 @@ UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
 
 
 class Quarter(Collusion):
-    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+    def collude(
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+    ) -> Tensor:
         self.seen = [*getattr(self, "seen", []), updates.clone()]
         return updates.mean(0) / 4
 
 
 def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
-    loop = FederatedLoop(uploads=list(uploads), metrics={"cost": CommunicationCost()}, seed=1, **options)
+    loop = FederatedLoop(
+        uploads=list(uploads), metrics={"cost": CommunicationCost()}, seed=1, **options
+    )
     fit(loop, folder, data=toy_data((4, 3, 4, 3)), rounds=1)
     return loop
 
@@ -191,11 +201,15 @@ def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
 class Asks(FedAvg):
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
         self.said = torch.stack([client.ask(lambda local: local.sent) for client in round.clients])
-        self.came = torch.stack([round.global_vector + round.matrix.update(i) for i in range(len(round))])
+        self.came = torch.stack(
+            [round.global_vector + round.matrix.update(i) for i in range(len(round))]
+        )
         return super().weights(round, contributions)
 
 
-def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tmp_path: Path) -> None:
+def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
+    tmp_path: Path,
+) -> None:
     asks, keep = Asks(), {"evaluation": ClientEvaluation(every=1, models="trained")}
     honest = run(tmp_path / "honest", **keep)
     loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), aggregator=asks, **keep)
@@ -216,11 +230,15 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
 
 
 def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="colluders need updates that all start from the global model"):
+    with pytest.raises(
+        ConfigurationError, match="colluders need updates that all start from the global model"
+    ):
         FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
 
     class Short(Collusion):
-        def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        def collude(
+            self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+        ) -> Tensor:
             return updates[:, :2]
 
     with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):

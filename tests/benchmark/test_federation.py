@@ -39,7 +39,9 @@ def own(folder: Path, **changes: Any) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in said.items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in said.items() if value is not None})
+    )
     return str(path)
 
 
@@ -60,17 +62,26 @@ def test_federation_from_an_own_file_is_read(tmp_path):
         ({"performance": "val_loss"}, "mode"),
     ],
 )
-def test_federation_file_with_errors_is_refused_before_training(tmp_path, changes, match, monkeypatch):
+def test_federation_file_with_errors_is_refused_before_training(
+    tmp_path, changes, match, monkeypatch
+):
     path = own(tmp_path, **changes)
     with pytest.raises(ConfigurationError, match=match):
         federation(path).check()
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained
-    assert main(["bench", "--federations", path, "--metric", "cssv", "--out", str(tmp_path / "out")]) != 0
+    assert (
+        main(["bench", "--federations", path, "--metric", "cssv", "--out", str(tmp_path / "out")])
+        != 0
+    )
 
 
 def test_reference_page_of_federation_files_lists_every_key_and_its_example_is_valid(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "reference" / "federations.md").read_text()
-    keys = {key for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", cell)}
+    keys = {
+        key
+        for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", cell)
+    }
     assert keys == set(Federation.__dataclass_fields__) - {"name"}
     (example,) = re.findall(r"```yaml[^\n]*\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "mine.yaml"

@@ -53,9 +53,14 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
 
 def test_regression_run_refuses_metrics_that_need_classes() -> None:
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
-    source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
+    source = {
+        "class_path": "flsv.benchmark.built_in.BuiltInData",
+        "init_args": {"name": "diabetes"},
+    }
     data = {"source": source, "partitioner": SIZES, "batch_size": 64}
-    mine = small_federation(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
+    mine = small_federation(
+        data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min"
+    )
     names = ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed")
     found = run_metrics(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
@@ -63,7 +68,9 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
 
 
 def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
-    found = run_metrics(small_federation(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
+    found = run_metrics(
+        small_federation(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0
+    )
     assert found.values["mine"].tolist() == [0, 1, 2]
     assert not found.refused
     assert list(found.failed) == ["broken"]
@@ -108,7 +115,9 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     assert len(said) == 2
     for key, values in results.values.items():
         assert torch.allclose(again.values[key], values.double(), rtol=1e-6)
-    more = bench(known, {**entries, "ssv": METRICS["ssv"]}, seeds=1, folder=tmp_path / "out", say=said.append)
+    more = bench(
+        known, {**entries, "ssv": METRICS["ssv"]}, seeds=1, folder=tmp_path / "out", say=said.append
+    )
     assert ("small", 0, "ssv") in more.values
 
     cost = costs(mine, entries, tmp_path / "costs.csv", say=said.append)
@@ -117,7 +126,9 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost).set_index("metric")
-    assert table["rank_correlation"].to_dict() == pytest.approx(summary["all"].to_dict(), nan_ok=True)
+    assert table["rank_correlation"].to_dict() == pytest.approx(
+        summary["all"].to_dict(), nan_ok=True
+    )
     assert table["misallocated"].to_dict() == pytest.approx(summary["error"].to_dict(), nan_ok=True)
     best, following = table.index[:2]
     assert table["lead"][best] == pytest.approx(summary["all"][best] - summary["all"][following])
@@ -140,10 +151,19 @@ def test_metric_with_a_truncated_last_row_is_run_again(tmp_path: Path) -> None:
     results.add("small", 1, Values({"shadow": torch.tensor([1.0, float("nan")])}))
     read = BenchResults(tmp_path)
     assert read.values["small", 0, "size"].tolist() == [1]
-    assert read.values["small", 1, "shadow"].tolist() == pytest.approx([1, float("nan")], nan_ok=True)
+    assert read.values["small", 1, "shadow"].tolist() == pytest.approx(
+        [1, float("nan")], nan_ok=True
+    )
 
 
-def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(tmp_path: Path) -> None:
-    (tmp_path / "values.csv").write_text("federation,seed,metric,client,value,low,high,identity\nsmall,0,size,0,1,,,\n")
-    with pytest.raises(ConfigurationError, match="value,low,high,identity: expected .*value,identity. Move the file"):
+def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "values.csv").write_text(
+        "federation,seed,metric,client,value,low,high,identity\nsmall,0,size,0,1,,,\n"
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match="value,low,high,identity: expected .*value,identity. Move the file",
+    ):
         BenchResults(tmp_path)

@@ -21,7 +21,9 @@ def test_clients_without_a_value_rank_last() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     filled = spearman(torch.tensor([2.0, 2, 3]), truth)
     assert spearman(torch.tensor([NAN, 2.0, 3.0]), truth) == pytest.approx(filled)
-    assert auroc(torch.tensor([0.1, 0.5, NAN]), torch.tensor([False, False, True])) == 0.75  # equal to the least
+    assert (
+        auroc(torch.tensor([0.1, 0.5, NAN]), torch.tensor([False, False, True])) == 0.75
+    )  # equal to the least
 
 
 def test_shares_of_clients_with_negative_values_are_zero_unless_all_are_negative() -> None:

@@ -18,7 +18,10 @@ from helpers.runs import rows
 def mine(tmp_path):
     """Three clients of the digits, one of whom has the wrong labels; two rounds."""
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
-    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+    partitioner = {
+        "class_path": "flsv.data.SizePartitioner",
+        "init_args": {"proportions": [3, 5, 2], "seed": 1},
+    }
     noise = {"class_path": "flsv.data.ClosedSetLabelNoise", "init_args": {"clients": [1]}}
     said["data"] |= {"partitioner": partitioner, "corruptions": [noise]}
     said["data"]["splits"]["max_samples"] = 160
@@ -47,10 +50,23 @@ class Mine(ContributionMetric):
 
 
 @pytest.mark.slow
-def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(mine, tmp_path, monkeypatch, capsys):
+def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
+    mine, tmp_path, monkeypatch, capsys
+):
     out, values = tmp_path / "out", tmp_path / "out/values.csv"
     monkeypatch.syspath_prepend(tmp_path)
-    asked = ["bench", "--federations", mine, "--seeds", "1", "--truth-seeds", "2", "--out", str(out), "-q"]
+    asked = [
+        "bench",
+        "--federations",
+        mine,
+        "--seeds",
+        "1",
+        "--truth-seeds",
+        "2",
+        "--out",
+        str(out),
+        "-q",
+    ]
 
     def bench(does: str = "", scale: float = 1) -> tuple[int, str]:
         (tmp_path / "edited_metric.py").write_text(METRIC.format(does=does, scale=scale))
@@ -98,7 +114,10 @@ def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
 
 def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    assert main(["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)]) == 2
+    assert (
+        main(["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)])
+        == 2
+    )
     captured = capsys.readouterr()
     assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
     assert "there is no federation to run" in captured.err

@@ -24,7 +24,9 @@ from helpers.runs import QUIET, rows, written
 
 def run(command: str, folder: Path, *arguments: str) -> int:
     config = str(written(folder.parent / "federation.yaml"))
-    return main([command, "--config", config, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
+    return main(
+        [command, "--config", config, f"--trainer.default_root_dir={folder}", *QUIET, *arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +69,20 @@ def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained, command, cap
 
 
 def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
-    for age, name in enumerate(("repeat/seed_1/version_1/last", "version_0/last", "version_1/best", "version_9/last")):
+    for age, name in enumerate(
+        ("repeat/seed_1/version_1/last", "version_0/last", "version_1/best", "version_9/last")
+    ):
         path = tmp_path / "lightning_logs" / name.replace("/last", "/checkpoints/last.ckpt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (2e9 - age, 2e9 - age))
-    trainer = L.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path))
-    assert find_checkpoint("last", trainer) == tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
+    trainer = L.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path)
+    )
+    assert (
+        find_checkpoint("last", trainer)
+        == tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,13 +118,17 @@ class Rated(Plain):
     ("name", "values", "best"),
     [("val_accuracy", [0.1, 0.8, 0.5], 1), ("val_loss", [0.3, 0.9, 0.5], 0), (None, [], None)],
 )
-def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(tmp_path, name, values, best):
+def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
+    tmp_path, name, values, best
+):
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
     fit(FederatedLoop(seed=0), tmp_path, Rated(name, values), **saving)
     trainer = trainer_for(None, tmp_path)
     assert torch.load(find_checkpoint("last", trainer), weights_only=True)["epoch"] == 2
     if best is None:
-        with pytest.raises(ConfigurationError, match="has no best checkpoint, which needs val_accuracy or val_loss"):
+        with pytest.raises(
+            ConfigurationError, match="has no best checkpoint, which needs val_accuracy or val_loss"
+        ):
             find_checkpoint("best", trainer)
     else:
         assert torch.load(find_checkpoint("best", trainer), weights_only=True)["epoch"] == best
@@ -123,10 +136,18 @@ def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(tmp_path,
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path):
-    for rounds, place, path in ((3, "first", None), (4, "second", tmp_path / "first/checkpoints/last.ckpt")):
-        saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
+    for rounds, place, path in (
+        (3, "first", None),
+        (4, "second", tmp_path / "first/checkpoints/last.ckpt"),
+    ):
+        saving: dict[str, Any] = {
+            "enable_checkpointing": True,
+            "callbacks": default_checkpoints([]),
+        }
         module = Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6])
-        fit(FederatedLoop(seed=0), tmp_path / place, module, rounds=rounds, ckpt_path=path, **saving)
+        fit(
+            FederatedLoop(seed=0), tmp_path / place, module, rounds=rounds, ckpt_path=path, **saving
+        )
     found = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
     assert found == tmp_path / "first/checkpoints/best.ckpt"
     last = torch.load(tmp_path / "second/checkpoints/last.ckpt", weights_only=True)
@@ -139,17 +160,33 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
 
     def lines(first: int, count: int) -> list[str]:
         made = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
-        return ["patient,age,ill,ward", *(f"P{first + i},{x:.2f},{int(x > 0)},{w}" for i, (x, w) in enumerate(made))]
+        return [
+            "patient,age,ill,ward",
+            *(f"P{first + i},{x:.2f},{int(x > 0)},{w}" for i, (x, w) in enumerate(made)),
+        ]
 
     (tmp_path / "train.csv").write_text("\n".join(lines(0, 60)))
     held = lines(100, 12)
     held[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
     (tmp_path / "test.csv").write_text("\n".join(held))
-    config: dict[str, object] = {"labels": "ill", "groups": "ward", "columns": {"exclude": ["patient"]}}
+    config: dict[str, object] = {
+        "labels": "ill",
+        "groups": "ward",
+        "columns": {"exclude": ["patient"]},
+    }
     config |= {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
     if wrapped:
-        given = {"path": "train.csv", "test_path": "test.csv", "target": "ill", "group": "ward", "root": str(tmp_path)}
-        source = {"class_path": "flsv.data.TableData", "init_args": {**given, "columns": {"exclude": ["patient"]}}}
+        given = {
+            "path": "train.csv",
+            "test_path": "test.csv",
+            "target": "ill",
+            "group": "ward",
+            "root": str(tmp_path),
+        }
+        source = {
+            "class_path": "flsv.data.TableData",
+            "init_args": {**given, "columns": {"exclude": ["patient"]}},
+        }
         config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
     config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"
@@ -157,7 +194,11 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
     file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
     assert main(["predict", "--config", str(file), "-q"]) == 0
     found = rows(next(tmp_path.rglob("predictions.csv")))
-    kept = [[str(place), *line.split(",")] for place, line in enumerate(held[1:], 2) if line.split(",")[2]]
+    kept = [
+        [str(place), *line.split(",")]
+        for place, line in enumerate(held[1:], 2)
+        if line.split(",")[2]
+    ]
     expected = [(line, patient, ward) for line, patient, _, _, ward in kept]
     assert [(row["line"], row["patient"], row["client"]) for row in found] == expected
     assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]

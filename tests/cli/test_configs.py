@@ -30,17 +30,23 @@ def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
 
 
 def test_unknown_configuration_names_the_packaged_ones() -> None:
-    with pytest.raises(ConfigurationError, match="there is no configuration file quickstrat.* come .* quickstart, "):
+    with pytest.raises(
+        ConfigurationError, match="there is no configuration file quickstrat.* come .* quickstart, "
+    ):
         find_config("quickstrat")
 
 
-def test_init_copies_configurations_and_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_copies_configurations_and_overwrites_no_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
     assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
-    assert "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
+    assert (
+        "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
+    )
     Path("quickstart.yaml").write_text("mine")
     assert main(["init"]) == 2
     assert "is there already" in capsys.readouterr().err

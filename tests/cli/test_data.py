@@ -33,7 +33,9 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     )
     assert main(["data", "federation.yaml", "--out", "cards"]) == 0
     said = capsys.readouterr().out
-    frames = {name: pd.read_csv(f"clinics/{name}.csv") for name in ("Boston", "Lyon", "Osaka", "Quito")}
+    frames = {
+        name: pd.read_csv(f"clinics/{name}.csv") for name in ("Boston", "Lyon", "Osaka", "Quito")
+    }
     for name, frame in frames.items():
         share = (frame["died"] == "yes").mean()
         (line,) = (line for line in said.splitlines() if line.split()[:1] == [name])
@@ -41,7 +43,10 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     assert "The server validates on clinics, its validation part, 1,000 samples." in said
     assert "Rare: yes (" in said
     assert "creatinine is missing mostly at Osaka" in said
-    rows = {row["column"]: row for row in csv.DictReader(Path("cards/columns.csv").read_text().splitlines())}
+    rows = {
+        row["column"]: row
+        for row in csv.DictReader(Path("cards/columns.csv").read_text().splitlines())
+    }
     for column in ("pressure", "creatinine", "age"):
         for name, frame in frames.items():
             assert float(rows[column][name]) == pytest.approx(frame[column].isna().mean(), abs=1e-6)
@@ -56,12 +61,20 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
 
 def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [("=1+1", "clinic", "ill"), *((place, f"{'=@'[place % 2]}A1", "ny"[place % 2]) for place in range(40))]
+    rows = [
+        ("=1+1", "clinic", "ill"),
+        *((place, f"{'=@'[place % 2]}A1", "ny"[place % 2]) for place in range(40)),
+    ]
     Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
     Path("visits.py").write_text("open('it ran', 'w')\n")
-    options = [f"--data.{each}" for each in ("source=visits.csv", "labels=ill", "groups=clinic", "files.root=.")]
+    options = [
+        f"--data.{each}"
+        for each in ("source=visits.csv", "labels=ill", "groups=clinic", "files.root=.")
+    ]
     assert main(["data", *options, "--out=cards"]) == 0
-    Path("pair.yaml").write_text("data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n")
+    Path("pair.yaml").write_text(
+        "data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n"
+    )
     assert main(["data", "pair.yaml"]) == 0
     assert not Path("it ran").exists()
     for path in Path("cards").iterdir():
@@ -70,7 +83,9 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
 
 
 def test_data_notes_name_a_class_that_a_client_lacks(clinics):
-    frames = {name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")}
+    frames = {
+        name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")
+    }
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
@@ -87,10 +102,18 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
 
 @pytest.mark.slow
 def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
-    rows = [("clinic", "age", "ill"), *((f"c{i % 3}", str(i), str(i % 2) if i else "") for i in range(60))]
-    options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]
+    rows = [
+        ("clinic", "age", "ill"),
+        *((f"c{i % 3}", str(i), str(i % 2) if i else "") for i in range(60)),
+    ]
+    options = [
+        f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()
+    ]
     command = [sys.executable, "-m", "flsv", "data", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     said = done.stderr.splitlines()
-    assert f"warning: {tmp_path / 't.csv'}: 1 of 60 rows have no 'ill' (target) and are left out." in said
+    assert (
+        f"warning: {tmp_path / 't.csv'}: 1 of 60 rows have no 'ill' (target) and are left out."
+        in said
+    )
     assert "encoder.py" not in done.stderr

@@ -21,7 +21,11 @@ def test_help_lists_every_subcommand(capsys):
     with pytest.raises(SystemExit, match="^0$"):
         main([])
     text = capsys.readouterr().out
-    assert [name for name in ("fit", "validate", "test", "predict", *OWN) if f"\n    {name} " not in text] == []
+    assert [
+        name
+        for name in ("fit", "validate", "test", "predict", *OWN)
+        if f"\n    {name} " not in text
+    ] == []
 
 
 @pytest.mark.parametrize("given", [["retrain", "run"], ["predict"]])
@@ -32,7 +36,9 @@ def test_commands_that_torchrun_would_run_twice_are_refused(given, monkeypatch, 
     assert re.search(rf"flsv {given[0]} .*Start it without torchrun\.", capsys.readouterr().err)
 
 
-def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(tmp_path, monkeypatch, capfd):
+def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(written(tmp_path / "federation.yaml"))]
     assert main([*command, "--trainer.default_root_dir=here there"]) == 0
@@ -60,7 +66,9 @@ def closes_twice(*_: Any) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "closing"), [(0, False), (1, False), (1, True)])
-def test_stopped_fit_prints_the_command_that_resumes_it(epoch, closing, tmp_path, monkeypatch, capsys):
+def test_stopped_fit_prints_the_command_that_resumes_it(
+    epoch, closing, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     if closing:
         monkeypatch.setattr(TensorBoardLogger, "finalize", closes_twice)
@@ -71,7 +79,13 @@ def test_stopped_fit_prints_the_command_that_resumes_it(epoch, closing, tmp_path
         "            raise KeyboardInterrupt\n"
     )
     table = ["--federation.reporting.table", "true"]
-    options = ["--config", str(written(Path("federation.yaml"))), *table, "--trainer.max_epochs", "2"]
+    options = [
+        "--config",
+        str(written(Path("federation.yaml"))),
+        *table,
+        "--trainer.max_epochs",
+        "2",
+    ]
     options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
     monkeypatch.setattr(sys, "argv", ["flsv", "fit", *options])
     before = signal.getsignal(signal.SIGINT)
@@ -80,7 +94,10 @@ def test_stopped_fit_prints_the_command_that_resumes_it(epoch, closing, tmp_path
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
     said = capsys.readouterr().out
-    assert ("Contributions" in said, "Results: lightning_logs/version_0" in said) == (epoch > 0, epoch > 0)
+    assert ("Contributions" in said, "Results: lightning_logs/version_0" in said) == (
+        epoch > 0,
+        epoch > 0,
+    )
     # Before a checkpoint was saved, last would be another run's.
     assert said.endswith("Go on:   the same command with --ckpt_path last\n") == (epoch > 0)
 
@@ -115,18 +132,37 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
 
 
 def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
-    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    config = [
+        "--config",
+        str(written(tmp_path / "federation.yaml")),
+        f"--trainer.default_root_dir={tmp_path}",
+    ]
     assert main(["fit", *config]) == 0
     assert (
-        main(["fit", *config, "--data.splits.server_val=0", "--federation.metrics", '{"sv": "CumulativeShapley"}']) == 2
+        main(
+            [
+                "fit",
+                *config,
+                "--data.splits.server_val=0",
+                "--federation.metrics",
+                '{"sv": "CumulativeShapley"}',
+            ]
+        )
+        == 2
     )
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
 
 
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
-    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    config = [
+        "--config",
+        str(written(tmp_path / "federation.yaml")),
+        f"--trainer.default_root_dir={tmp_path}",
+    ]
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
-    assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
+    assert {"config.yaml", "run.json", "contributions.csv"} <= {
+        p.name for p in (tmp_path / "7" / "of_run").iterdir()
+    }
 
 
 def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path):
@@ -134,7 +170,9 @@ def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path):
     config = str(written(tmp_path / "federation.yaml"))
     for seed in (1, 2):
         short = [f"--federation.seed={seed}", f"--trainer.default_root_dir={tmp_path}", *QUIET]
-        assert main(["fit", "--config", config, *short, *logger, "--trainer.logger.version=mine"]) == 0
+        assert (
+            main(["fit", "--config", config, *short, *logger, "--trainer.logger.version=mine"]) == 0
+        )
     (config_of_both,) = tmp_path.rglob("config.yaml")
     assert "seed: 2" in config_of_both.read_text()
 
@@ -144,12 +182,17 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80 or "``" in line] == []
+    assert [
+        line for line in capsys.readouterr().out.splitlines() if len(line) > 80 or "``" in line
+    ] == []
 
 
 def test_closed_output_pipe_causes_no_traceback():
     code = (
-        "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
+        "import time; from flsv.cli import main; "
+        "print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
     )
-    done = subprocess.run(f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True)
+    done = subprocess.run(
+        f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True
+    )
     assert done.stderr == b""

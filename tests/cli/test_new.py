@@ -16,12 +16,28 @@ MODULE = "update_length"
 @pytest.mark.slow
 def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
     package, installed = new("UpdateLength", tmp_path), tmp_path / "installed"
-    offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(installed)]
+    offline = [
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        str(installed),
+    ]
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, str(package)], check=True)
 
     def fit() -> int:
         sys.path.append(str(installed))
-        return main(["fit", "--config", "digits", "--config", f"../{MODULE}/{MODULE}.yaml", "--trainer.max_epochs=1"])
+        return main(
+            [
+                "fit",
+                "--config",
+                "digits",
+                "--config",
+                f"../{MODULE}/{MODULE}.yaml",
+                "--trainer.max_epochs=1",
+            ]
+        )
 
     status, said = Forked(tmp_path / "run", fit).wait()
     assert status == 0, said
@@ -44,7 +60,10 @@ def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):
     [
         ("Torch", "there is a module torch already"),
         ("../there", "no name of a class"),
-        ("HeldPlace", "held_place is there already: choose another name, or another place by --out"),
+        (
+            "HeldPlace",
+            "held_place is there already: choose another name, or another place by --out",
+        ),
     ],
 )
 def test_new_metric_with_a_name_that_is_invalid_or_taken_is_refused(name, why, tmp_path, capsys):
@@ -57,5 +76,8 @@ def test_new_metric_with_a_name_that_is_invalid_or_taken_is_refused(name, why, t
 def test_new_metric_does_not_overwrite_an_existing_folder(tmp_path, capsys):
     (tmp_path / "held_place").mkdir()
     assert main(["new", "metric", "HeldPlace", "--out", str(tmp_path)]) == 2
-    assert "held_place is there already: choose another name, or another place by --out" in capsys.readouterr().err
+    assert (
+        "held_place is there already: choose another name, or another place by --out"
+        in capsys.readouterr().err
+    )
     assert list((tmp_path / "held_place").iterdir()) == []

@@ -34,16 +34,27 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("bench --seeds 0", "0: expected a whole number of at least 1"),
         ("bench --metric cgvs", "there is no metric 'cgvs'"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
-        ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
+        (
+            "fit --config digits --data.partitioner.num_clients 1",
+            "DirichletPartitioner(num_clients=1): expected a",
+        ),
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
-        ("fit --model lacks.Model", "Problem with given class_path 'lacks.Model':\n        No module named 'nowhere'"),
-        ("fit --data.source lacks.Data", "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'"),
+        (
+            "fit --model lacks.Model",
+            "Problem with given class_path 'lacks.Model':\n        No module named 'nowhere'",
+        ),
+        (
+            "fit --data.source lacks.Data",
+            "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'",
+        ),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
     ],
 )
-def test_command_line_error_names_the_wrong_option_or_value(line, said, capsys, tmp_path, monkeypatch):
+def test_command_line_error_names_the_wrong_option_or_value(
+    line, said, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
@@ -63,7 +74,9 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
     again, none = tmp_path / "again.yaml", tmp_path / "none.yaml"
-    again.write_text("federation: {metrics: {cssv: {class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n")
+    again.write_text(
+        "federation: {metrics: {cssv: {class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n"
+    )
     none.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
     assert federation("digits", again).metrics["cssv"].momentum == 0.5
     assert federation("digits", none).metrics == {}
@@ -83,14 +96,19 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
     ("content", "said"),
     [
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
-        (b"federation:\n  server_lr: 1\n  server_lr: 0.5\n", "line 3: the key 'server_lr' is in line 2 already"),
+        (
+            b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
+            "line 3: the key 'server_lr' is in line 2 already",
+        ),
         (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, said, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_bytes(content)
     options = [f"--trainer.default_root_dir={tmp_path}", *QUIET]
-    error = error_of(capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options)
+    error = error_of(
+        capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options
+    )
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
     assert line.startswith("flsv: error: ")
     assert said in line

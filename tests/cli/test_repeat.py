@@ -17,7 +17,13 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     # One metric to pay by, and one that is not.
     parts = {"metrics": {"cssv": "ClassSpecificShapley", "sv": {"class_path": "CumulativeShapley"}}}
     parts |= {"reporting": {"figures": 0}}
-    command = ["repeat", "3", "--config", str(written(tmp_path / "federation.yaml", federation=parts)), f"--out={out}"]
+    command = [
+        "repeat",
+        "3",
+        "--config",
+        str(written(tmp_path / "federation.yaml", federation=parts)),
+        f"--out={out}",
+    ]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "Run 3 of 3: seed 2" in said
@@ -35,23 +41,35 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         values = [final[client] for final in finals]
         low, high = stats.t.interval(0.9, 2, statistics.fmean(values), stats.sem(values))
         expected = [3, statistics.fmean(values), statistics.stdev(values), low, high]
-        assert [float(row[key]) for key in ("runs", "mean", "std", "low", "high")] == pytest.approx(expected)
+        assert [float(row[key]) for key in ("runs", "mean", "std", "low", "high")] == pytest.approx(
+            expected
+        )
     assert [row["share"] for row in found[:3]] == [""] * 3
     assert sum(float(row["share"]) for row in found[3:]) == pytest.approx(1)
     basis = basis_of(runs[1], "cssv")
-    assert [*zip(basis.values, basis.low)] == [(float(row["mean"]), float(row["low"])) for row in found[:3]]
+    assert [*zip(basis.values, basis.low)] == [
+        (float(row["mean"]), float(row["low"])) for row in found[:3]
+    ]
 
-    monkeypatch.setattr(repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again"))
+    monkeypatch.setattr(
+        repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again")
+    )
     # What changes no number is no other experiment.
     assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
     assert rows(out / "repeat.csv") == found
     assert main([*command, "--trainer.max_epochs=2"]) == 2
-    assert "holds results of other settings: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
+    assert (
+        "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
+        in capsys.readouterr().err
+    )
 
 
 def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
-    table = [["clinic", "age", "ill"], *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20))]
+    table = [
+        ["clinic", "age", "ill"],
+        *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20)),
+    ]
     config = written(tmp_path / "federation.yaml", data=write_table(tmp_path / "data.csv", table))
     out = tmp_path / "out"
     assert main(["repeat", "2", "--config", str(config), "--out", str(out), "-q"]) == 0

@@ -51,8 +51,15 @@ def trained(tmp_path_factory):
         "metrics": {"cssv": "ClassSpecificShapley"},
         "reporting": {"table": False, "figures": 0},
     }
-    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    config = written(folder / "federation.yaml", seed_everything=3, trainer=trainer, federation=federation)
+    trainer = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    config = written(
+        folder / "federation.yaml", seed_everything=3, trainer=trainer, federation=federation
+    )
     return fitted(folder, config)
 
 
@@ -70,12 +77,17 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
     found, path = retrain(run, "all", metric="negative_loss", seeds=1)
     data = FederatedDataModule(
-        "digits", SizePartitioner([1, 2, 4], seed=0), batch_size=64, splits=Splits(server_val=0.2, seed=0)
+        "digits",
+        SizePartitioner([1, 2, 4], seed=0),
+        batch_size=64,
+        splits=Splits(server_val=0.2, seed=0),
     )
 
     def trainer(cohort: Any) -> L.Trainer:
         metrics, reporting = {"cssv": ClassSpecificShapley()}, Reporting(table=False, figures=0)
-        loop = FederatedLoop(ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting=reporting)
+        loop = FederatedLoop(
+            ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting=reporting
+        )
         return trainer_for(loop, run, 2, limit_val_batches=0)
 
     L.seed_everything(3, verbose=False)
@@ -92,7 +104,10 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, t
     assert "without_1.ckpt" in (said := printed(capsys))
     assert "without 1: accuracy 0." in said
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["federation"]["sampler"] = {"class_path": "FixedCohort", "init_args": {"clients": [0, 2]}}
+    config["federation"]["sampler"] = {
+        "class_path": "FixedCohort",
+        "init_args": {"clients": [0, 2]},
+    }
     (tmp_path / "others.yaml").write_text(yaml.safe_dump(config))
     others = fitted(tmp_path, tmp_path / "others.yaml")
     expected = torch.load(others / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
@@ -102,7 +117,10 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, t
     assert not (run / "retrained.csv").exists()
     for names in (["Lyon"], ["0", "1", "2"]):
         assert main(["retrain", str(run), "--without", *names]) == 2
-        assert f"--without {' '.join(names)}: expected some of 0, 1, 2, not all" in capsys.readouterr().err
+        assert (
+            f"--without {' '.join(names)}: expected some of 0, 1, 2, not all"
+            in capsys.readouterr().err
+        )
 
 
 def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsys):
@@ -111,7 +129,12 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
     run = fitted(tmp_path, written(tmp_path / "federation.yaml", **OF_A_TABLE, data=data))
     for metric, said in (("accuracy", True), ("negative_loss", False)):
         capsys.readouterr()
-        assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1", "--metric", metric]) == 0
+        assert (
+            main(
+                ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "--metric", metric]
+            )
+            == 0
+        )
         assert ("of the validation set is one class" in printed(capsys)) is said
 
 
@@ -121,10 +144,15 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     game = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": game}
     federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
-    model, trainer = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
+    model, trainer = (
+        {"class_path": "helpers.coalition_kinds.DigitsPlateau"},
+        {"max_epochs": 2, "accelerator": "cpu"},
+    )
     options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
     run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
-    values = [float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    values = [
+        float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"
+    ]
     kept = (run / "coalitions.csv").read_text().splitlines(keepends=True)
     (run / "coalitions.csv").write_text("".join(kept[:-3]))  # killed in the last coalition
     trained = fits_of(monkeypatch)
@@ -160,24 +188,44 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
     assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
     assert of(cssv=ClassSpecificShapley(), sv=loss) == ("negative_loss", None)
     assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
-    assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == ("balanced_accuracy", None)
+    assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == (
+        "balanced_accuracy",
+        None,
+    )
     assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
-    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"):
+    with pytest.raises(
+        ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"
+    ):
         of(sv=loss, loo=LeaveOneOut())
 
 
 def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
-    patients = [(name, str(30 + i * 7 % 23), str(i % 5 + k), i) for k, name in enumerate("ABC") for i in range(30)]
-    table = [["clinic", "age", "dose", "ill"], *([*each, "ny"[i % 3 == 0]] for *each, i in patients)]
+    patients = [
+        (name, str(30 + i * 7 % 23), str(i % 5 + k), i)
+        for k, name in enumerate("ABC")
+        for i in range(30)
+    ]
+    table = [
+        ["clinic", "age", "dose", "ill"],
+        *([*each, "ny"[i % 3 == 0]] for *each, i in patients),
+    ]
     file = tmp_path / "clinics.csv"
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **OF_A_TABLE, data=write_table(file, table)))
+    run = fitted(
+        tmp_path, written(tmp_path / "federation.yaml", **OF_A_TABLE, data=write_table(file, table))
+    )
     again = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
     assert main(again) == 0
     before = (run / "retrained.csv").read_bytes()
     for changed, said in (
-        ([[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table], "other samples or labels for clients"),
-        ([*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]], "its clients are A, B, C, and these are A, B, C, D"),
+        (
+            [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table],
+            "other samples or labels for clients",
+        ),
+        (
+            [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]],
+            "its clients are A, B, C, and these are A, B, C, D",
+        ),
         ([row for row in table if row[0] != "C"], "its clients are A, B, C, and these are A, B"),
     ):
         write_table(file, changed)
@@ -205,9 +253,13 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
     assert main(["retrain", str(run), "--rounds", "1"]) == 0
     said, found = printed(capsys), rows(run / "retrained.csv")
     # Of three clients each alone and all but one are all.
-    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {("all", "3 4 5", "1")}
+    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {
+        ("all", "3 4 5", "1")
+    }
     assert len((kept := (run / "retrained_scores.csv").read_text()).splitlines()) == 2 + 8 * 3
-    assert len({row["value"] for row in found}) == 3  # each coalition was trained by its own clients
+    assert (
+        len({row["value"] for row in found}) == 3
+    )  # each coalition was trained by its own clients
     assert "1 of 2 rounds" in said
     assert [name for name in found[0] if name.startswith("share ")] == [
         *(f"share by {score}" for score in CLASSIFICATION),
@@ -221,7 +273,9 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
     by_loss, _ = retrain(run, metric="negative_loss", rounds=1)
     assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
     two, _ = retrain(run, rounds=1, seeds=2)
-    assert two["share"].tolist() == whole["share without seed 5"].tolist() != whole["share"].tolist()
+    assert (
+        two["share"].tolist() == whole["share without seed 5"].tolist() != whole["share"].tolist()
+    )
     assert (run / "retrained_scores.csv").read_text() == kept
 
 
@@ -230,9 +284,14 @@ def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(run,
         "federation.optimizer_state 'persist' instead of 'reset'",
         ["--trainings", "singles", "--seeds", "2"],
     )
-    assert main(["retrain", str(run), "--rounds", "1", *asked, "--federation.optimizer_state=persist"]) == 0
+    assert (
+        main(["retrain", str(run), "--rounds", "1", *asked, "--federation.optimizer_state=persist"])
+        == 0
+    )
     found = rows(run / "retrained.csv")
-    assert {(row["trainings"], row["seeds"], row["changed"]) for row in found} == {("singles", "3 4", changed)}
+    assert {(row["trainings"], row["seeds"], row["changed"]) for row in found} == {
+        ("singles", "3 4", changed)
+    }
     assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + 5 * 2
     assert changed in printed(capsys)
 
@@ -242,7 +301,10 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
 ) -> None:
     """The values are those of the stored outputs, seed by seed. The run's metric has trained each client alone."""
     singles = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
-    four = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 3, 4], "seed": 0}}
+    four = {
+        "class_path": "flsv.data.SizePartitioner",
+        "init_args": {"proportions": [1, 2, 3, 4], "seed": 0},
+    }
     splits = {"server_val": 0.2, "seed": 0}
     options: dict[str, Any] = {
         "data": {"source": "digits", "partitioner": four, "splits": splits, "batch_size": 64},
@@ -254,7 +316,9 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     found, _ = retrain(run, seeds=1)
     assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
     found, _ = retrain(run, seeds=2)
-    data = FederatedDataModule("digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits))
+    data = FederatedDataModule(
+        "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
+    )
     data.setup("fit")
     y, masks = torch.cat([y for _, y in data.val_dataloader()]), few_coalitions(4, "both")
 
@@ -270,18 +334,40 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         }
         names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[1:]]
         files = [torch.load(run / "retrained_scores" / f"{seed}_{name}.pt") for name in names]
-        outputs = torch.stack([torch.zeros(len(y), 10), *(next(iter(file.values()))[0] for file in files)])
+        outputs = torch.stack(
+            [torch.zeros(len(y), 10), *(next(iter(file.values()))[0] for file in files)]
+        )
         own = torch.tensor([stored["-"], *(stored[name] for name in names)])
         torch.testing.assert_close(accuracy(outputs[1:]), own[1:].double(), rtol=0, atol=1e-6)
-        expected.append(predicted_shapley(masks, own, outputs, data.num_samples, accuracy, logits=True).values)
-    assert found["value"].tolist() == pytest.approx(torch.stack(expected).mean(0).tolist(), abs=1e-6)
+        expected.append(
+            predicted_shapley(masks, own, outputs, data.num_samples, accuracy, logits=True).values
+        )
+    assert found["value"].tolist() == pytest.approx(
+        torch.stack(expected).mean(0).tolist(), abs=1e-6
+    )
     assert set(found["trainings"]) == {"both"}
     assert sum(found["share"]) == pytest.approx(1)
     trained.clear()
     assert retrain(run, seeds=2)[0]["value"].tolist() == found["value"].tolist()
     assert trained == set()  # only the outputs were scored
     capsys.readouterr()
-    assert main(["retrain", str(run), "--seeds", "1", "--metric", "val_loss", "--mode", "min", "--rounds", "1"]) == 0
+    assert (
+        main(
+            [
+                "retrain",
+                str(run),
+                "--seeds",
+                "1",
+                "--metric",
+                "val_loss",
+                "--mode",
+                "min",
+                "--rounds",
+                "1",
+            ]
+        )
+        == 0
+    )
     assert "the scores of coalitions that were not trained are estimated" in printed(capsys)
 
 
@@ -311,7 +397,10 @@ def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(
 
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
-    data = {**yaml.safe_load(FEDERATION)["data"], "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0}}
+    data = {
+        **yaml.safe_load(FEDERATION)["data"],
+        "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0},
+    }
     config = written(
         tmp_path / "federation.yaml",
         seed_everything=3,
@@ -361,10 +450,16 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, 
     torch.save(checkpoint, path)
     assert main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]) == 2
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "there are no values: the coalition of all clients, trained again from the run's configuration" in said
+    assert (
+        "there are no values: the coalition of all clients, trained again from the run's configuration"
+        in said
+    )
     assert not list(changed.glob("retrained*"))
     # Other settings are not compared; without the checkpoint, that is said.
-    assert main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1", "--rounds", "1"]) == 0
+    assert (
+        main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1", "--rounds", "1"])
+        == 0
+    )
     shutil.rmtree(changed / "checkpoints")
     (changed / "retrained_scores.csv").unlink()
     capsys.readouterr()

@@ -28,9 +28,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
     model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsFails"}
-    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     federation = {"reporting": {"table": False, "figures": 0}}
-    config = written(folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3)
+    config = written(
+        folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3
+    )
     for arguments in (["fit", "--config", str(config)], RETRAIN):
         status, said = begun(folder, *arguments).wait()
         assert status == 0, said
@@ -38,7 +45,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_killed_retrain_ends_children_and_keeps_finished_trainings(whole: Path, tmp_path: Path, number: int) -> None:
+def test_killed_retrain_ends_children_and_keeps_finished_trainings(
+    whole: Path, tmp_path: Path, number: int
+) -> None:
     shutil.copytree(whole / "lightning_logs", tmp_path / "lightning_logs")
     run = tmp_path / "lightning_logs" / "version_0"
     file = run / "retrained_scores.csv"
@@ -46,7 +55,11 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(whole: Path, 
         each.unlink()
     process = begun(tmp_path, *RETRAIN, WAITS="0.05")
     end = time.monotonic() + 900
-    while not (file.is_file() and len(file.read_text().splitlines()) >= 5 and len(processes(process.pid)) == 3):
+    while not (
+        file.is_file()
+        and len(file.read_text().splitlines()) >= 5
+        and len(processes(process.pid)) == 3
+    ):
         status, said = process.wait(0.02)
         assert status is None, said
         assert time.monotonic() < end
@@ -62,5 +75,7 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(whole: Path, 
     status, said = begun(tmp_path, *RETRAIN).wait()
     assert status == 0, said
     for name in ("retrained.csv", "retrained_scores.csv"):
-        assert (run / name).read_bytes() == (whole / "lightning_logs" / "version_0" / name).read_bytes()
+        assert (run / name).read_bytes() == (
+            whole / "lightning_logs" / "version_0" / name
+        ).read_bytes()
     assert not [*run.glob(".coalitions*")]

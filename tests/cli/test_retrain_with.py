@@ -24,7 +24,10 @@ CONFIG: dict[str, Any] = {
 
 
 def patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
-    return [[name, str(30 + (i * 7 + shift) % 23), str(i % 5), "ny"[(i + shift) % 3 == 0]] for i in range(number)]
+    return [
+        [name, str(30 + (i * 7 + shift) % 23), str(i % 5), "ny"[(i + shift) % 3 == 0]]
+        for i in range(number)
+    ]
 
 
 HEAD = ["clinic", "age", "dose", "ill"]
@@ -34,7 +37,10 @@ TABLE = [HEAD, *(row for place, name in enumerate("ABC") for row in patients(nam
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("with")
-    return fitted(folder, written(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)))
+    return fitted(
+        folder,
+        written(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)),
+    )
 
 
 def candidate(folder: Path, table: list[list[str]]) -> Path:
@@ -87,13 +93,17 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
         return own
 
     plain, joined = data(), data()
-    joined.join("D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in patients("D", 20, 2))])))
+    joined.join(
+        "D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in patients("D", 20, 2))]))
+    )
     assert joined.client_names == ("A", "B", "C", "D")
     assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]
     assert joined.class_counts[:3].tolist() == plain.class_counts.tolist()
     assert joined.content_hashes() == {**plain.content_hashes(), "3": joined.content_hashes()["3"]}
     for client in range(3):
-        for mine, theirs in zip(joined.client_loader(client), plain.client_loader(client), strict=True):
+        for mine, theirs in zip(
+            joined.client_loader(client), plain.client_loader(client), strict=True
+        ):
             assert all(torch.equal(*pair) for pair in zip(mine, theirs))
     # Encoded by the others' training rows.
     frame = pd.DataFrame(TABLE[1:], columns=HEAD)
@@ -114,10 +124,26 @@ def test_client_joins_a_folder_of_clients(tmp_path):
         (folder / f"{name}.csv").write_text("".join(",".join(row) + "\n" for row in table))
     config = {**CONFIG, "data": {"source": str(tmp_path / "all"), "labels": "ill"}}
     run = fitted(tmp_path, written(tmp_path / "a.yaml", **config))
-    assert main(["retrain", str(run), "--with", f"0 new={tmp_path / 'D.csv'}", "--seeds", "1", "--jobs", "1"]) == 0
+    assert (
+        main(
+            [
+                "retrain",
+                str(run),
+                "--with",
+                f"0 new={tmp_path / 'D.csv'}",
+                "--seeds",
+                "1",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 0
+    )
     (file,) = run.glob("with_*.csv")
     assert rows(file)[-1]["client_name"] == "0 new"
-    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(tmp_path / "all")
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(
+        tmp_path / "all"
+    )
 
 
 def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):

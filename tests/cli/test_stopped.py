@@ -17,7 +17,16 @@ from helpers.runs import QUIET, written
 pytestmark = pytest.mark.slow
 
 FLSV = [sys.executable, "-m", "flsv"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flsv"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "flsv",
+]
 RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 #: What starts a fit; how else its configuration is.
 STARTS = {"one process": (FLSV, []), "two ranks": (FLSV, RANKS), "torchrun": (TORCHRUN, [])}
@@ -52,13 +61,17 @@ def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[
     ("start", "number"),
     [("one process", signal.SIGINT), ("two ranks", signal.SIGTERM), ("torchrun", signal.SIGTERM)],
 )
-def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, number: int, tmp_path: Path) -> None:
+def test_stopped_fit_prints_its_table_and_the_command_to_resume(
+    start: str, number: int, tmp_path: Path
+) -> None:
     launcher, more = STARTS[start]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET, *more]
     options = ["--config", str(written(tmp_path / "federation.yaml")), *short]
     command = [*launcher, "fit", *options, "--trainer.max_epochs=100000"]
     status, said = stopped(command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt")
-    assert status == (1 if start == "torchrun" else STATUS[number]), said  # torchrun's own is 1 whatever it is of
+    assert status == (1 if start == "torchrun" else STATUS[number]), (
+        said
+    )  # torchrun's own is 1 whatever it is of
     assert said.count("Contributions") == 1
     assert "Traceback" not in said or start == "torchrun"
     assert "Go on:   the same command with --ckpt_path last" in said
@@ -66,7 +79,9 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, numb
     rounds = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1].split(",")[0]
     again = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={int(rounds) + 3}"]
     if start == "two ranks":  # which it starts
-        done = subprocess.run([*FLSV, *again], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            [*FLSV, *again], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+        )
         status, said = done.returncode, done.stdout + done.stderr
     else:
         status, said = Forked(tmp_path, main, again).wait()

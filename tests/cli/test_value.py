@@ -37,9 +37,15 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     bad = {17: 1, 202: 0, 311: 1}
     for place in bad:
         x[place] += 40.0
-    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20], y[:20])), IIDPartitioner(3, seed=2))
+    data = FederatedDataModule(
+        (TensorDataset(x, y), TensorDataset(x[:20], y[:20])), IIDPartitioner(3, seed=2)
+    )
     data.setup("fit")
-    bad = {place: label for place, label in bad.items() if place not in data.server_val_indices.tolist()}
+    bad = {
+        place: label
+        for place, label in bad.items()
+        if place not in data.server_val_indices.tolist()
+    }
     run_value(data, FedBary(support=20), tmp_path, table=False)
     found: dict[int, str] = {}
     for client in range(3):
@@ -53,9 +59,13 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 
 
 @pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
-def test_value_command_measures_distances_to_the_validation_set_or_barycenter(validation, seed, tmp_path):
+def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
+    validation, seed, tmp_path
+):
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
-    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
+    data = FederatedDataModule(
+        (TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2)
+    )
     valuer = FedBary(support=10)
     found = run_value(data, valuer, tmp_path, seed=seed, table=False, validation=validation)
     clients, server = participants_of(data)

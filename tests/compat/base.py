@@ -85,7 +85,13 @@ class Small(tasks.Kind):
     ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [nn.Flatten(), nn.Linear(64, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2)]
+        layers = [
+            nn.Flatten(),
+            nn.Linear(64, 12, bias=False),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+        ]
         self.net = nn.Sequential(*layers, nn.Linear(12, 3))
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.interval, self.frequency = interval, frequency
@@ -113,4 +119,6 @@ class Small(tasks.Kind):
         if self.make_scheduler is None:
             return optimizer
         schedule = self.make_scheduler(optimizer)
-        return [optimizer], [{"scheduler": schedule, "interval": self.interval, "frequency": self.frequency}]
+        return [optimizer], [
+            {"scheduler": schedule, "interval": self.interval, "frequency": self.frequency}
+        ]

@@ -27,7 +27,9 @@ from helpers.loops_by_hand import Batches
 
 SEED = 5
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
-WHOLE = {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
+WHOLE = (
+    {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class ClientBatches:
         with isolated_rngs(SEED, "first batch", *place):
             batches = iter(self._data.client_loader(place[1], "train", generator=stream))
             first = next(batches)
-        if place[2] == 0:  # what the transfer hooks draw for the first batch comes before the training's own
+        if (
+            place[2] == 0
+        ):  # what the transfer hooks draw for the first batch comes before the training's own
             seed_global_rngs(SEED, "transfer", *self._place)
         yield first
         yield from batches
@@ -66,7 +70,9 @@ class OneRound(L.Callback):
     def __init__(self, round_index: int, client: int, epochs: int) -> None:
         self.round_index, self.client, self._begun, self._left = round_index, client, False, epochs
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not self._begun:
             seed_global_rngs(SEED, "train", self.round_index, self.client)
         self._begun = True
@@ -131,7 +137,9 @@ def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.Li
     states = [model.state_dict() for model in models]
     for name, value in mean.state_dict().items():
         if value.is_floating_point():
-            value.copy_(sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes))
+            value.copy_(
+                sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes)
+            )
     return mean
 
 
@@ -149,7 +157,9 @@ def coalition_values(
                 # Counters and what is not saved are the round's own in every coalition.
                 chosen = [round.clients[i] for i in members]
                 mean = average(chosen, [weights[i] for i in members]).state_dict()
-                kept = {name: v for name, v in model.state_dict().items() if not v.is_floating_point()}
+                kept = {
+                    name: v for name, v in model.state_dict().items() if not v.is_floating_point()
+                }
                 model.load_state_dict({**mean, **kept})
             worth[frozenset(members)] = measure(model)
     values = torch.zeros(len(players), dtype=torch.float64)
@@ -160,11 +170,15 @@ def coalition_values(
     return values / math.factorial(len(players))
 
 
-def validated(module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any) -> float:
+def validated(
+    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
+) -> float:
     """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
     given, loaders = copy.copy(source), source.val_dataloader()
     # Batches that are there already: a DataLoader draws from the global generator when it starts.
-    batches = [Batches(list(loader)) for loader in (loaders if isinstance(loaders, list) else [loaders])]
+    batches = [
+        Batches(list(loader)) for loader in (loaders if isinstance(loaders, list) else [loaders])
+    ]
     given.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")

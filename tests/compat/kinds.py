@@ -39,7 +39,9 @@ class GAN(L.LightningModule):
 
     def _judged(self, x: Tensor, real: bool) -> Tensor:
         verdict = self.discriminator(x)
-        return nn.functional.binary_cross_entropy_with_logits(verdict, torch.full_like(verdict, float(real)))
+        return nn.functional.binary_cross_entropy_with_logits(
+            verdict, torch.full_like(verdict, float(real))
+        )
 
     def _step(self, optimizer: Any, name: str, loss: Any) -> None:
         self.toggle_optimizer(optimizer)
@@ -58,7 +60,9 @@ class GAN(L.LightningModule):
             self._step(for_generator, "g_loss", lambda: self._judged(self.generator(z), real=True))
 
         def judges() -> Tensor:
-            return (self._judged(real, real=True) + self._judged(self.generator(z).detach(), real=False)) / 2
+            return (
+                self._judged(real, real=True) + self._judged(self.generator(z).detach(), real=False)
+            ) / 2
 
         self._step(for_discriminator, "d_loss", judges)
 
@@ -67,7 +71,9 @@ class GAN(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         parts = (self.generator, self.discriminator)
-        return [torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts], []
+        return [
+            torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts
+        ], []
 
 
 # ---- self-supervised learning from two views of a picture
@@ -102,7 +108,12 @@ class BYOL(tasks.Kind):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
+        layers = [
+            nn.Flatten(),
+            nn.Linear(PIXELS, WIDTH, bias=False),
+            nn.BatchNorm1d(WIDTH),
+            nn.ReLU(),
+        ]
         self.online = nn.Sequential(*layers, nn.Linear(WIDTH, LATENT))
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.predictor = nn.Linear(LATENT, LATENT)
@@ -115,7 +126,10 @@ class BYOL(tasks.Kind):
     def loss(self, batch: Any) -> Tensor:
         (a, b), _ = batch
         alike = nn.functional.cosine_similarity
-        return -sum(alike(self.predictor(self.online(x)), self.target(y)).mean() for x, y in ((a, b), (b, a)))
+        return -sum(
+            alike(self.predictor(self.online(x)), self.target(y)).mean()
+            for x, y in ((a, b), (b, a))
+        )
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([*self.online.parameters(), *self.predictor.parameters()], lr=0.1)
@@ -216,7 +230,9 @@ class Hooked(Small):
             self.net = nn.Sequential(*layers, nn.Linear(12, self.trainer.datamodule.outputs))
 
     def configure_callbacks(self) -> Any:
-        return [LambdaCallback(on_train_start=lambda trainer, module: module.seen.append("callback"))]
+        return [
+            LambdaCallback(on_train_start=lambda trainer, module: module.seen.append("callback"))
+        ]
 
     def on_fit_start(self) -> None:
         self.register_buffer("scale", torch.full((), 0.5), persistent=False)
@@ -235,7 +251,9 @@ class Hooked(Small):
         for p in self.parameters():
             p.grad.mul_(0.5)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any
+    ) -> None:
         self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:

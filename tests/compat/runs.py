@@ -31,18 +31,28 @@ class Pair:
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance, aggregator = self.kind.tolerance, self.loop.aggregator
         assert isinstance(aggregator, KeepUpdates)
-        for vector, client in zip(aggregator.rounds[0].values(), self.history[0].clients, strict=True):
+        for vector, client in zip(
+            aggregator.rounds[0].values(), self.history[0].clients, strict=True
+        ):
             state = client.state_dict()
             for name, value in self.loop.space.unflatten(vector).items():
-                assert torch.equal(value, state[name].to(value)), f"{name} of a client in the first round"
+                assert torch.equal(value, state[name].to(value)), (
+                    f"{name} of a client in the first round"
+                )
         found, expected = _tensors(self.module), _tensors(self.expected)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
-                found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+                found[name],
+                value,
+                rtol=tolerance,
+                atol=tolerance,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
         before = _tensors(self.history[1].start)
-        assert any(not torch.equal(value, before[name]) for name, value in expected.items()), "nothing moved"
+        assert any(not torch.equal(value, before[name]) for name, value in expected.items()), (
+            "nothing moved"
+        )
 
 
 def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
@@ -51,7 +61,9 @@ def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     data = federated(kind)
     how = {"keep": loop.get("optimizer_state") == "persist", "epochs": loop.get("local_epochs", 1)}
     options = {**kind.trainer, **how}
-    expected, history = fedavg(kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options)
+    expected, history = fedavg(
+        kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options
+    )
     return Pair(kind, module, federation, expected, history)
 
 
@@ -59,12 +71,17 @@ def run(
     kind: Kind, folder: Path, rounds: int = ROUNDS, *, first: bool = True, **loop: Any
 ) -> tuple[L.LightningModule, FederatedLoop]:
     """Train in a federation, which is the ``first`` callback, or the last."""
-    module, federation = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
+    module, federation = (
+        kind.module(),
+        FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = list(kind.callbacks())
         callbacks = [federation, *own] if first else [*own, federation]
-        trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer).fit(module, federated(kind))
+        trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer).fit(
+            module, federated(kind)
+        )
     return module, federation
 
 

@@ -20,7 +20,9 @@ from helpers.fits import assert_resumes
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The same training in a federation that plays a game every round, and by hand."""
     kind = KINDS[request.param]
-    metric = PartialFederatedShapley(performance=kind.logged, mode="min", weighting="samples", estimator="exact")
+    metric = PartialFederatedShapley(
+        performance=kind.logged, mode="min", weighting="samples", estimator="exact"
+    )
     return both(kind, tmp_path_factory.mktemp(request.param), metrics={"value": metric})
 
 
@@ -32,9 +34,13 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) 
     """Of the last round: a Trainer validates the average of every coalition."""
     kind, last = pair.kind, pair.history[-1]
     source, logged = kind.data(), kind.logged
-    expected = coalition_values(last, lambda model: -validated(model, source, logged, **kind.trainer), last.sizes)
+    expected = coalition_values(
+        last, lambda model: -validated(model, source, logged, **kind.trainer), last.sizes
+    )
     assert expected.abs().max() > 1e-4
-    torch.testing.assert_close(pair.loop.contributions["value"].double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        pair.loop.contributions["value"].double(), expected, rtol=1e-6, atol=1e-6
+    )
 
 
 #: State in odd places. Fast: two optimizers, a state that is carried on.
@@ -49,6 +55,8 @@ def test_kind_of_module_resumes_bitwise(tmp_path: Path, name: str) -> None:
     def loop() -> FederatedLoop:
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
         reporting = Reporting(table=False)
-        return FederatedLoop(metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting)
+        return FederatedLoop(
+            metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting
+        )
 
     assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))

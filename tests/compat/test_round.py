@@ -36,9 +36,14 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     """A Trainer alone, with as many batches in an epoch as a round has, saves as many files of the same names."""
 
     def saving(folder: Path) -> list[L.Callback]:
-        every: list[Any] = [{}, {"monitor": "val_loss", "save_last": True}, {"every_n_train_steps": 3}]
+        every: list[Any] = [
+            {},
+            {"monitor": "val_loss", "save_last": True},
+            {"every_n_train_steps": 3},
+        ]
         return [
-            cb.ModelCheckpoint(folder / str(i), "{epoch}-{step}", save_top_k=-1, **how) for i, how in enumerate(every)
+            cb.ModelCheckpoint(folder / str(i), "{epoch}-{step}", save_top_k=-1, **how)
+            for i, how in enumerate(every)
         ]
 
     one, many = tmp_path / "one", tmp_path / "many"
@@ -81,17 +86,35 @@ class Odd(Small):
             self.net[-1].weight.mul_(0.9)
 
 
-OF_BATCHES = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step", "on_train_batch_end")
-OF_ROUNDS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_start", "on_validation_epoch_end")
+OF_BATCHES = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+OF_ROUNDS = (
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+)
 
 
 @pytest.mark.parametrize("kept", ["reset", pytest.param("persist", marks=pytest.mark.slow)])
-def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path: Path, kept: Any) -> None:
+def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
+    tmp_path: Path, kept: Any
+) -> None:
     def train(callbacks: list[L.Callback], **how: Any) -> Tensor:
-        loop = FederatedLoop(seed=SEED, optimizer_state=kept, reporting=Reporting(table=False, files=False))
-        trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[loop, *callbacks], accumulate_grad_batches=2)
+        loop = FederatedLoop(
+            seed=SEED, optimizer_state=kept, reporting=Reporting(table=False, files=False)
+        )
+        trainer = trainer_for(
+            None, tmp_path, ROUNDS, callbacks=[loop, *callbacks], accumulate_grad_batches=2
+        )
         trainer.fit(module := Odd(), federated(small()), **how)
-        return torch.nn.utils.parameters_to_vector([*module.parameters(), module.net[2].running_var])
+        return torch.nn.utils.parameters_to_vector(
+            [*module.parameters(), module.net[2].running_var]
+        )
 
     whole = train([Everywhere(tmp_path / "c", *OF_BATCHES, *OF_ROUNDS)])
     paths = sorted((tmp_path / "c").iterdir())
@@ -117,7 +140,9 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
     found = [float(row["loss"]) for row in logged(tmp_path) if row["loss"]]
     for r, value in enumerate(found):
         of_round = module.losses[r * sum(LENGTHS) :][: sum(LENGTHS)]
-        assert value == pytest.approx(sum(loss * n for loss, n in of_round) / sum(n for _, n in of_round), rel=1e-5)
+        assert value == pytest.approx(
+            sum(loss * n for loss, n in of_round) / sum(n for _, n in of_round), rel=1e-5
+        )
     assert len(found) == ROUNDS
 
 
@@ -125,7 +150,9 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypat
     """Every start of a loader starts its workers."""
     begun: list[int] = []
     begin = TensorBatches.__iter__
-    monkeypatch.setattr(TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1])
+    monkeypatch.setattr(
+        TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1]
+    )
     run(small(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
     assert begun == [*LENGTHS] * ROUNDS
 

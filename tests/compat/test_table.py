@@ -18,7 +18,11 @@ TESTED = {
 
 def rows() -> list[tuple[str, str]]:
     """What a row is about, and the test that it names."""
-    lines = [line.strip("|").split("|") for line in TABLE.read_text().splitlines() if line.startswith("|")]
+    lines = [
+        line.strip("|").split("|")
+        for line in TABLE.read_text().splitlines()
+        if line.startswith("|")
+    ]
     cells = [[cell.strip() for cell in line] for line in lines]
     return [(row[0], row[-1].strip("`")) for row in cells if row[-1] not in ("test", "---")]
 
@@ -34,10 +38,16 @@ def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
 
 def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table() -> None:
     for path, tested in TESTED.items():
-        listed = re.findall(r"`([^`]+)`", " ".join(about for about, named in rows() if named == path))
+        listed = re.findall(
+            r"`([^`]+)`", " ".join(about for about, named in rows() if named == path)
+        )
         assert sorted(listed) == sorted(tested)
 
 
 def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested() -> None:
-    (about,) = (about for about, named in rows() if named.endswith("::test_every_coalitions_fit_equals_a_plain_loop"))
+    (about,) = (
+        about
+        for about, named in rows()
+        if named.endswith("::test_every_coalitions_fit_equals_a_plain_loop")
+    )
     assert about.startswith(f"{len(KINDS)} kinds of ")

@@ -25,7 +25,14 @@ DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any) -> Kind:
     """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
     options = {**DOUBLE, **trainer}
-    return Kind(module, images, lambda: [make() for make in callbacks], options, tolerance=1e-12, clients=(2, 3))
+    return Kind(
+        module,
+        images,
+        lambda: [make() for make in callbacks],
+        options,
+        tolerance=1e-12,
+        clients=(2, 3),
+    )
 
 
 def rounded(precision: str, tolerance: float) -> Kind:
@@ -71,7 +78,9 @@ def shrink(_: Any, module: Any) -> None:
 
 
 def decaying(gamma: float, interval: str, frequency: int = 1) -> Kind:
-    return small(partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency))
+    return small(
+        partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
+    )
 
 
 AS_BY_HAND: dict[str, Kind] = {
@@ -87,13 +96,17 @@ AS_BY_HAND: dict[str, Kind] = {
     "plateau-by-step": small(PlateauByStep),
     "every-second-epoch": decaying(0.5, "epoch", 2),
     "lbfgs": small(partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))),
-    "fused-optimizer": small(partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))),
+    "fused-optimizer": small(
+        partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))
+    ),
     "together": small(gradient_clip_val=0.1, accumulate_grad_batches=3),
     "rate-by-round": small(RateByRound),
     "weights-by-round": small(ShrinksByRound),
     "weights-by-a-callback": small(Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink)),
     "hooks-when-configured": small(HooksWhenConfigured),
-    "accumulation-by-a-callback": small(Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})),
+    "accumulation-by-a-callback": small(
+        Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})
+    ),
 }
 
 
@@ -111,7 +124,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 #: It refuses the very arguments that would say the same.
-SWITCHED = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps")
+SWITCHED = (
+    "logger",
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "enable_model_summary",
+    "num_sanity_val_steps",
+)
 CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
     "output": lambda f: {
         "logger": [CSVLogger(f), TensorBoardLogger(f)],
@@ -128,7 +147,11 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
         "inference_mode": False,
     },
     "deterministic": lambda f: {"deterministic": True, "profiler": "simple", "logger": True},
-    "validation": lambda f: {"num_sanity_val_steps": 2, "check_val_every_n_epoch": 2, "max_time": "00:01:00:00"},
+    "validation": lambda f: {
+        "num_sanity_val_steps": 2,
+        "check_val_every_n_epoch": 2,
+        "max_time": "00:01:00:00",
+    },
     "no-validation": lambda f: {"limit_val_batches": 0},
     "devices": lambda f: {
         "strategy": SingleDeviceStrategy("cpu"),
@@ -140,7 +163,9 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
-def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path: Path, plain: dict[str, Tensor], option: str) -> None:
+def test_trainer_option_leaves_the_fit_bitwise_unchanged(
+    tmp_path: Path, plain: dict[str, Tensor], option: str
+) -> None:
     assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
 
 
@@ -184,8 +209,16 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
     module.eval()
     with torch.no_grad():
         batches = [(module(x), y) for x, y in data.val_dataloader()]
-    loss = sum(torch.nn.functional.cross_entropy(out, y, reduction="sum").item() for out, y in batches) / 12
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    loss = (
+        sum(torch.nn.functional.cross_entropy(out, y, reduction="sum").item() for out, y in batches)
+        / 12
+    )
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "accelerator": "cpu",
+    }
     for trainer in (module.trainer, L.Trainer(**quiet, default_root_dir=tmp_path)):
         assert trainer.validate(module, data, verbose=False)[0]["val_loss"] == pytest.approx(loss)
         assert trainer.test(module, data, verbose=False)[0]["test_loss"] == pytest.approx(loss)
@@ -215,7 +248,9 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def test_current_epoch_is_the_round_and_global_step_counts_all_clients_batches(tmp_path: Path) -> None:
+def test_current_epoch_is_the_round_and_global_step_counts_all_clients_batches(
+    tmp_path: Path,
+) -> None:
     """The global step counts all clients; attributes that are no tensors pass between them."""
     module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
     lengths = (3, 4)  # 18 and 26 samples in batches of 8

@@ -26,25 +26,37 @@ DOUBLE = {"precision": "64-true"}
 
 def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any) -> Kind:
     """3 and 4 batches."""
-    return Kind(module, images, lambda: [make() for make in callbacks], {**DOUBLE, **trainer}, clients=(2, 3))
+    return Kind(
+        module,
+        images,
+        lambda: [make() for make in callbacks],
+        {**DOUBLE, **trainer},
+        clients=(2, 3),
+    )
 
 
 def by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
     options = {**kind.trainer, **how}
-    return fedavg(kind.module(), kind.data(), federated(kind), folder, rounds, kind.callbacks, **options)[0]
+    return fedavg(
+        kind.module(), kind.data(), federated(kind), folder, rounds, kind.callbacks, **options
+    )[0]
 
 
 def assert_same(found: L.LightningModule, expected: L.LightningModule) -> None:
     state = found.state_dict()
     for name, value in expected.state_dict().items():
-        torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            state[name], value, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 # ---- a schedule that follows a validated value
 
 
 def plateau(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
-    return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs")
+    return lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs"
+    )
 
 
 class Watching(Small):
@@ -57,7 +69,10 @@ class Watching(Small):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.parameters())
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"},
+        }
 
 
 class AtRates(Small):
@@ -110,7 +125,9 @@ class RunsOut(cb.Timer):
 
 
 @pytest.mark.parametrize("stops", [Stops, RunsOut])
-def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_before(tmp_path: Path, stops: Any) -> None:
+def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_before(
+    tmp_path: Path, stops: Any
+) -> None:
     """Nobody who has not trained is averaged."""
     found, loop = run(small(Small, stops), tmp_path, 4)
     assert loop.round_index == 2
@@ -121,25 +138,36 @@ def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_befor
 
 
 def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path) -> None:
-    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
+    averaging = pytest.importorskip(
+        "lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6"
+    )
     single = {"precision": "32-true"}  # in which Lightning keeps the average
     average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
     found, _ = run(small(Small, average_of, **single), tmp_path, ROUNDS)
     models = [by_hand(small(**single), tmp_path, r + 1) for r in range(ROUNDS)]
     average: dict[str, Tensor] = dict(models[0].named_parameters())
     for model in models[1:]:
-        average = {name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()}
+        average = {
+            name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()
+        }
     for name, value in found.named_parameters():
         torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-4)
-    assert max((value - average[name]).abs().max() for name, value in models[-1].named_parameters()) > 1e-2
+    assert (
+        max((value - average[name]).abs().max() for name, value in models[-1].named_parameters())
+        > 1e-2
+    )
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(tmp_path: Path, averaged: bool) -> None:
+def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(
+    tmp_path: Path, averaged: bool
+) -> None:
     """With an average of weights, too, whose callback is not asked."""
     callbacks = [lambda: cb.StochasticWeightAveraging(1e-2, 0.5)] if averaged else []
     options = {} if averaged else {"max_steps": 9}
-    with pytest.raises(ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"):
+    with pytest.raises(
+        ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"
+    ):
         run(small(Small, *callbacks, **options), tmp_path, ROUNDS)
 
 
@@ -164,7 +192,8 @@ def every_second_batch() -> Small:
 
 
 @pytest.mark.parametrize(
-    ("module", "options"), [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})]
+    ("module", "options"),
+    [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})],
 )
 def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(
     tmp_path: Path, module: Any, options: dict[str, Any]

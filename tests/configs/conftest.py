@@ -50,7 +50,9 @@ def deal(load):
     """The data of a scenario, dealt out: by default on the quick start's digits."""
 
     def command(scenario, base="digits", arguments=()):
-        _, data, _ = load(CONFIGS / f"{base}.yaml", SCENARIOS / f"{scenario}.yaml", arguments=arguments)
+        _, data, _ = load(
+            CONFIGS / f"{base}.yaml", SCENARIOS / f"{scenario}.yaml", arguments=arguments
+        )
         data.setup("fit")
         return data
 

@@ -42,12 +42,19 @@ def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
-    path = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"]["path"]
+    path = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"][
+        "path"
+    ]
     if ROOT is None or not Path(ROOT, path).exists():
         pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
     options = {"data.source.init_args.root": ROOT, **QUICK, **SMALLER.get(name, {})}
     cli = make_cli(
-        ["--config", str(CONFIGS / f"{name}.yaml"), *(f"--{key}={options[key]}" for key in options)], run=False
+        [
+            "--config",
+            str(CONFIGS / f"{name}.yaml"),
+            *(f"--{key}={options[key]}" for key in options),
+        ],
+        run=False,
     )
     cli.trainer.fit(cli.model, cli.datamodule)
     (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))

@@ -73,7 +73,9 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
     for client in range(5):
         assert data.corrupted_samples(client).all() == (client in data.malicious)
         flipped = scenario == "shapleyfl_closed_set" and client in data.malicious
-        assert torch.equal(data.class_counts[client], true[client].roll(1) if flipped else true[client])
+        assert torch.equal(
+            data.class_counts[client], true[client].roll(1) if flipped else true[client]
+        )
 
 
 @pytest.mark.slow
@@ -92,7 +94,9 @@ def test_fedbary_scenarios_have_the_papers_sizes_and_classes(deal):
     counts = dealt_counts(deal("fedbary_classes")).double()
     shares = counts / counts.sum(1, keepdim=True)
     for client in range(5):
-        assert shares[client, 2 * client : 2 * client + 2].sum().item() == pytest.approx(0.8, abs=0.01)
+        assert shares[client, 2 * client : 2 * client + 2].sum().item() == pytest.approx(
+            0.8, abs=0.01
+        )
         assert shares[client].min().item() == pytest.approx(0.025, abs=0.006)
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
 
@@ -104,7 +108,11 @@ def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(deal):
         assert equally(data)
         assert data.malicious == [1, 2, 3, 4]
         whole = torch.tensor([data.corrupted_samples(client).float().mean() for client in range(5)])
-        wanted = torch.arange(5) * 0.05 if scenario == "fedbary_label_noise" else (torch.arange(5) > 0).float()
+        wanted = (
+            torch.arange(5) * 0.05
+            if scenario == "fedbary_label_noise"
+            else (torch.arange(5) > 0).float()
+        )
         torch.testing.assert_close(whole, wanted, atol=0.004, rtol=0)
     data = deal("fedbary_no_validation")
     assert equally(data)
@@ -166,7 +174,11 @@ def test_baseline_configurations_have_their_papers_hyper_parameters(load):
     relevance = loop.metrics["relevance"]
     assert (relevance.momentum, relevance.init, loop.sampler.temperature) == (0.75, "uniform", 1)
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "fedsv.yaml")
-    assert (loop.aggregator.metric, loop.aggregator.step, loop.aggregator.temperature) == ("sv", 0.5, 1.0)
+    assert (loop.aggregator.metric, loop.aggregator.step, loop.aggregator.temperature) == (
+        "sv",
+        0.5,
+        1.0,
+    )
     assert loop.metrics["sv"].momentum == 0
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "cgsv.yaml")
     assert loop.metrics["cgsv"].init == "zero"

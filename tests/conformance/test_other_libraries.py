@@ -20,7 +20,9 @@ class Game:
 
     def __init__(self, players: int, seed: int) -> None:
         self.n = players
-        self.table = torch.randn(2**players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.table = torch.randn(
+            2**players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         # Larger coalitions are worth more, as in a federation.
         sizes = torch.tensor([bin(i).count("1") for i in range(2**players)], dtype=torch.float64)
         self.table = sizes.sqrt() + 0.3 * self.table
@@ -30,7 +32,9 @@ class Game:
         return self.table[(masks.long() * self._places).sum(1)]
 
     def shapiq(self, coalitions: Any) -> Any:
-        values = self.utility(torch.as_tensor(np.asarray(coalitions, dtype=bool).reshape(-1, self.n)))
+        values = self.utility(
+            torch.as_tensor(np.asarray(coalitions, dtype=bool).reshape(-1, self.n))
+        )
         return (values - self.table[0]).numpy()
 
 
@@ -91,7 +95,9 @@ def test_knn_shapley_equals_that_of_pydvl() -> None:
         x2, y2 = draw.normal(size=(15, 3)), draw.integers(0, 3, 15)
         model = KNeighborsClassifier(n_neighbors=5)
         names = [f"x{i}" for i in range(3)]
-        valuation = KNNShapleyValuation(model=model, test_data=Dataset(x2, y2, names, ["y"]), progress=False)
+        valuation = KNNShapleyValuation(
+            model=model, test_data=Dataset(x2, y2, names, ["y"]), progress=False
+        )
         found = valuation.fit(Dataset(x, y, names, ["y"])).result
     expected = torch.tensor(found.values[np.argsort(found.indices)])
     mine = knn_shapley(*map(torch.as_tensor, (x, y, x2, y2)), k=5)

@@ -12,7 +12,12 @@ from flsv.utilities.errors import ConfigurationError
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3)
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+        nn.Linear(5, 3),
     )
 
 
@@ -26,7 +31,9 @@ def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None
     vector = space.read(module)
     parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     assert torch.equal(vector[: space.num_parameters], parameters)
-    assert torch.equal(vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var]))
+    assert torch.equal(
+        vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var])
+    )
     assert space.size == sum(value.numel() for value in float_state(module).values())
     with torch.no_grad():
         for value in float_state(other).values():
@@ -87,7 +94,9 @@ def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> Non
 
 def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() -> None:
     shared = nn.Linear(2, 2)
-    net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)})
+    net = nn.ModuleDict(
+        {"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)}
+    )
     net.register_module("none", None)
     net["metric"] = MeanMetric()
     net["b"].weight = shared.weight

@@ -36,7 +36,9 @@ class Asking(Personalizer):
         return {}
 
 
-def ask(question: Any, folder: Path, data: Any = None, **kwargs: Any) -> tuple[list[Any], FederatedLoop]:
+def ask(
+    question: Any, folder: Path, data: Any = None, **kwargs: Any
+) -> tuple[list[Any], FederatedLoop]:
     asking = Asking(question)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
@@ -56,8 +58,15 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
     def question(local: LocalData, round: Round) -> tuple[torch.Tensor, torch.Tensor, int]:
         x, y = local.samples("test")
-        accuracy = [(local.module(vector)(x).argmax(-1) == y).double().mean() for vector in round.client_vectors]
-        return local.evaluate(round.client_vectors, "test").value("accuracy"), torch.stack(accuracy), len(y)
+        accuracy = [
+            (local.module(vector)(x).argmax(-1) == y).double().mean()
+            for vector in round.client_vectors
+        ]
+        return (
+            local.evaluate(round.client_vectors, "test").value("accuracy"),
+            torch.stack(accuracy),
+            len(y),
+        )
 
     answers, _ = ask(question, tmp_path)
     assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
@@ -116,7 +125,10 @@ def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) 
     assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
     first, second = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2)
     first.ask(lambda local: local.memory.update(a=1))
-    assert (first.ask(lambda local: dict(local.memory)), second.ask(lambda local: dict(local.memory))) == ({"a": 1}, {})
+    assert (
+        first.ask(lambda local: dict(local.memory)),
+        second.ask(lambda local: dict(local.memory)),
+    ) == ({"a": 1}, {})
 
 
 # ---- Pictures for the client's own eyes
@@ -131,7 +143,9 @@ def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path
             return {"drawn": 1.0}
 
     fit(FederatedLoop(personalizer=Drawing(), reporting=Reporting(figures=2)), tmp_path, rounds=3)
-    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png"))
+    written = sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png")
+    )
     assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
     # After the second round and after the last one.
     assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
@@ -164,7 +178,9 @@ def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> No
 
 def network() -> nn.Module:
     """0: linear, 1: BatchNorm, 2: GroupNorm, 3: linear, 4: linear."""
-    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    )
 
 
 def of(*layers: int) -> set[str]:
@@ -184,7 +200,9 @@ def of(*layers: int) -> set[str]:
         (lambda name, tensor: tensor.ndim == 2, of(1, 2) | {"0.bias", "3.bias", "4.bias"}),
     ],
 )
-def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(share: Any, kept: set[str]) -> None:
+def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(
+    share: Any, kept: set[str]
+) -> None:
     assert sharing(["!head"], network(), head="3").kept == of(3)
     assert sharing(share, network()) == (set(kept), set())
 
@@ -213,7 +231,9 @@ def test_share_finds_normalization_layers_of_other_libraries() -> None:
             super().__init__()
             self.inner, self.first = nn.Linear(3, 3), nn.LayerNorm(3)
 
-    net = nn.Sequential(TinyRMSNorm(), PreLayerNorm(), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, affine=True))
+    net = nn.Sequential(
+        TinyRMSNorm(), PreLayerNorm(), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, affine=True)
+    )
     kept = {"0.weight", "1.first.weight", "1.first.bias", "3.weight", "3.bias"}
     kept |= {name for name in net.state_dict() if name.startswith("2.")}
     assert sharing(["!norm"], net).kept == kept
@@ -229,11 +249,16 @@ def test_share_treats_tied_weights_as_one_entry() -> None:
 @pytest.mark.parametrize(
     ("share", "said"),
     [
-        (["!bn.*"], "'!bn.*' names nothing of the module. It has '0.weight', '0.bias', '1.weight', ..."),
+        (
+            ["!bn.*"],
+            "'!bn.*' names nothing of the module. It has '0.weight', '0.bias', '1.weight', ...",
+        ),
         (["!*"], "leaves nothing of the module to share"),
         (["*num_batches*"], "leaves nothing of the module to share"),
     ],
 )
-def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(share: Any, said: str) -> None:
+def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(
+    share: Any, said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         sharing(share, network())

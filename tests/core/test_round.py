@@ -64,7 +64,9 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
     cut = round.space.num_parameters
     round.client_vectors[:, cut:] = round.global_vector[cut:] + 1
     assert torch.equal(round.combine(torch.zeros(2)), round.global_vector)
-    assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
+    assert torch.equal(
+        round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1
+    )
 
 
 def test_combine_keeps_parameters_that_no_client_changed_bitwise():
@@ -82,7 +84,13 @@ def test_server_fields_exist_only_after_aggregation():
     round = make_round()
     heads = round.client_heads
     names = {name for name in VOCABULARY if stage_of([name]) == "aggregation"}
-    assert names == {"server_vector", "server_update", "server_head", "server_head_weights", "aggregation_weights"}
+    assert names == {
+        "server_vector",
+        "server_update",
+        "server_head",
+        "server_head_weights",
+        "aggregation_weights",
+    }
     for name in sorted(names - {"server_vector", "aggregation_weights"}):
         with pytest.raises(RuntimeError, match="only after aggregation"):
             getattr(round, name)
@@ -92,13 +100,17 @@ def test_server_fields_exist_only_after_aggregation():
     torch.testing.assert_close(after.server_head, 0.2 * heads[0] + 0.8 * heads[1])
     torch.testing.assert_close(after.server_update, after.server_vector - round.global_vector)
     # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
-    torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5
+    )
 
 
 # ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
 
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files are mapped on Linux only")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "posix_fallocate"), reason="files are mapped on Linux only"
+)
 
 
 def in_a_file(rows: Tensor) -> bool:
@@ -108,7 +120,9 @@ def in_a_file(rows: Tensor) -> bool:
 class Seen(ClassSpecificShapley):
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
 
-    def update(self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any) -> None:
+    def update(
+        self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any
+    ) -> None:
         self.lay = [*getattr(self, "lay", []), in_a_file(client_vectors)]
         super().update(client_ids, client_heads, server_head)
 
@@ -117,7 +131,11 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
     data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
     module = fit(FederatedLoop(metrics=metrics, seed=0, **options), folder, data=data, rounds=2)
-    return vector(module), {name: each.compute() for name, each in metrics.items()}, metrics["cssv"].lay
+    return (
+        vector(module),
+        {name: each.compute() for name, each in metrics.items()},
+        metrics["cssv"].lay,
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +149,9 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(options, tmp_path, monkeypatch):
+def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
+    options, tmp_path, monkeypatch
+):
     model, values, seen = run(tmp_path / "memory", **options())
     assert seen == [False, False]
     monkeypatch.setattr(matrix, "LARGE", 0)

@@ -14,7 +14,12 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    CosineGradientShapley,
+    PartialFederatedShapley,
+)
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.uploads import TopK
@@ -35,7 +40,10 @@ from helpers.loops_by_hand import (
 from helpers.models import Plain, loop_of, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]
+NORM, HEAD = (
+    ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"],
+    ["4.weight", "4.bias"],
+)
 
 
 def frozen() -> nn.Module:
@@ -57,14 +65,19 @@ def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, shar
     net = network()
     kept = [name for name in kept if name in net.state_dict()]
     expected, own = sharing_by_hand(net, kept, plain_sgd())
-    federated, module = three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net))
+    federated, module = (
+        three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS)),
+        Plain(copy.deepcopy(net)),
+    )
     data = unequal_data()
     fit(federated, tmp_path, module, data, rounds=ROUNDS)
     assert_same(module.net, expected)
     assert_kept(federated, own)
     for name in kept:  # the global model has what it began with
         assert torch.equal(module.net.state_dict()[name], net.state_dict()[name])
-    drift = {name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept}
+    drift = {
+        name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept
+    }
     assert all(value > 1e-3 for value in drift.values())
     # Every client is evaluated with its own part; who was in no cohort with the initial one.
     for client in range(len(PROPORTIONS)):
@@ -102,36 +115,58 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
             assert round.server_data is not None
             seen.append(round.server_data.module(round.global_vector).shift.clone())
 
-    federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1)
+    federated = FederatedLoop(
+        Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1
+    )
     data, module = toy_data((2, 3, 2)), Shifted()
     fit(federated, tmp_path, module, data, rounds=1)
     assert federated.client_accuracy is not None
-    shares = [float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)]
+    shares = [
+        float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)
+    ]
     assert federated.client_accuracy[[0, 2]].tolist() == pytest.approx(shares)
     labels = data.client_labels(1, "test")
-    assert federated.client_accuracy[1] > 0.2 + max((labels == leaked).float().mean() for leaked in range(CLASSES))
+    assert federated.client_accuracy[1] > 0.2 + max(
+        (labels == leaked).float().mean() for leaked in range(CLASSES)
+    )
     assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
 def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
-    games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+    games = {
+        "sv": PartialFederatedShapley(),
+        "cssv": ClassSpecificShapley(),
+        "cost": CommunicationCost(),
+    }
 
     def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
-        federated = three_of_five(share=share, metrics=copy.deepcopy(games), evaluation=ClientEvaluation(every=ROUNDS))
-        return federated, fit(federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS)
+        federated = three_of_five(
+            share=share, metrics=copy.deepcopy(games), evaluation=ClientEvaluation(every=ROUNDS)
+        )
+        return federated, fit(
+            federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS
+        )
 
     (whole, one), (part, other) = run("all"), run("trainable")
     torch.testing.assert_close(vector(one), vector(other), rtol=1e-6, atol=1e-6)
     for name in ("sv", "cssv"):
-        torch.testing.assert_close(whole.contributions[name], part.contributions[name], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            whole.contributions[name], part.contributions[name], rtol=1e-5, atol=1e-5
+        )
     assert torch.equal(whole.client_accuracy, part.client_accuracy)
     trained = 8 * CLASSES + CLASSES
     # BatchNorm's statistics travel, though its layer is frozen: they move in training.
-    assert (part.space.num_parameters, part.space.size, whole.space.size) == (trained, trained + 16, trained + 32 + 48)
+    assert (part.space.num_parameters, part.space.size, whole.space.size) == (
+        trained,
+        trained + 16,
+        trained + 32 + 48,
+    )
     rounds = part.participations.double()
     expected = torch.stack([rounds, rounds], 1) * part.space.size
     torch.testing.assert_close(
-        part.contributions["cost"].by_class, expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
+        part.contributions["cost"].by_class,
+        expected.masked_fill(rounds[:, None] == 0, float("nan")),
+        equal_nan=True,
     )
     # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
     assert client_tensors(part) == {}
@@ -141,9 +176,20 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
 def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
-    with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
-        fit(three_of_five(share="trainable", metrics={"m": ClassSpecificShapley()}), tmp_path, Plain(net))
-    fit(three_of_five(share="trainable", metrics={"n": CosineGradientShapley()}), tmp_path, Plain(net), rounds=1)
+    with pytest.raises(
+        ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"
+    ):
+        fit(
+            three_of_five(share="trainable", metrics={"m": ClassSpecificShapley()}),
+            tmp_path,
+            Plain(net),
+        )
+    fit(
+        three_of_five(share="trainable", metrics={"n": CosineGradientShapley()}),
+        tmp_path,
+        Plain(net),
+        rounds=1,
+    )
 
 
 class Follows(Plain):
@@ -166,8 +212,13 @@ def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_
     module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
     states = client_tensors(federated)
     assert states.keys() == set(cohort(0)) | set(cohort(1))
-    assert all(state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values())
-    assert not any(torch.equal(state["module.target.weight"], module.target.weight) for state in states.values())
+    assert all(
+        state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values()
+    )
+    assert not any(
+        torch.equal(state["module.target.weight"], module.target.weight)
+        for state in states.values()
+    )
 
 
 class Unfreezes(BaseFinetuning):
@@ -181,14 +232,17 @@ class Unfreezes(BaseFinetuning):
 
 def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path):
     module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
-    with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
+    with pytest.raises(
+        ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"
+    ):
         fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
 
 
 def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
     """After one round the private parts are those of a run without: training has not seen the noise yet."""
     noised = three_of_five(
-        share=["!norm"], uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]
+        share=["!norm"],
+        uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)],
     )
     plain = three_of_five(share=["!norm"])
     for federated, name in ((noised, "a"), (plain, "b")):
@@ -211,15 +265,22 @@ class Scaled(Plain):
 
 def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
     federated = FederatedLoop(share=["!scale"], seed=1)
-    with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"):
+    with pytest.warns(
+        UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"
+    ):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
     assert federated.participations.tolist() == [2, 2, 1]
     assert torch.equal(module.scale, torch.ones(2))
-    assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
+    assert all(
+        state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values()
+    )
 
 
 def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"metrics \['sv'\] evaluate models on the server's .* stay at their",
+    ):
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
 
 
@@ -230,7 +291,11 @@ def everything(**changes: Any) -> FederatedLoop:
     options: dict[str, Any] = {
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
-        "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
+        "uploads": [
+            SignFlip(clients=[1]),
+            GaussianPrivacy(clip=1.0, noise_multiplier=0.01),
+            TopK(share=0.5),
+        ],
         "optimizer_state": "persist",
         "evaluation": ClientEvaluation(every=2, models="trained"),
     }
@@ -239,7 +304,11 @@ def everything(**changes: Any) -> FederatedLoop:
 
 def test_shared_parts_resume_bitwise(tmp_path):
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
-    assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
+    assert all(
+        f"module.net.{name}" in state
+        for state in client_tensors(federated).values()
+        for name in NORM
+    )
 
 
 class Saves(InRound):
@@ -255,19 +324,40 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     path = tmp_path / "middle.ckpt"
     whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
     expected = fit(
-        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[Saves(path)], enable_checkpointing=True
+        whole,
+        tmp_path / "a",
+        data=unequal_data(),
+        rounds=4,
+        callbacks=[Saves(path)],
+        enable_checkpointing=True,
     )
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
-    resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
+    resumed = fit(
+        again,
+        tmp_path / "b",
+        data=unequal_data(),
+        rounds=4,
+        ckpt_path=path,
+        enable_checkpointing=True,
+    )
     assert torch.equal(vector(expected), vector(resumed))
-    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()})
+    assert_kept(
+        again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()}
+    )
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):
     optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
-    fit(three_of_five(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, **saving)
+    fit(
+        three_of_five(share="trainable"),
+        tmp_path,
+        Plain(frozen(), optimizer),
+        unequal_data(),
+        rounds=1,
+        **saving,
+    )
     other, path = Plain(network(), optimizer), tmp_path / "checkpoints/last.ckpt"
     said = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
     with pytest.raises(ConfigurationError, match=said):

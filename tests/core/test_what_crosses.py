@@ -38,7 +38,10 @@ def documented() -> list[tuple[str, Crossed]]:
     section = (ROOT / "docs" / "reference" / "what_crosses.md").read_text()
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     return [
-        (config, {(way, name) for way, cell in (("down", down), ("up", up)) for name in names(cell)})
+        (
+            config,
+            {(way, name) for way, cell in (("down", down), ("up", up)) for name in names(cell)},
+        )
         for configs, down, up in rows
         for config in names(configs)
     ]
@@ -59,7 +62,9 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def run(algorithm: str, *before: str) -> Crossed:
         options = ["--config", str(CONFIGS / "digits.yaml"), *before]
-        cli = make_cli([*options, "--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK], run=False)
+        cli = make_cli(
+            [*options, "--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK], run=False
+        )
         (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
         listening = Listening(loop)
         cli.trainer.callbacks.append(listening)
@@ -76,19 +81,27 @@ def test_documented_table_of_messages_lists_every_algorithm_once() -> None:
 
 def installed(algorithm: str) -> Any:
     missing = algorithm == "lora" and importlib.util.find_spec("peft") is None
-    return pytest.param(algorithm, marks=pytest.mark.skipif(missing, reason="peft is not installed"))
+    return pytest.param(
+        algorithm, marks=pytest.mark.skipif(missing, reason="peft is not installed")
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("error:.*there are no values")  # a callback holds the loop, in coalitions' fits, too
+@pytest.mark.filterwarnings(
+    "error:.*there are no values"
+)  # a callback holds the loop, in coalitions' fits, too
 @pytest.mark.parametrize("algorithm", list(map(installed, ALGORITHMS)))
-def test_messages_of_each_algorithm_are_those_of_the_documented_table(crossed, algorithm: str) -> None:
+def test_messages_of_each_algorithm_are_those_of_the_documented_table(
+    crossed, algorithm: str
+) -> None:
     plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
     assert crossed(algorithm, *plain) == dict(documented())[algorithm]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedfomo", "pfedsv"])
-def test_metric_that_needs_initial_models_adds_their_upload_to_the_messages(crossed, algorithm: str) -> None:
+def test_metric_that_needs_initial_models_adds_their_upload_to_the_messages(
+    crossed, algorithm: str
+) -> None:
     # The quick start's own metric stays.
     assert crossed(algorithm) == dict(documented())[algorithm] | {("up", "started_from")}

@@ -31,7 +31,11 @@ EVEN = [0, 2, 4, 6, 8]
 
 def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients():
     corruption = ClosedSetLabelNoise(fraction=0.3, seed=3)
-    assert corruption.chosen(20) == GradientPoisoning(fraction=0.3, seed=3).chosen(20) == corruption.chosen(20)
+    assert (
+        corruption.chosen(20)
+        == GradientPoisoning(fraction=0.3, seed=3).chosen(20)
+        == corruption.chosen(20)
+    )
     assert set(corruption.chosen(20)) < set(GaussianNoise(fraction=0.5, seed=3).chosen(20))
     with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
         ClientChoice(clients=[0, 7]).chosen(5)
@@ -60,7 +64,9 @@ def corrupted(source, corruptions, **options):
 
 def in_order(data, client):
     """A client's training samples in the order of its indices, as its loader gives them."""
-    x, y = (torch.cat(column) for column in zip(*data.client_loader(client, generator=generator_for(3))))
+    x, y = (
+        torch.cat(column) for column in zip(*data.client_loader(client, generator=generator_for(3)))
+    )
     order = torch.randperm(len(data.client_indices(client)), generator=generator_for(3))
     return x[order.argsort()], y[order.argsort()]
 
@@ -88,7 +94,10 @@ def test_only_the_chosen_clients_training_samples_change():
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
-    data, plain = corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True), corrupted(TensorDataset(X, Y), BOTH)
+    data, plain = (
+        corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True),
+        corrupted(TensorDataset(X, Y), BOTH),
+    )
     for client in range(4):
         assert all(map(torch.equal, in_order(data, client), in_order(plain, client)))
     with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
@@ -175,7 +184,9 @@ def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     noise = [OpenSetLabelNoise(EVEN, fraction=0.4)]
     data = ready(sets, IIDPartitioner(3), corruptions=noise, client_val=0.1, client_test=0.1)
     loaders = [data.val_dataloader(), data.test_dataloader()]
-    loaders += [data.client_loader(client, split) for client in range(3) for split in ("val", "test")]
+    loaders += [
+        data.client_loader(client, split) for client in range(3) for split in ("val", "test")
+    ]
     for x, y in (batch for loader in loaders for batch in loader):
         assert (y % 2 == 1).all()
         assert torch.equal(x[:, 0].long(), y)

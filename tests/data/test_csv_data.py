@@ -21,7 +21,9 @@ def wards(number=40):
     for i in range(number):
         age, dose = rng.integers(20, 60), rng.normal()
         note = ["", '"well, so far"', "plain"][i % 3]
-        lines.append(f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}")
+        lines.append(
+            f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}"
+        )
     return lines
 
 
@@ -29,7 +31,13 @@ KINDS = {
     TableData: ("ward,age,sex,note,dose,ill", wards(), {"target": "ill", "group": "ward"}),
     TextData: (
         "label,desk,text",
-        ['ship,sea,"A boat, ""a"" port"', "earn,land,Profit rose", "ship,sea,Größe 漢字", "earn,land,loss"] * 3,
+        [
+            'ship,sea,"A boat, ""a"" port"',
+            "earn,land,Profit rose",
+            "ship,sea,Größe 漢字",
+            "earn,land,loss",
+        ]
+        * 3,
         {},
     ),
     CharacterData: (
@@ -46,7 +54,9 @@ def make(tmp_path):
 
     def command(kind, rows=None, test=None, **options):
         header, usual, defaults = KINDS[kind]
-        (tmp_path / "rows.csv").write_text("\n".join([header, *(usual if rows is None else rows)]), "utf-8")
+        (tmp_path / "rows.csv").write_text(
+            "\n".join([header, *(usual if rows is None else rows)]), "utf-8"
+        )
         if test is not None:
             (tmp_path / "test.csv").write_text("\n".join([header, *test]), "utf-8")
             options["test_path"] = "test.csv"
@@ -60,18 +70,34 @@ def make(tmp_path):
 def test_table_data_encodes_features_targets_and_groups(make):
     data = make(TableData, val_fraction=0.25, test_fraction=0.1)
     assert data.encoder.feature_names == (
-        *("age", "dose", "sex=f", "sex=m", "note=plain", "note=well, so far", "age missing", "note missing"),
+        *(
+            "age",
+            "dose",
+            "sex=f",
+            "sex=m",
+            "note=plain",
+            "note=well, so far",
+            "age missing",
+            "note missing",
+        ),
     )
     assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [26, 10, 4]
     assert (data.num_classes, data.input_shape, data.group_names) == (2, (8,), WARDS)
     x, y = data.train_set.tensors
-    torch.testing.assert_close(x[:, 1].mean(), torch.tensor(0.0), atol=1e-6, rtol=0)  # of the training rows
+    torch.testing.assert_close(
+        x[:, 1].mean(), torch.tensor(0.0), atol=1e-6, rtol=0
+    )  # of the training rows
     # Standardizing keeps an order.
     assert x[y == 1, 1].min() > x[y == 0, 1].max()
 
 
 def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
-    options = {"target": "dose", "columns": {"task": "regression"}, "val_fraction": 0.3, "test_fraction": 0.2}
+    options = {
+        "target": "dose",
+        "columns": {"task": "regression"},
+        "val_fraction": 0.3,
+        "test_fraction": 0.2,
+    }
 
     def found(seed):
         data = make(TableData, seed=seed, **options)
@@ -85,7 +111,9 @@ def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
 
 def test_table_data_standardizes_a_numeric_target(make):
     columns = {"task": "regression", "standardize_target": True}
-    data = make(TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"])
+    data = make(
+        TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"]
+    )
     y = data.train_set.tensors[1]
     assert (y.mean().item(), y.std(unbiased=False).item()) == pytest.approx((0, 1), abs=1e-6)
     scaled = data.test_set.tensors[1] * data.encoder.target_std + data.encoder.target_mean
@@ -97,7 +125,9 @@ def test_word_hashes_are_crc_32():
     # A fullwidth A, case, and the underscore.
     found = hashed_words("\uff21 GRÖSSE größe ___", 9)
     assert found == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
-    assert hashed_words("don't--stop", 9) == [zlib.crc32(word.encode()) for word in ("don", "t", "stop")]
+    assert hashed_words("don't--stop", 9) == [
+        zlib.crc32(word.encode()) for word in ("don", "t", "stop")
+    ]
     assert hashed_words("one two three", 2) == hashed_words("one two", 9)
     assert hashed_words(" .,!", 9) == []
 
@@ -120,7 +150,9 @@ def test_text_windows_predict_every_byte_at_most_once(length):
     text = "Größe 漢字"  # 14 bytes
     found = windows(text, length)
     data = list(text.encode())
-    assert found.tolist() == [data[at : at + length + 1] for at in range(0, len(data) - length, length)]
+    assert found.tolist() == [
+        data[at : at + length + 1] for at in range(0, len(data) - length, length)
+    ]
 
 
 def test_character_data_cuts_text_into_pieces(make):
@@ -136,10 +168,26 @@ def test_character_data_cuts_text_into_pieces(make):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
-        (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
-        (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in target 'label' is none of the 2 classes"),
-        (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),
+        (
+            TableData,
+            {"val_fraction": 0.6, "test_fraction": 0.4},
+            "40 of 40 samples are to be held out",
+        ),
+        (
+            TableData,
+            {"rows": [*wards(), " ,30,f,plain,0.1,1"]},
+            r"1 of 41 rows have no 'ward' \(group\): line 42",
+        ),
+        (
+            TextData,
+            {"test": ["crude,sea,oil"]},
+            r"line 2: 'crude' in target 'label' is none of the 2 classes",
+        ),
+        (
+            CharacterData,
+            {"length": 24},
+            r"the texts of 'sea' \(group\) are too short for a piece of 25 characters",
+        ),
     ],
 )
 def test_csv_data_with_wrong_options_are_refused(make, kind, options, message):

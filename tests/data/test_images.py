@@ -16,7 +16,9 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
-needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")
+needs_data = pytest.mark.skipif(
+    ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data"
+)
 CLIENTS = {
     "Boston": {"cat": 6, "dog": 4},
     "Lyon": {"dog": 8},
@@ -59,7 +61,9 @@ def test_gaussians_lie_around_their_class_centers():
     torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
-        torch.testing.assert_close(features[labels == label, :2].mean(0), torch.tensor(center), atol=0.1, rtol=0)
+        torch.testing.assert_close(
+            features[labels == label, :2].mean(0), torch.tensor(center), atol=0.1, rtol=0
+        )
     assert torch.equal(features, gaussians().train.tensors[0])
 
 
@@ -94,19 +98,31 @@ def arrays(shape=(8, 8), dtype=np.uint8):
     return made
 
 
-@pytest.mark.parametrize(("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))])
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))]
+)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     made = arrays(shape, dtype)
-    columns = {"hospital": np.array(list("abcabcabcabc")), "about": np.zeros(3), "tensors": np.zeros(12)}
-    np.savez(tmp_path / "set.npz", **made, **{f"train_{name}": column for name, column in columns.items()})
+    columns = {
+        "hospital": np.array(list("abcabcabcabc")),
+        "about": np.zeros(3),
+        "tensors": np.zeros(12),
+    }
+    np.savez(
+        tmp_path / "set.npz",
+        **made,
+        **{f"train_{name}": column for name, column in columns.items()},
+    )
     data = npz(tmp_path / "set.npz")
     assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
     image, label = data.train[4]
     assert (image.shape, label.dtype, int(label)) == (expected, torch.int64, 1)
     pixels = made["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
     assert image.is_contiguous()
-    np.testing.assert_allclose(image.numpy(), pixels / 255 * 2 - 1 if dtype == np.uint8 else pixels, atol=1e-6)
+    np.testing.assert_allclose(
+        image.numpy(), pixels / 255 * 2 - 1 if dtype == np.uint8 else pixels, atol=1e-6
+    )
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
     assert len(data.train.tensors) == 2
@@ -137,18 +153,24 @@ def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
     assert (label, data.class_names) == (1, ("cat", "dog"))
     assert (len(data.train), len(data.test), data.val) == (6, 6, None)
     shutil.rmtree(tmp_path / "test" / "cat")
-    with pytest.raises(ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"
+    ):
         folder(tmp_path)
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(None, "x.png"), (np.uint16, "x.png"), (np.float32, "x.tif")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(None, "x.png"), (np.uint16, "x.png"), (np.float32, "x.tif")]
+)
 def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, name):
     file = images(tmp_path, {"dog": {"": 2}}) / "dog" / name
     file.write_bytes(b"<html>404</html>")
     if dtype is not None:
         Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
     message = "identify image file" if dtype is None else "more than 8 bits per pixel"
-    with pytest.raises(ConfigurationError, match=rf"dog/{name} cannot be read as an image: .*{message}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"dog/{name} cannot be read as an image: .*{message}"
+    ):
         list(folder(tmp_path).train)
 
 
@@ -163,7 +185,10 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
             torch.testing.assert_close(x[:, 0, 0, 0], 0.2 * y)
     assert deal(str(tmp_path), GroupPartitioner(2)).class_counts.tolist() == [[6, 5, 5], [5, 8, 0]]
     for options, message in (
-        ({"partitioner": DirichletPartitioner(2, alpha=1.0)}, "by client .*leave DirichletPartitioner.* out"),
+        (
+            {"partitioner": DirichletPartitioner(2, alpha=1.0)},
+            "by client .*leave DirichletPartitioner.* out",
+        ),
         ({"groups": "ward"}, "has data by client, which defines the clients"),
     ):
         with pytest.raises(ConfigurationError, match=message):
@@ -187,7 +212,9 @@ def test_folders_val_and_test_belong_to_the_server(tmp_path):
 
 def test_image_folder_without_splits_is_split(tmp_path):
     images(tmp_path)
-    data = deal(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
+    data = deal(
+        str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0)
+    )
     assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
@@ -198,8 +225,14 @@ def test_image_folder_without_splits_is_split(tmp_path):
     ("change", "message"),
     [
         (lambda p: draw(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
-        (lambda p: (p / "Paris").mkdir(), "client 'Paris': .*Paris' was not found, or cannot be read"),
-        (lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"], "fall into 1 groups"),
+        (
+            lambda p: (p / "Paris").mkdir(),
+            "client 'Paris': .*Paris' was not found, or cannot be read",
+        ),
+        (
+            lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"],
+            "fall into 1 groups",
+        ),
     ],
 )
 def test_image_folder_with_wrong_contents_is_refused(tmp_path, change, message):

@@ -43,14 +43,18 @@ class Graph:
 
 
 def graphs(label):
-    return [Graph(torch.rand(3, 2), torch.zeros(2, 4, dtype=torch.long), label(i)) for i in range(N)]
+    return [
+        Graph(torch.rand(3, 2), torch.zeros(2, 4, dtype=torch.long), label(i)) for i in range(N)
+    ]
 
 
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 
 
 @pytest.mark.parametrize("name", ["targets", "labels"])
-@pytest.mark.parametrize("stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)])
+@pytest.mark.parametrize(
+    "stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)]
+)
 def test_stored_labels_spare_reading_the_samples(name, stored):
     dataset = Items(PAIRS, **{name: stored})
     assert dataset_labels(dataset).tolist() == [3, 1, 2]
@@ -61,7 +65,14 @@ def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
     stored = Items(PAIRS, targets=[3, 1, 2])
     assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
-    assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [5, 6, 7, 8, 2, 3]
+    assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [
+        5,
+        6,
+        7,
+        8,
+        2,
+        3,
+    ]
     transformed = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
     assert dataset_labels(transformed).tolist() == [2, 0, 1]
 
@@ -83,8 +94,14 @@ def test_number_of_classes_covers_training_and_test_labels():
 @pytest.mark.parametrize("stray", [1000, 2**62])
 def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
     labels = torch.arange(30) % 10
-    train, test = (labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4) for s in ("train", "test"))
-    with pytest.raises(ConfigurationError, match=f"the largest label is {stray}, and there are only 1[01] different"):
+    train, test = (
+        labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4)
+        for s in ("train", "test")
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match=f"the largest label is {stray}, and there are only 1[01] different",
+    ):
         count_classes(train, (), {"test": TensorDataset(torch.zeros(30, 2), test)})
 
 
@@ -97,8 +114,12 @@ WITHOUT_CLASSES = {
     "regression, stored": Items([(X[i], float(i)) for i in range(N)], targets=np.arange(N) / 1.0),
     "multilabel": TensorDataset(X, torch.randint(2, (N, 5))),
     "graphs": Items(graphs(lambda i: torch.rand(1, 3))),
-    "dictionaries of texts": Items([{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]),
-    "ragged, stored": Items([(X[i], 0.0) for i in range(N)], labels=[[0] * (1 + i % 3) for i in range(N)]),
+    "dictionaries of texts": Items(
+        [{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]
+    ),
+    "ragged, stored": Items(
+        [(X[i], 0.0) for i in range(N)], labels=[[0] * (1 + i % 3) for i in range(N)]
+    ),
     "names": Items([(X[i], "cat") for i in range(N)]),
 }
 
@@ -109,10 +130,17 @@ def test_data_without_labels_count_as_one_class(kind, recwarn):
         data = ready(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
         assert (data.num_classes, data.class_names) == (1, ("samples",))
         assert data.no_classes
-        assert data.class_counts.tolist() == [[len(data.client_indices(i))] for i in range(data.num_clients)]
+        assert data.class_counts.tolist() == [
+            [len(data.client_indices(i))] for i in range(data.num_clients)
+        ]
     assert not recwarn.list
-    if kind not in ("regression on whole floats", "regression, stored"):  # which may be classes where somebody asks
-        with pytest.raises(ConfigurationError, match=r"No class labels in .*One whole number per sample"):
+    if kind not in (
+        "regression on whole floats",
+        "regression, stored",
+    ):  # which may be classes where somebody asks
+        with pytest.raises(
+            ConfigurationError, match=r"No class labels in .*One whole number per sample"
+        ):
             dataset_labels(WITHOUT_CLASSES[kind])
 
 
@@ -134,7 +162,11 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
     for asking in ((), ("somebody",)):
         found = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
         expected = [min(label, 1) for label in INTEGERS] if kind == "yes and no" else INTEGERS
-        assert (found.labels.tolist(), found.labels.dtype, found.missing) == (expected, torch.int64, None)
+        assert (found.labels.tolist(), found.labels.dtype, found.missing) == (
+            expected,
+            torch.int64,
+            None,
+        )
         assert found.names == tuple(str(i) for i in range(max(expected) + 1))
 
 
@@ -164,7 +196,9 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
     ):
         data = ready(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
         for client in range(2):
-            assert data.client_labels(client).tolist() == [expected[i] for i in data.client_indices(client)]
+            assert data.client_labels(client).tolist() == [
+                expected[i] for i in data.client_indices(client)
+            ]
     for wrong in ("topic", [-1] * N, ["cat"] * N):
         with pytest.raises(ConfigurationError, match="labels"):
             ready(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
@@ -172,7 +206,10 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
 
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
 def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
-    source, given = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
+    source, given = (
+        TensorDataset(X, torch.tensor(labels or INTEGERS)),
+        False if labels is False else None,
+    )
     assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
     with pytest.raises(ConfigurationError):
         ready(source, DirichletPartitioner(2, 1.0), labels=given)
@@ -180,7 +217,9 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
 
 def test_noise_on_the_inputs_needs_no_classes():
     source = WITHOUT_CLASSES["regression"]
-    data = ready(source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100)
+    data = ready(
+        source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100
+    )
     x, y = next(iter(data.client_loader(1, shuffle=False)))
     rows = data.client_indices(1)
     assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
@@ -198,10 +237,14 @@ def test_groups_are_read_from_an_attribute_a_name_a_list_or_a_field():
     for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
         with pytest.raises(ConfigurationError, match="none of them None or NaN"):
             named_groups(Items(PAIRS), gaps)
-    fields = Items([{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)])
+    fields = Items(
+        [{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)]
+    )
     assert named_groups(fields, "meta.clinic")[1] == ("clinic 3", "clinic 7")
     assert named_groups(fields, "a.b")[0].tolist() == [1, 0]
-    with pytest.raises(ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"):
+    with pytest.raises(
+        ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"
+    ):
         named_groups(fields, "meta.ward")
 
 
@@ -216,8 +259,14 @@ def test_numeric_group_names_get_their_kind_as_prefix():
 def test_client_names_come_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
     assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
-    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ("0", "1")  # of several groups
-    assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
+    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == (
+        "0",
+        "1",
+    )  # of several groups
+    assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == (
+        "ward 0",
+        "ward 1",
+    )
     # Clients that have parts of groups are not called after them.
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
 
@@ -235,4 +284,7 @@ def test_client_names_reach_metrics_and_tell_one_federation_from_another(tmp_pat
     assert loop.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
     other.setup("fit")
     (differs,) = fit_identity({}, other).differences(fit_identity({}, data))
-    assert differs == "data.client_names is ['Boston', 'Paris', 'Köln'] and was ['Boston', 'Ly/on', 'Köln']"
+    assert (
+        differs
+        == "data.client_names is ['Boston', 'Paris', 'Köln'] and was ['Boston', 'Ly/on', 'Köln']"
+    )

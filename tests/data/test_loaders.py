@@ -15,7 +15,14 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, TensorBatches, make_loader
+from flsv.data import (
+    FederatedDataModule,
+    IIDPartitioner,
+    Loader,
+    SizePartitioner,
+    TensorBatches,
+    make_loader,
+)
 from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import preload
 from flsv.federation import FederatedLoop
@@ -86,7 +93,9 @@ def test_preloaded_samples_are_in_order(workers):
     assert torch.equal(images, X)
     assert torch.equal(labels, Y)
     assert preload(TENSORS) is TENSORS
-    with pytest.raises(ConfigurationError, match="samples of Items do not collate to a tuple of tensors"):
+    with pytest.raises(
+        ConfigurationError, match="samples of Items do not collate to a tuple of tensors"
+    ):
         preload(Items([{"x": 1}]))
 
 
@@ -147,7 +156,9 @@ def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_pat
         data, loader = Held(np.random.RandomState(4)), Loader(num_workers=1)
         return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
 
-    assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)
+    assert_resumes(
+        lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make
+    )
 
 
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
@@ -176,7 +187,9 @@ class Table(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         self.opened = True
-        return {"x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)}, 0
+        return {
+            "x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)
+        }, 0
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
@@ -196,7 +209,10 @@ def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(colum
 
 
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
-    assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == ["a", "b"]
+    assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == [
+        "a",
+        "b",
+    ]
     # Random numbers are no other samples, and nothing is left behind.
     drawn = Table(drawn=True)
     found = content_hashes(drawn, HOLDERS)
@@ -206,10 +222,17 @@ def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
 
 
 def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> None:
-    for file in (f"{place}/{name}/{i}.png" for place in ("one", "two") for name in ("cat", "dog") for i in range(3)):
+    for file in (
+        f"{place}/{name}/{i}.png"
+        for place in ("one", "two")
+        for name in ("cat", "dog")
+        for i in range(3)
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 4), 10 * int(file[-5]), np.uint8)).save(tmp_path / file)
-    first, second = (ImageFolder(str(tmp_path / place), transform=ToTensor()) for place in ("one", "two"))
+    first, second = (
+        ImageFolder(str(tmp_path / place), transform=ToTensor()) for place in ("one", "two")
+    )
     before = content_hashes(first, HOLDERS)
     assert content_hashes(second, HOLDERS) == before
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
@@ -229,8 +252,16 @@ def test_changed_sample_changes_the_hash_of_its_client() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> None:
-    x, y = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 3
-    for clean in (TensorDataset(x, y), TensorDataset(x.long(), y), TensorDataset(x[:0], y[:0]), Table()):
+    x, y = (
+        torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)),
+        torch.arange(3000) % 3,
+    )
+    for clean in (
+        TensorDataset(x, y),
+        TensorDataset(x.long(), y),
+        TensorDataset(x[:0], y[:0]),
+        Table(),
+    ):
         assert not len(not_finite(clean))
     x[[0, 1023, 1024, 2999], 1, 2] = value
     data, few = TensorDataset(x, y), TensorDataset(x[1:9], y[1:9])
@@ -239,4 +270,9 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
     with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
         ready((few, data), IIDPartitioner(2))
     with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
-        ready(TensorDataset(x[[0, 1023] * 4], y[:8]), IIDPartitioner(2), server_val=0.0, client_val=0.4)
+        ready(
+            TensorDataset(x[[0, 1023] * 4], y[:8]),
+            IIDPartitioner(2),
+            server_val=0.0,
+            client_val=0.4,
+        )

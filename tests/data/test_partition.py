@@ -33,8 +33,12 @@ MAKERS = {
     "dirichlet": lambda seed: DirichletPartitioner(5, alpha=0.3, seed=seed),
     "pathological": lambda seed: PathologicalPartitioner(5, classes_per_client=2, seed=seed),
     "shard": lambda seed: ShardPartitioner(5, shards_per_client=2, seed=seed),
-    "class shares": lambda seed: ProportionPartitioner([[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed),
-    "client shares": lambda seed: ProportionPartitioner([[1.0]] * 5, of="client", total=500, seed=seed),
+    "class shares": lambda seed: ProportionPartitioner(
+        [[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed
+    ),
+    "client shares": lambda seed: ProportionPartitioner(
+        [[1.0]] * 5, of="client", total=500, seed=seed
+    ),
     "group": lambda seed: GroupPartitioner(5, seed=seed),
 }
 
@@ -51,7 +55,9 @@ def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_pl
     assert differs is (name != "group")
     everything = torch.cat(first)
     assert len(first) == 5
-    assert all(len(part) > 0 and part.dtype == torch.int64 and (part.diff() > 0).all() for part in first)
+    assert all(
+        len(part) > 0 and part.dtype == torch.int64 and (part.diff() > 0).all() for part in first
+    )
     assert len(everything.unique()) == len(everything)
     assert len(everything) == (500 if name == "client shares" else 1000)
 
@@ -98,7 +104,9 @@ def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
     sizes = counts_of(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
     assert sizes.sum() == 6000
     assert sizes.min() >= 100
-    with pytest.raises(ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"):
+    with pytest.raises(
+        ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"
+    ):
         counts_of(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
 
 
@@ -156,7 +164,9 @@ def test_groups_become_clients_in_order_or_are_balanced_by_size():
 def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, labels):
     counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
     _, axes = plot_partition(counts)
-    ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(classes, clients)
+    ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(
+        classes, clients
+    )
     assert ends[-1].tolist() == counts.sum(1).tolist()
     assert len(axes.get_yticklabels()) == labels
 
@@ -166,14 +176,18 @@ FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
 
 def split(partitioner=None, pool=None, groups=None, **options):
     pool = torch.arange(1000) if pool is None else pool
-    return split_federation(FIVE, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options))
+    return split_federation(
+        FIVE, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options)
+    )
 
 
 def sets_of(splits):
     return [splits.server_val, *(held for client in splits.clients for held in client.values())]
 
 
-@pytest.mark.parametrize("partitioner", [IIDPartitioner(6), DirichletPartitioner(6, 0.3, min_samples=5)])
+@pytest.mark.parametrize(
+    "partitioner", [IIDPartitioner(6), DirichletPartitioner(6, 0.3, min_samples=5)]
+)
 def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
     splits = split(partitioner, client_val=0.2, client_test=0.3)
     sets = [set(held.tolist()) for held in sets_of(splits)]
@@ -204,17 +218,24 @@ def test_splits_follow_from_their_seeds():
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
     ready(data, sizes, batch_size=18, drop_last=True)
-    with pytest.raises(ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"):
+    with pytest.raises(
+        ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"
+    ):
         ready(data, sizes, batch_size=32, drop_last=True)
 
 
 def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
     options = {"corruptions": noise, "client_val": 0.1, "max_samples": 600}
-    whole, kept = (ready("digits", IIDPartitioner(3), drop_flagged=drop, **options) for drop in (False, True))
+    whole, kept = (
+        ready("digits", IIDPartitioner(3), drop_flagged=drop, **options) for drop in (False, True)
+    )
     noisy = set(whole.client_indices(1)[whole.corrupted_samples(1)].tolist())
     for client in range(3):
-        before, after = set(whole.client_indices(client).tolist()), set(kept.client_indices(client).tolist())
+        before, after = (
+            set(whole.client_indices(client).tolist()),
+            set(kept.client_indices(client).tolist()),
+        )
         assert after <= before
         dropped = before - after
         assert len(dropped) < 0.3 * len(before)
@@ -224,7 +245,9 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
         labels = torch.cat([y for _, y in kept.client_loader(client)])
         assert torch.equal(torch.bincount(labels, minlength=10), kept.class_counts[client])
     assert torch.equal(whole.server_val_indices, kept.server_val_indices)
-    assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
+    assert kept.describe()["dropped_samples"] == int(
+        whole.num_samples.sum() - kept.num_samples.sum()
+    )
     broken = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
         ready(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)

@@ -26,11 +26,16 @@ def arrays(positive, negative):
     """Of each client inputs and words; one in five is positive."""
     rng = np.random.default_rng(0)
     ill = {name: np.arange(ROWS) % 5 == 0 for name in (*CLIENTS, "val")}
-    return {name: (rng.normal(size=(ROWS, 3)) + y[:, None], np.where(y, positive, negative)) for name, y in ill.items()}
+    return {
+        name: (rng.normal(size=(ROWS, 3)) + y[:, None], np.where(y, positive, negative))
+        for name, y in ill.items()
+    }
 
 
 def frames(positive, negative):
-    return {name: pd.DataFrame(x).assign(y=y) for name, (x, y) in arrays(positive, negative).items()}
+    return {
+        name: pd.DataFrame(x).assign(y=y) for name, (x, y) in arrays(positive, negative).items()
+    }
 
 
 def data_of(sets, **options):
@@ -43,7 +48,10 @@ def data_of(sets, **options):
 def valued(folder, data, **options):
     torch.manual_seed(0)
     module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
-    metrics = {"loo": LeaveOneOut(performance="average_precision"), "f1": LeaveOneOut(performance="f1")}
+    metrics = {
+        "loo": LeaveOneOut(performance="average_precision"),
+        "f1": LeaveOneOut(performance="f1"),
+    }
     loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
     fit(loop, folder, module, data, rounds=2, **options)
     return loop, module
@@ -54,7 +62,9 @@ def learned(folder):
     return read_record(path)["paid_in"]
 
 
-@pytest.mark.parametrize(("make", "options"), [(arrays, {}), (frames, {"labels": "y"})], ids=["arrays", "tables"])
+@pytest.mark.parametrize(
+    ("make", "options"), [(arrays, {}), (frames, {"labels": "y"})], ids=["arrays", "tables"]
+)
 def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, make, options):
     found = []
     for names in (("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")):
@@ -72,7 +82,10 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
 
 
 def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_given(tmp_path):
-    with pytest.warns(UserWarning, match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja"):
+    with pytest.warns(
+        UserWarning,
+        match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
+    ):
         loop, _ = valued(tmp_path / "rarer", data_of(arrays("ja", "nein")))
     assert learned(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
     assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
@@ -101,7 +114,10 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
 @pytest.mark.parametrize("kind", ["array", "table"])
 def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, names):
     words = words * 4
-    x, options = np.arange(len(words), dtype=float), {"partitioner": IIDPartitioner(2), "pos_label": pos_label}
+    x, options = (
+        np.arange(len(words), dtype=float),
+        {"partitioner": IIDPartitioner(2), "pos_label": pos_label},
+    )
     if kind == "array":
         data = FederatedDataModule((x[:, None], np.array(words)), **options)
     else:
@@ -110,7 +126,9 @@ def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, na
     assert data.class_names == names
     assert data.positive_class == (names[1] if len(names) == 2 else None)
     for client in range(2):
-        assert [words[row] for row in data.client_indices(client)] == [names[y] for y in data.client_labels(client)]
+        assert [words[row] for row in data.client_indices(client)] == [
+            names[y] for y in data.client_labels(client)
+        ]
 
 
 def test_rarer_class_of_image_folders_is_positive(tmp_path):
@@ -118,7 +136,9 @@ def test_rarer_class_of_image_folders_is_positive(tmp_path):
         for name, count in zip(("ill", "well"), counts):
             (tmp_path / split / name).mkdir(parents=True)
             for i in range(count):
-                Image.new("RGB", (8, 8), (200 if name == "ill" else 0,) * 3).save(tmp_path / split / name / f"{i}.png")
+                Image.new("RGB", (8, 8), (200 if name == "ill" else 0,) * 3).save(
+                    tmp_path / split / name / f"{i}.png"
+                )
     data = FederatedDataModule(str(tmp_path), IIDPartitioner(2))
     data.setup("fit")
     assert data.class_names == ("well", "ill")
@@ -133,7 +153,9 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     data = FederatedDataModule(given, IIDPartitioner(2))
     data.setup("fit")
     assert data.class_names == ("ill", "well")
-    assert positive(data) == "Positive class: well, class 1. Average precision and F1 are its scores."
+    assert (
+        positive(data) == "Positive class: well, class 1. Average precision and F1 are its scores."
+    )
     for wrong, message in (
         ("ill", "'ill' is class 0"),
         ("sick", "expected one of two classes. The data have"),
@@ -148,7 +170,10 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
 def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
     words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
     (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
-    makers = (partial(FederatedDataModule, words, pos_label="ham"), partial(FederatedDataModule, words))
+    makers = (
+        partial(FederatedDataModule, words, pos_label="ham"),
+        partial(FederatedDataModule, words),
+    )
     texts = [TextData("a.csv", root=str(tmp_path), pos_label=each) for each in ("ham", None)]
     for said, unsaid in (makers, [partial(FederatedDataModule, each) for each in texts]):
         data = said(partitioner=OneClient())
@@ -161,5 +186,11 @@ def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
     loop, module = valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="ja"))
     module.trainer.save_checkpoint(tmp_path / "last.ckpt")
-    with pytest.raises(ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"):
-        valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="nein"), ckpt_path=tmp_path / "last.ckpt")
+    with pytest.raises(
+        ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"
+    ):
+        valued(
+            tmp_path,
+            data_of(arrays("ja", "nein"), pos_label="nein"),
+            ckpt_path=tmp_path / "last.ckpt",
+        )

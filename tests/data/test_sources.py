@@ -33,20 +33,31 @@ def test_arrays_become_tensors_of_torchs_dtypes():
     x, y = array_set(np.ones((3, 2)), np.array([[1], [0], [2]])).tensors
     assert (x.dtype, y.dtype, y.tolist()) == (torch.float32, torch.int64, [1, 0, 2])
     assert array_set(np.ones((3, 2), np.int32)).tensors[0].dtype == torch.int64
-    assert array_set(torch.ones(3, 2, dtype=torch.float64), [0.5, 1, 2]).tensors[1].tolist() == [0.5, 1, 2]
-    assert array_set(np.arange(4.0).reshape(2, 2).astype(">f4")).tensors[0].tolist() == [[0, 1], [2, 3]]
+    assert array_set(torch.ones(3, 2, dtype=torch.float64), [0.5, 1, 2]).tensors[1].tolist() == [
+        0.5,
+        1,
+        2,
+    ]
+    assert array_set(np.arange(4.0).reshape(2, 2).astype(">f4")).tensors[0].tolist() == [
+        [0, 1],
+        [2, 3],
+    ]
     assert array_set(np.ones((4, 2))[::-1], [True, False] * 2).tensors[1].tolist() == [1, 0, 1, 0]
     (colors,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
     assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
     data = array_set(np.zeros((3, 1)), np.array(["well", "ill", "well"], dtype=object))
     assert (data.classes, data.tensors[1].tolist()) == (("ill", "well"), [1, 0, 1])
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
-        with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
+        with pytest.raises(
+            ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"
+        ):
             array_set(np.zeros((3, 1)), y)
 
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
-    data = ready(clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1)
+    data = ready(
+        clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1
+    )
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 9
     # The samples are one after the other, and nobody has another's.
@@ -59,7 +70,9 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
 
 def test_class_numbers_of_all_clients_follow_from_the_class_names():
     data = ready(
-        clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)}, server_val=0.0, test=(X[:4], ["dog", "cat"] * 2)
+        clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)},
+        server_val=0.0,
+        test=(X[:4], ["dog", "cat"] * 2),
     )
     assert data.class_names == ("cat", "dog", "eel")
     assert data.class_counts.tolist() == [[20, 20, 20], [0, 0, 9]]
@@ -89,15 +102,27 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
-        ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
+        (
+            {"source": HERE, "val": DataLoader(HERE)},
+            "val: .* Instead of a DataLoader give loader.dataset",
+        ),
         ({"source": "mnist"}, "data.files.download true"),
         ({"source": "x.npz"}, "No data set 'x.npz' was found"),
         ({"source": (X[:4], Y[:4])}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
         ({"source": HERE, "max_samples": 12, "client_test": 0.9}, "Client 0 has [23] samples"),
-        ({"source": TABLE}, "Frame is a table: set labels, the column to predict. It has age, sex, ill"),
+        (
+            {"source": TABLE},
+            "Frame is a table: set labels, the column to predict. It has age, sex, ill",
+        ),
         ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
-        ({"source": TABLE, "labels": "age"}, "40 different values in 40 rows, which cannot be classes"),
-        ({"source": TABLE, "labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is not a valid"),
+        (
+            {"source": TABLE, "labels": "age"},
+            "40 different values in 40 rows, which cannot be classes",
+        ),
+        (
+            {"source": TABLE, "labels": "sex", "columns": Columns(task="regression")},
+            "'sex' .target. is not a valid",
+        ),
     ],
 )
 def test_data_with_wrong_options_are_refused(options, message, tmp_path):
@@ -117,7 +142,9 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     assert 0 < len(lost) < 6
     both = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="No sample is left to 'c'"):
-        data = ready(Subset(both, range(61)), groups=[*"ab"] * 30 + ["c"], server_val=0.5, seed=lost[0])
+        data = ready(
+            Subset(both, range(61)), groups=[*"ab"] * 30 + ["c"], server_val=0.5, seed=lost[0]
+        )
     assert data.client_names == ("a", "b")
 
 
@@ -132,7 +159,9 @@ def test_val_and_test_data_are_added_to_any_source(source):
 
 def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     file = tmp_path / "all.csv"
-    file.write_text("age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)))
+    file.write_text(
+        "age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40))
+    )
     assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
     assert ready((file, file), labels="ill", groups="ward").num_clients == 2
     assert ready(file, labels="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
@@ -144,7 +173,11 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     file, age = tmp_path / "wards.parquet", np.random.default_rng(0).normal(50, 10, 90)
-    words = {"ward": [*"abc"] * 30, "drug": ["none", "x", "y", "y", "x"] * 18, "smokes": [True, False, False] * 30}
+    words = {
+        "ward": [*"abc"] * 30,
+        "drug": ["none", "x", "y", "y", "x"] * 18,
+        "smokes": [True, False, False] * 30,
+    }
     ill = np.where(age > 52, "yes", "no")
     pd.DataFrame({"patient": range(90), "age": age, "ill": ill, **words}).to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
@@ -154,7 +187,14 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     example = Path(__file__).parents[2] / "examples" / "parquet.yaml"
-    quick = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false", "--data.files.root", str(tmp_path)]
+    quick = [
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.enable_progress_bar",
+        "false",
+        "--data.files.root",
+        str(tmp_path),
+    ]
     assert main(["fit", "--config", str(example), *quick]) == 0
     out = capsys.readouterr().out
     assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
@@ -165,7 +205,10 @@ DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
 
 def module(train, val=None):
     """A data module with these loaders; a loader is left out where it is None."""
-    kinds = {"train_dataloader": lambda self: train, **({} if val is None else {"val_dataloader": lambda self: val})}
+    kinds = {
+        "train_dataloader": lambda self: train,
+        **({} if val is None else {"val_dataloader": lambda self: val}),
+    }
     return type("Somebodys", (L.LightningDataModule,), kinds)()
 
 
@@ -173,7 +216,9 @@ def test_options_of_a_wrapped_loader_are_kept():
     def collate(samples):
         return samples
 
-    loader = DataLoader(DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True)
+    loader = DataLoader(
+        DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True
+    )
     found = module_source(module(loader))
     assert found.indices is None
     read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
@@ -185,7 +230,9 @@ def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
     with pytest.warns(UserWarning, match=" RandomSampler.*shuffled uniformly instead"):
-        module_source(module(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True))))
+        module_source(
+            module(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True)))
+        )
 
 
 class Episodes(BatchSampler):
@@ -210,7 +257,9 @@ class Scaled(DataLoader):
     ],
 )
 def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
-    with pytest.raises(ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"):
+    with pytest.raises(
+        ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"
+    ):
         module_source(module(loader))
     # As they are they validate.
     assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader

@@ -43,7 +43,9 @@ def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
 
 
 def test_marks_of_missing_values_apply_to_one_column_or_to_all():
-    table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]}))
+    table = Table(
+        "wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]})
+    )
     only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
     assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
     assert without_gaps(table, "ward", "", only).isna().tolist() == [False, True, False, False]
@@ -64,7 +66,10 @@ def test_marks_of_missing_values_apply_to_one_column_or_to_all():
 )
 @pytest.mark.parametrize("typed", [False, True])
 def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed):
-    tables = [Table(f"{place}.csv", pd.DataFrame({"x": column}, dtype=object)) for place, column in enumerate(values)]
+    tables = [
+        Table(f"{place}.csv", pd.DataFrame({"x": column}, dtype=object))
+        for place, column in enumerate(values)
+    ]
     tables[0] = frame_table(tables[0].frame) if typed else tables[0]
     found, joined = read_column(one_table(tables), "x", Columns())
     assert found == kind
@@ -89,7 +94,15 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     x = ready(frame, labels="ill", server_val=0, client_test=0)._data.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, before)
     numbers = np.column_stack([rows % 5 == 0, rows])
-    named = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 2 == 0, rows % 2 == 1, rows % 4 != 0, rows % 4 == 0]
+    named = [
+        rows % 3 == 0,
+        rows % 3 == 1,
+        rows % 3 == 2,
+        rows % 2 == 0,
+        rows % 2 == 1,
+        rows % 4 != 0,
+        rows % 4 == 0,
+    ]
     expected = np.column_stack([(numbers - numbers.mean(0)) / numbers.std(0), *named])
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
@@ -98,7 +111,10 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     ("values", "message"),
     [
         (lambda: pd.date_range("2020-01-01", periods=60), "'odd' has Timestamp in DataFrame"),
-        (lambda: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)], r"'odd' has date in .*dates\": .\"odd"),
+        (
+            lambda: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)],
+            r"'odd' has date in .*dates\": .\"odd",
+        ),
         (lambda: pd.Series([1, "1"] * 30, dtype=object), "int in .* and str in "),
         (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number, but stored as text"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is not a valid number"),
@@ -112,9 +128,13 @@ def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
     assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
 
 
-@pytest.mark.parametrize("coding", [(True, False), ("ja", "nein"), ("no", "yes."), (1, 0), ("dead",)], ids=str)
+@pytest.mark.parametrize(
+    "coding", [(True, False), ("ja", "nein"), ("no", "yes."), (1, 0), ("dead",)], ids=str
+)
 @pytest.mark.parametrize("kind", ["frames", "mixed"])
-def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(tmp_path, coding, kind):
+def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(
+    tmp_path, coding, kind
+):
     rng, clients = np.random.default_rng(0), {}
     for name in ("Boston", "Lyon", "Osaka", "Quito"):
         ill = np.resize(np.array(coding if name == "Lyon" else ("no", "yes"), dtype=object), 40)
@@ -129,16 +149,23 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
     every = ["no", "yes", *(str(label) for label in coding if label != "no")]
     named = ready(clients=clients, labels="ill", columns={"classes": every})
     assert sorted(named.class_names) == sorted(every)
-    with pytest.raises(ConfigurationError, match="in target 'ill' is none of the 2 classes: no, yes"):
+    with pytest.raises(
+        ConfigurationError, match="in target 'ill' is none of the 2 classes: no, yes"
+    ):
         ready(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
 
 
 def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted():
     def read(*codings):
-        frames = {n: pd.DataFrame({"age": range(40), "ill": np.resize(each, 40)}) for n, each in zip("abcd", codings)}
+        frames = {
+            n: pd.DataFrame({"age": range(40), "ill": np.resize(each, 40)})
+            for n, each in zip("abcd", codings)
+        }
         return ready(clients=frames, labels="ill").class_names
 
-    with pytest.raises(ConfigurationError, match="'b', .* of 'c': target 'ill' has no label of 'no', 'yes'"):
+    with pytest.raises(
+        ConfigurationError, match="'b', .* of 'c': target 'ill' has no label of 'no', 'yes'"
+    ):
         read(("no", "yes"), ("nein", "ja"), ("nein", "ja"), ("yes", "no"))
     assert read(("I",), ("III", "IV"), ("II", "III"), ("I", "II")) == ("I", "II", "III", "IV")
 
@@ -151,7 +178,9 @@ def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels):
     with pytest.raises(ConfigurationError, match=rf"'ward' \(group\) has .* {said}"):
         ready(Frame(x=x, ill=[0, 1] * 20, ward=labels * 10), labels="ill", groups="ward")
     with pytest.raises(ConfigurationError, match=said):
-        ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
+        ready(
+            clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)}
+        )
 
 
 # Dates, against Python's own calendar
@@ -175,7 +204,9 @@ def test_dates_become_days_since_another_column_or_since_1970(typed):
     encoder, x = encoded({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
     stays = np.array([2.0, 2.0, np.nan, 0.0])
     assert encoder.feature_names == ("left", "left missing")
-    np.testing.assert_allclose(x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6)
+    np.testing.assert_allclose(
+        x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6
+    )
     assert x[:, 1].tolist() == [0, 0, 1, 0]
     encoder, x = encoded({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
     days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
@@ -185,22 +216,37 @@ def test_dates_become_days_since_another_column_or_since_1970(typed):
 
 def test_dates_in_a_declared_format_are_read_and_others_refused():
     columns = {"dates": {"came": "days"}, "exclude": ["left"]}
-    encoder, _ = encoded({**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"])
+    encoder, _ = encoded(
+        {**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"]
+    )
     assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
-    with pytest.raises(ConfigurationError, match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD"):
+    with pytest.raises(
+        ConfigurationError,
+        match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
+    ):
         encoded(columns, ["28.02.2024", *CAME[1:]])
-    with pytest.raises(ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"):
-        encoded({**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2)
-    with pytest.raises(ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"):
+    with pytest.raises(
+        ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
+    ):
+        encoded(
+            {**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2
+        )
+    with pytest.raises(
+        ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
+    ):
         encoded({"exclude": ["left"]})
 
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
-    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")  # clocks change in between
+    hours = pd.date_range(
+        "2024-03-30", periods=60, freq="h", tz="Europe/Paris"
+    )  # clocks change in between
     frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
     frame.to_csv(tmp_path / "stays.csv", index=False)
     columns = {"dates": {"came": "days"}}
-    frames, files = (ready(each, labels="ill", columns=columns) for each in (frame, str(tmp_path / "stays.csv")))
+    frames, files = (
+        ready(each, labels="ill", columns=columns) for each in (frame, str(tmp_path / "stays.csv"))
+    )
     assert frames.content_hashes() == files.content_hashes()
 
 
@@ -214,7 +260,9 @@ def pasted(path, **columns):
         ready(str(path), columns=columns, **options)
     line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
     exclude = line.get("exclude") == ["x"]
-    return line, str(error.value) if exclude else ready(str(path), columns=line, **options).column_cards[0].values
+    return line, str(error.value) if exclude else ready(
+        str(path), columns=line, **options
+    ).column_cards[0].values
 
 
 def written(path, cells, **more):
@@ -228,18 +276,42 @@ def written(path, cells, **more):
     ("cells", "line", "numbers"),
     [
         (["81,5", "78.0", "90"], {"decimal": ","}, [81.5, 78.0, 90.0]),
-        (["1.234,56", "78,5", "12.345.678"], {"decimal": ",", "thousands": "."}, [1234.56, 78.5, 12345678.0]),
+        (
+            ["1.234,56", "78,5", "12.345.678"],
+            {"decimal": ",", "thousands": "."},
+            [1234.56, 78.5, 12345678.0],
+        ),
         (["1,234.56", "78.5", "90"], {"thousands": ","}, [1234.56, 78.5, 90.0]),
-        (["1 234,5", "78,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 78.5, 1250.0]),
+        (
+            ["1 234,5", "78,5", "1\u202f250"],
+            {"decimal": ",", "thousands": " "},
+            [1234.5, 78.5, 1250.0],
+        ),
         # which it is, nobody knows
-        (["1,234", "56", "78"], {"exclude": ["x"]}, "several notations are possible (thousands: ',' or decimal: ',')"),
+        (
+            ["1,234", "56", "78"],
+            {"exclude": ["x"]},
+            "several notations are possible (thousands: ',' or decimal: ',')",
+        ),
         (["12.500", "0,5", "90"], {"exclude": ["x"]}, "others are in another notation"),
-        (["01/02/2024", "03/04/2024", ""], {"exclude": ["x"]}, "whether the day or the month comes first is not clear"),
+        (
+            ["01/02/2024", "03/04/2024", ""],
+            {"exclude": ["x"]},
+            "whether the day or the month comes first is not clear",
+        ),
         (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
         (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
-        (["31.12.2023 00:00", "1.2.2024", ""], ["%d.%m.%Y", "%d.%m.%Y %H:%M"], ["2023-12-31", "2024-02-01"]),
+        (
+            ["31.12.2023 00:00", "1.2.2024", ""],
+            ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
+            ["2023-12-31", "2024-02-01"],
+        ),
         # measurements with words among them
-        ([*map(str, range(20)), "<1.5"], {"gaps": {"x": ["<1.5"]}}, [*map(float, range(20)), np.nan]),
+        (
+            [*map(str, range(20)), "<1.5"],
+            {"gaps": {"x": ["<1.5"]}},
+            [*map(float, range(20)), np.nan],
+        ),
     ],
 )
 def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or_refused(
@@ -247,7 +319,10 @@ def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or
 ):
     if isinstance(line, list):
         line = {"dates": {"x": "days"}, "date_format": line}
-        numbers = [*((pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in numbers), np.nan]
+        numbers = [
+            *((pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in numbers),
+            np.nan,
+        ]
     found, values = pasted(written(tmp_path / "all.csv", cells))
     assert found == line
     if isinstance(numbers, str):
@@ -265,7 +340,11 @@ def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cell
 
 def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
     """Lyon's commas do not make thousands of Boston's 1.250."""
-    for name, cells in {"Boston": ["1.250", "0.980"], "Lyon": ["1,250", "0,980"], "Osaka": ["1", "2"]}.items():
+    for name, cells in {
+        "Boston": ["1.250", "0.980"],
+        "Lyon": ["1,250", "0,980"],
+        "Osaka": ["1", "2"],
+    }.items():
         written(tmp_path / f"{name}.csv", cells)
     line, values = pasted(tmp_path)
     assert line == {"decimal": ","}
@@ -282,7 +361,9 @@ def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_pat
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
     (tmp_path / "Boston.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "utf-8-sig")
     (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
-    with pytest.raises(ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"):
+    with pytest.raises(
+        ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"
+    ):
         ready(str(tmp_path), labels="ill")
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
         ready(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
@@ -299,13 +380,20 @@ def test_delimiters_are_found_file_by_file(tmp_path):
 
 def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
     """pandas writes -99 as -99.0 where there are decimals: CSV and DataFrame alike."""
-    frame = pd.DataFrame({"lab": [1.5, -99.0, 2.5, 3.0] * 10, "code": ["07", "7"] * 20, "ill": [0, 1] * 20})
+    frame = pd.DataFrame(
+        {"lab": [1.5, -99.0, 2.5, 3.0] * 10, "code": ["07", "7"] * 20, "ill": [0, 1] * 20}
+    )
     frame.to_csv(tmp_path / "lab.csv", index=False)
     for given in (frame, str(tmp_path / "lab.csv")):
         for each in (["-99"], {"lab": [-99]}, {"lab": ["-99.0"], "code": ["7"]}):
-            cards = {card.name: card for card in ready(given, labels="ill", columns={"gaps": each}).column_cards}
+            cards = {
+                card.name: card
+                for card in ready(given, labels="ill", columns={"gaps": each}).column_cards
+            }
             assert cards["lab"].values.isna().sum() == 10
-            assert cards["code"].values.isna().sum() == (20 if "code" in each else 0)  # 07 is another
+            assert cards["code"].values.isna().sum() == (
+                20 if "code" in each else 0
+            )  # 07 is another
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
         ready(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
 
@@ -315,24 +403,46 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
 
 def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client():
     """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
-    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
-    data = ready(clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=patients(10, 4))
-    ages, wards = (np.concatenate([np.array(frame[name]) for frame in clients.values()]) for name in ("age", "ward"))
+    clients = {
+        "Boston": patients(30, 1),
+        "Lyon": patients(50, 2, 20.0),
+        "Köln": patients(20, 3, -5.0),
+    }
+    data = ready(
+        clients=clients,
+        labels="ill",
+        server_val=0.2,
+        client_val=0.1,
+        client_test=0.1,
+        test=patients(10, 4),
+    )
+    ages, wards = (
+        np.concatenate([np.array(frame[name]) for frame in clients.values()])
+        for name in ("age", "ward")
+    )
     held = [data.client_indices(client).numpy() for client in range(3)]
     sent = [(len(rows), ages[rows].sum(), (ages[rows] ** 2).sum()) for rows in held]
     count, total, squares = map(sum, zip(*sent))
     mean, deviation = total / count, np.sqrt(squares / count - (total / count) ** 2)
     categories = sorted(set().union(*(wards[rows] for rows in held)))
-    expected = np.column_stack([(ages - mean) / deviation, *(wards == category for category in categories)])
+    expected = np.column_stack(
+        [(ages - mean) / deviation, *(wards == category for category in categories)]
+    )
     (found, _), (tested, _) = data._data.train.tensors, data._data.test.tensors
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     assert categories == ["A", "B", "only 1", "only 2", "only 3"]
-    age, ward = (np.array(patients(10, 4)[name]) for name in ("age", "ward"))  # some are of a ward that nobody knows
-    expected = np.column_stack([(age - mean) / deviation, *(ward == category for category in categories)])
+    age, ward = (
+        np.array(patients(10, 4)[name]) for name in ("age", "ward")
+    )  # some are of a ward that nobody knows
+    expected = np.column_stack(
+        [(age - mean) / deviation, *(ward == category for category in categories)]
+    )
     np.testing.assert_allclose(tested, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"])
+@pytest.mark.parametrize(
+    "library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"]
+)
 def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     if library == "csv":
         pd.DataFrame(PATIENTS).to_csv(made := tmp_path / "wards.csv", index=False)
@@ -344,8 +454,14 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     else:
         module = pytest.importorskip(library)
         made = {"pyarrow": "table", "datasets": "Dataset"}.get(library, "DataFrame")
-        made = getattr(module, made)(PATIENTS) if library != "datasets" else module.Dataset.from_dict(PATIENTS)
-    found, expected = (ready(each, labels="ill", groups="ward") for each in (made, Frame(**PATIENTS)))
+        made = (
+            getattr(module, made)(PATIENTS)
+            if library != "datasets"
+            else module.Dataset.from_dict(PATIENTS)
+        )
+    found, expected = (
+        ready(each, labels="ill", groups="ward") for each in (made, Frame(**PATIENTS))
+    )
     assert found.client_names == expected.client_names == ("Boston", "Köln / Ost", "Lyon")
     assert found.class_names == ("0", "1")
     assert found.content_hashes() == expected.content_hashes()
@@ -353,7 +469,10 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [([0.1] * ROWS, "all training rows have the same 'y'"), ([1e300, *AGE[1:]], "'1e.300' in 'y' .target. is not")],
+    [
+        ([0.1] * ROWS, "all training rows have the same 'y'"),
+        ([1e300, *AGE[1:]], "'1e.300' in 'y' .target. is not"),
+    ],
 )
 def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
     columns = Columns(task="regression", standardize_target=True)
@@ -397,7 +516,9 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         "gaps": {"score": ["not done"]},
         "max_categories": 75,
     }
-    cards = {card.name: card for card in ready(str(tmp_path), labels="ill", columns=options).column_cards}
+    cards = {
+        card.name: card for card in ready(str(tmp_path), labels="ill", columns=options).column_cards
+    }
     assert {name: card.kind for name, card in cards.items()} == {
         "came": "days since 1970",
         "score": "numbers",

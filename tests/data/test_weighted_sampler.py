@@ -21,7 +21,14 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_sets
 from helpers.fits import fit
-from helpers.loops_by_hand import SEED, KeepsRounds, in_run_by_hand, in_run_fit, in_run_loop, without_batch_norm
+from helpers.loops_by_hand import (
+    SEED,
+    KeepsRounds,
+    in_run_by_hand,
+    in_run_fit,
+    in_run_loop,
+    without_batch_norm,
+)
 from helpers.models import Plain
 from helpers.tasks import Items
 
@@ -31,21 +38,31 @@ WEIGHTS = torch.tensor([1.0, 3.0, 9.0])[TRAIN.tensors[1]]
 
 
 class Weighted(L.LightningDataModule):
-    def __init__(self, train: Dataset = TRAIN, weights: Tensor = WEIGHTS, count: int = 130, **options: Any) -> None:
+    def __init__(
+        self, train: Dataset = TRAIN, weights: Tensor = WEIGHTS, count: int = 130, **options: Any
+    ) -> None:
         super().__init__()
-        self.train, self.sampler, self.options = train, WeightedRandomSampler(weights.tolist(), count, **options), {}
+        self.train, self.sampler, self.options = (
+            train,
+            WeightedRandomSampler(weights.tolist(), count, **options),
+            {},
+        )
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, batch_size=8, sampler=self.sampler, **self.options)
 
 
 def dealt(source: L.LightningDataModule, **splits: Any) -> FederatedDataModule:
-    data = FederatedDataModule(source, SizePartitioner([4, 1, 2]), splits=Splits(client_test=0.2, **splits))
+    data = FederatedDataModule(
+        source, SizePartitioner([4, 1, 2]), splits=Splits(client_test=0.2, **splits)
+    )
     data.setup("fit")
     return data
 
 
-def by_torch(indices: Tensor, count: int, path: tuple[int, int, int], replacement: bool = True) -> list[Any]:
+def by_torch(
+    indices: Tensor, count: int, path: tuple[int, int, int], replacement: bool = True
+) -> list[Any]:
     """What torch's own sampler draws of a client's samples in an epoch: (round, client, epoch)."""
     draw = generator_for(SEED, "shuffle", *path)
     sampler = WeightedRandomSampler(WEIGHTS[indices].tolist(), count, replacement, generator=draw)
@@ -66,11 +83,19 @@ def trained(start: Tensor, epochs: list[list[Any]]) -> Tensor:
 
 @pytest.mark.parametrize(("count", "replacement"), [(130, True), (260, True), (65, False)])
 @pytest.mark.parametrize("read", [lambda: TRAIN, lambda: Items(TRAIN.__getitem__, range(130))])
-def test_each_client_draws_its_samples_by_weight(tmp_path: Path, read: Any, count: int, replacement: bool) -> None:
+def test_each_client_draws_its_samples_by_weight(
+    tmp_path: Path, read: Any, count: int, replacement: bool
+) -> None:
     """An epoch has as many draws of a client's samples as the loader makes of so many."""
     data = dealt(Weighted(read(), count=count, replacement=replacement))
     loop = FederatedLoop(KeepsRounds(), local_epochs=2, seed=SEED)
-    fit(loop, tmp_path, Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1)), data, rounds=2)
+    fit(
+        loop,
+        tmp_path,
+        Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1)),
+        data,
+        rounds=2,
+    )
     assert isinstance(data.client_loader(0), TensorBatches) == (read() is TRAIN)
     rounds: list[Round] = loop.aggregator.rounds  # type: ignore[attr-defined]
     for round in rounds:
@@ -78,7 +103,9 @@ def test_each_client_draws_its_samples_by_weight(tmp_path: Path, read: Any, coun
         for client in range(3):
             indices, index = data.client_indices(client), round.round_index
             draws = len(indices) * count // 130
-            epochs = [by_torch(indices, draws, (index, client, epoch), replacement) for epoch in range(2)]
+            epochs = [
+                by_torch(indices, draws, (index, client, epoch), replacement) for epoch in range(2)
+            ]
             assert round.num_steps[client] == sum(map(len, epochs))
             assert torch.equal(round.client_vectors[client], trained(round.global_vector, epochs))
 
@@ -91,7 +118,15 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
         return Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1))
 
     start = ParameterSpace(make()).read(make())
-    about = {"run": "0" * 16, "clients": 3, "client": 2, "classes": 3, "rounds": 2, "round": 1, "seed": SEED}
+    about = {
+        "run": "0" * 16,
+        "clients": 3,
+        "client": 2,
+        "classes": 3,
+        "rounds": 2,
+        "round": 1,
+        "seed": SEED,
+    }
     site = Site(make, Weighted, loop, tmp_path)
     reply = site.answer(Packet("train", {**about, "counted": None}, {"start": start}))
     expected = trained(start, [by_torch(torch.arange(130), 130, (1, 2, 0))])
@@ -109,12 +144,17 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> Non
 
 
 def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="WeightedRandomSampler has 3 weights, and the training data have 130"):
+    with pytest.raises(
+        ConfigurationError,
+        match="WeightedRandomSampler has 3 weights, and the training data have 130",
+    ):
         dealt(Weighted(weights=torch.ones(3)))
     held = dealt(Weighted()).client_indices(1)
     none = WEIGHTS.clone()
     none[held] = 0
-    with pytest.raises(ConfigurationError, match="Client 1 has too few samples with a weight above 0"):
+    with pytest.raises(
+        ConfigurationError, match="Client 1 has too few samples with a weight above 0"
+    ):
         dealt(Weighted(weights=none))
     none[held[0]] = 1
     dealt(Weighted(weights=none))
@@ -123,5 +163,7 @@ def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:
-    descriptions = [dealt(Weighted(weights=each)).describe() for each in (WEIGHTS, WEIGHTS, 2 * WEIGHTS)]
+    descriptions = [
+        dealt(Weighted(weights=each)).describe() for each in (WEIGHTS, WEIGHTS, 2 * WEIGHTS)
+    ]
     assert descriptions[0] == descriptions[1] != descriptions[2]

@@ -69,7 +69,10 @@ class Somebodys(L.LightningDataModule):
     def setup(self, stage):
         self.calls.append(f"setup {stage}")
         if stage == "fit":
-            self.train, self.val = TensorDataset(X[: self.size], Y[: self.size]), TensorDataset(X[120:150], Y[120:150])
+            self.train, self.val = (
+                TensorDataset(X[: self.size], Y[: self.size]),
+                TensorDataset(X[120:150], Y[120:150]),
+            )
         if stage == "test":
             self.test = TensorDataset(X[150:], Y[150:])
 
@@ -157,7 +160,9 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     module = Linear()
-    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Somebodys"):
+    with pytest.raises(
+        ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Somebodys"
+    ):
         trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())
         )
@@ -176,7 +181,9 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     module = Linear()
     data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
-    trainer_for(FederatedLoop(local_epochs=2, seed=0), tmp_path, 3, overfit_batches=2).fit(module, data)
+    trainer_for(FederatedLoop(local_epochs=2, seed=0), tmp_path, 3, overfit_batches=2).fit(
+        module, data
+    )
     first = [Y[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
     assert torch.equal(torch.cat(module.seen["train"]), torch.cat([torch.cat(first)] * 3))
 
@@ -187,17 +194,29 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
     def parse(**data):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
         options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
-        args, quiet = ["--config", str(tmp_path / "config.yaml")], {"accelerator": "cpu", "logger": False}
-        return LightningCLI(Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options).datamodule
+        args, quiet = (
+            ["--config", str(tmp_path / "config.yaml")],
+            {"accelerator": "cpu", "logger": False},
+        )
+        return LightningCLI(
+            Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options
+        ).datamodule
 
-    assert isinstance(parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule)
-    pair = [{"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
+    assert isinstance(
+        parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule
+    )
+    pair = [
+        {"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * n}}
+        for n in (30, 10)
+    ]
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
     for place, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
     table = f"{tmp_path}/Boston.csv"
     assert parse(source=table, labels="ill").source == table  # not its text
-    data = parse(clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill")
+    data = parse(
+        clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill"
+    )
     data.setup("fit")
     assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))

@@ -35,14 +35,21 @@ def _without_device_check() -> str:
     functions = yaml.load(table.read_text(), loader)
     names = [f["func"].split("(")[0] for f in functions if f.get("device_check") == "NoCheck"]
     listed = ",\n".join(f'"aten::{name}"' for name in names)
-    return f"static const std::unordered_set<std::string> WITHOUT_DEVICE_CHECK = {{\n{listed}\n}};\n"
+    return (
+        f"static const std::unordered_set<std::string> WITHOUT_DEVICE_CHECK = {{\n{listed}\n}};\n"
+    )
 
 
 def build() -> Path:
     """The shared object, in a cache folder of this user's: about 20 s the first time."""
     root = Path(torch.__file__).parent
     include = sysconfig.get_paths()["include"]
-    parts = [_SOURCE.read_bytes(), torch.__version__.encode(), sys.version.encode(), str(root).encode()]
+    parts = [
+        _SOURCE.read_bytes(),
+        torch.__version__.encode(),
+        sys.version.encode(),
+        str(root).encode(),
+    ]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     target = cache / "flsv-tests" / f"emulated-{key}" / "flsv_emulated.so"
@@ -59,9 +66,21 @@ def build() -> Path:
             [
                 *("g++", "-O1", "-std=c++20", "-fPIC", "-shared"),
                 "-DTORCH_EXTENSION_NAME=flsv_emulated",
-                *(f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{include}", f"-I{folder}"),
+                *(
+                    f"-I{root}/include",
+                    f"-I{root}/include/torch/csrc/api/include",
+                    f"-I{include}",
+                    f"-I{folder}",
+                ),
                 *(str(_SOURCE), "-o", str(made)),
-                *(f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{root}/lib"),
+                *(
+                    f"-L{root}/lib",
+                    "-lc10",
+                    "-ltorch_cpu",
+                    "-ltorch",
+                    "-ltorch_python",
+                    f"-Wl,-rpath,{root}/lib",
+                ),
             ],
             check=True,
         )
@@ -169,7 +188,10 @@ class EmulatedAccelerator(Accelerator):
 def on_the_device() -> dict[str, Any]:
     """Arguments of a ``Trainer`` that trains there."""
     in_fresh_processes("device.emulated")
-    return {"accelerator": "auto", "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator())}
+    return {
+        "accelerator": "auto",
+        "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator()),
+    }
 
 
 def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
@@ -186,8 +208,12 @@ def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
 
 def in_fresh_processes(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let fresh processes import a module before they are told what is on the device."""
-    from flsv.utilities import supervisor  # only here: the device is registered before flsv is imported
+    from flsv.utilities import (
+        supervisor,
+    )  # only here: the device is registered before flsv is imported
 
     if name not in supervisor._FRESH:
-        code = supervisor._FRESH.replace("from flsv.utilities", f"import {name}\nfrom flsv.utilities")
+        code = supervisor._FRESH.replace(
+            "from flsv.utilities", f"import {name}\nfrom flsv.utilities"
+        )
         replace(supervisor, "_FRESH", code)

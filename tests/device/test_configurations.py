@@ -34,7 +34,12 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "in-run": ("digits", "--config=in_run_shapley"),
     "top-k, trimmed mean": ("digits", "--config=topk", "--config=trimmed_mean"),
 }
-SHORT = ("enable_progress_bar=false", "enable_model_summary=false", "limit_train_batches=2", "max_epochs=2")
+SHORT = (
+    "enable_progress_bar=false",
+    "enable_model_summary=false",
+    "limit_train_batches=2",
+    "max_epochs=2",
+)
 
 
 def commands(name: str, folder: Path) -> list[list[str]]:
@@ -48,7 +53,11 @@ def commands(name: str, folder: Path) -> list[list[str]]:
 
 
 def tables(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted(folder.rglob("*.csv")) if path.name != "metrics.csv"}
+    return {
+        path.name: path.read_text()
+        for path in sorted(folder.rglob("*.csv"))
+        if path.name != "metrics.csv"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,10 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = [command for name in CONFIGURATIONS for command in commands(name, folder / name)]
     environment = {key: value for key, value in os.environ.items() if key != "FLSV_EMULATED"}
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(jobs)], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code, json.dumps(jobs)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("each by a fit of its own, which costs") == 4, done.stderr
@@ -68,17 +80,25 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_the_cpu: Path, name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    on_the_cpu: Path,
+    name: str,
 ) -> None:
     from device.emulated import counts, put_every_trainer_on_it
 
     put_every_trainer_on_it(monkeypatch.setattr)
     # What retrains starts processes of its own, which have the device by this.
     trained = tmp_path / "trained there"
-    quick = "import gc, pathlib; gc.disable(); import device.on_emulated; gc.freeze(); gc.enable(); "
+    quick = (
+        "import gc, pathlib; gc.disable(); import device.on_emulated; gc.freeze(); gc.enable(); "
+    )
     own = f"{quick}pathlib.Path({str(trained)!r}).touch()"
     (tmp_path / "sitecustomize.py").write_text(own)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    )
     before = counts()["operators"]
     for command in commands(name, tmp_path / "run"):
         assert main(command) == 0

@@ -60,7 +60,9 @@ else:
 
 pytestmark = [
     *([] if EMULATED else [pytest.mark.cuda]),
-    pytest.mark.skipif(not EMULATED and not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+    pytest.mark.skipif(
+        not EMULATED and not torch.cuda.is_available(), reason="torch finds no CUDA device"
+    ),
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -70,9 +72,13 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     torch.manual_seed(0)
     partitioner = DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1)
     data = FederatedDataModule("digits", partitioner, batch_size=16, splits=Splits(client_test=0.2))
-    module = ClassifierClient("mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1))
+    module = ClassifierClient(
+        "mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1)
+    )
     evaluation = ClientEvaluation(every=5)
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluation=evaluation, seed=0)
+    loop = FederatedLoop(
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluation=evaluation, seed=0
+    )
     fit(loop, folder, module, data, rounds=5, logger=CSVLogger(folder, name="log"), **where)
     (path,) = folder.rglob("contributions.csv")
     return list(csv.DictReader(path.open()))
@@ -95,22 +101,30 @@ def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
     module = network().to(DEVICE).eval()
     space = ParameterSpace(module)
     draw = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(50, FEATURES, generator=draw), torch.arange(50) % CLASSES) for _ in range(3)]
+    batches = [
+        (torch.randn(50, FEATURES, generator=draw), torch.arange(50) % CLASSES) for _ in range(3)
+    ]
     vectors = space.read(module) + 0.1 * torch.rand(40, space.size, generator=draw).to(DEVICE)
     metric = MulticlassF1Score(CLASSES, average="macro")
 
     def scores(backend: Any) -> Any:
-        return ModelEvaluator(module, space, batches, num_classes=CLASSES, metric=metric, backend=backend)(vectors)
+        return ModelEvaluator(
+            module, space, batches, num_classes=CLASSES, metric=metric, backend=backend
+        )(vectors)
 
     mapped, serial = scores("vmap"), scores("serial")
     module.cpu()
     vectors = vectors.cpu()
     reference = scores("serial")
     for found in (mapped, serial):
-        losses, hits = zip(*((each.values["loss"], each.values["correct"]) for each in (found, reference)))
+        losses, hits = zip(
+            *((each.values["loss"], each.values["correct"]) for each in (found, reference))
+        )
         torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
         assert (hits[0] - hits[1]).abs().max() <= 1
-        torch.testing.assert_close(found.value("metric"), reference.value("metric"), rtol=0, atol=0.02)
+        torch.testing.assert_close(
+            found.value("metric"), reference.value("metric"), rtol=0, atol=0.02
+        )
 
 
 # ---- federations of every kind
@@ -121,36 +135,67 @@ def without_norm() -> Plain:
 
 
 def moreau() -> Plain:
-    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2))
+    return Plain(
+        network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2)
+    )
 
 
 def mixture() -> MixtureClient:
     torch.manual_seed(0)
-    return MixtureClient(num_components=2, optimizer=sgd, network=network(False), num_classes=CLASSES)
+    return MixtureClient(
+        num_components=2, optimizer=sgd, network=network(False), num_classes=CLASSES
+    )
 
 
 #: The loop's options, and the module.
 FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Module]]] = {
-    "a logged value": (lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}}, Plain),
-    "a metric of outputs": (lambda: {"metrics": {"sv": DecayedShapley(performance=MulticlassF1Score(CLASSES))}}, Plain),
+    "a logged value": (
+        lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}},
+        Plain,
+    ),
+    "a metric of outputs": (
+        lambda: {"metrics": {"sv": DecayedShapley(performance=MulticlassF1Score(CLASSES))}},
+        Plain,
+    ),
     "pfedsv": (
-        lambda: {"metrics": {"relevance": DomainRelevance()}, "personalizer": PFedSV("relevance", k=2)},
+        lambda: {
+            "metrics": {"relevance": DomainRelevance()},
+            "personalizer": PFedSV("relevance", k=2),
+        },
         without_norm,
     ),
     "fedem": (lambda: {"personalizer": FedEM()}, mixture),
     "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, Plain),
     "pfedme": (dict, moreau),
     "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, without_norm),
-    "feddyn": (lambda: {"aggregator": FedDynServer(), "client_algorithm": FedDyn(0.1)}, without_norm),
-    "noise": (lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]}, without_norm),
-    "shapfed": (lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}, Plain),
-    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, without_norm),
-    "coalitions that a server weighs": (
-        lambda: {"aggregator": CGSV("cgsv"), "metrics": {"value": ShadowShapley(), "cgsv": CosineGradientShapley()}},
+    "feddyn": (
+        lambda: {"aggregator": FedDynServer(), "client_algorithm": FedDyn(0.1)},
         without_norm,
     ),
-    "judged by clients": (lambda: {"metrics": {"value": ShadowShapley(judges="clients")}}, without_norm),
-    "many at once": (lambda: {"metrics": {"sv": CumulativeShapley()}, "engine": "vmap"}, without_norm),
+    "noise": (
+        lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]},
+        without_norm,
+    ),
+    "shapfed": (
+        lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
+        Plain,
+    ),
+    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, without_norm),
+    "coalitions that a server weighs": (
+        lambda: {
+            "aggregator": CGSV("cgsv"),
+            "metrics": {"value": ShadowShapley(), "cgsv": CosineGradientShapley()},
+        },
+        without_norm,
+    ),
+    "judged by clients": (
+        lambda: {"metrics": {"value": ShadowShapley(judges="clients")}},
+        without_norm,
+    ),
+    "many at once": (
+        lambda: {"metrics": {"sv": CumulativeShapley()}, "engine": "vmap"},
+        without_norm,
+    ),
 }
 
 
@@ -162,7 +207,9 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
         held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
         data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
-        trained = fit(loop, folder, module(), data, rounds=2, logger=CSVLogger(folder, name="log"), **where)
+        trained = fit(
+            loop, folder, module(), data, rounds=2, logger=CSVLogger(folder, name="log"), **where
+        )
         found.append(vector(trained).cpu())
         tables.append(next(folder.rglob("contributions.csv")).read_text())
     if EMULATED and name != "pfedhn":  # whose large layer sums in another order
@@ -173,7 +220,9 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("first", ["cpu", DEVICE])
 @pytest.mark.parametrize("personalizer", [None, FedAMP, FedFomo, partial(PFedSV, "relevance", k=2)])
-def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> None:
+def test_checkpoint_of_one_device_resumes_on_the_other(
+    tmp_path: Path, personalizer: Any, first: str
+) -> None:
     def run(folder: str, rounds: int, path: Path | None = None, **options: Any) -> Tensor:
         # FedAMP asks nobody what others are worth to it.
         metrics = {"relevance": DomainRelevance()} if personalizer not in (None, FedAMP) else {}
@@ -181,7 +230,9 @@ def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path: Path, personali
         own = {} if personalizer is None else {"personalizer": personalizer()}
         loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=1, **own)
         data = toy_data(client_val=0.2)
-        return vector(fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)).cpu()
+        return vector(
+            fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)
+        ).cpu()
 
     before, after = ({}, on()) if first == "cpu" else (on(), {})
     run("half", 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)], **before)
@@ -205,7 +256,10 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
 
 def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
     privacy, update = GaussianPrivacy(clip=1.0, noise_multiplier=2.0), torch.zeros(20_000)
-    here, there = (privacy.apply(each, UploadContext(1, 3, 20_000, 4)).cpu() for each in (update, update.to(DEVICE)))
+    here, there = (
+        privacy.apply(each, UploadContext(1, 3, 20_000, 4)).cpu()
+        for each in (update, update.to(DEVICE))
+    )
     torch.testing.assert_close(there, here)
 
 
@@ -219,7 +273,9 @@ def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path
         "import device.emulated, torch; from flsv.utilities.forks import why_not_fork; print(why_not_fork());"
         "torch.ones(1, requires_grad=True).sum().backward(); print(why_not_fork())"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert said[0] == "None"
     assert said[1].startswith("this machine has an accelerator, and the process has trained before")
     fit(FederatedLoop(seed=1), tmp_path, without_norm(), toy_data(), rounds=1)
@@ -228,15 +284,25 @@ def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path
     assert loop.contributions["value"].isfinite().all()
 
 
-def test_retrain_on_the_device_trains_in_fresh_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_retrain_on_the_device_trains_in_fresh_processes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = []
     for where in ({}, on()):
         caplog.clear()
-        trainer = trainer_for(FederatedLoop(seed=1, reporting=Reporting(table=False)), tmp_path, 2, **where)
+        trainer = trainer_for(
+            FederatedLoop(seed=1, reporting=Reporting(table=False)), tmp_path, 2, **where
+        )
         with caplog.at_level("INFO", "lightning.pytorch"):
-            found.append(flsv.retrain(trainer, without_norm(), toy_data(), "all", metric="negative_loss", seeds=1))
+            found.append(
+                flsv.retrain(
+                    trainer, without_norm(), toy_data(), "all", metric="negative_loss", seeds=1
+                )
+            )
     assert "a process that uses an accelerator cannot be forked" in caplog.text
-    assert found[0]["value"].tolist() == pytest.approx(found[1]["value"].tolist(), abs=0 if EMULATED else 1e-3)
+    assert found[0]["value"].tolist() == pytest.approx(
+        found[1]["value"].tolist(), abs=0 if EMULATED else 1e-3
+    )
 
 
 # ---- copies and waits
@@ -247,7 +313,9 @@ def test_retrain_on_the_device_trains_in_fresh_processes(tmp_path: Path, caplog:
 OF_BATCH, OF_CLIENT, OF_ROUND = 38, 1, 12
 
 
-def cost(folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any) -> dict[str, int]:
+def cost(
+    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any
+) -> dict[str, int]:
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
 
@@ -264,7 +332,9 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
     cost(tmp_path)  # some things are looked at once in a process
     few = cost(tmp_path)
     batches = cost(tmp_path, batch_size=4)
-    more = (batches["operators"] - few["operators"]) / 36  # four batches more, of three clients in three rounds
+    more = (
+        batches["operators"] - few["operators"]
+    ) / 36  # four batches more, of three clients in three rounds
     assert 0 < more <= OF_BATCH
     assert [batches[kind] - few[kind] for kind in ("to_device", "waits")] == [0, 0]
     clients = cost(tmp_path, clients=6)

@@ -10,7 +10,18 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ONE_ROUND = {
     "hospitals.py": ["--rounds", "1"],
-    "adapters.py": ["--root", "data", "--rounds", "1", "--layers", "1", "--width", "8", "--vocabulary", "300"],
+    "adapters.py": [
+        "--root",
+        "data",
+        "--rounds",
+        "1",
+        "--layers",
+        "1",
+        "--width",
+        "8",
+        "--vocabulary",
+        "300",
+    ],
     "language_model.py": ["--root", "data", "--rounds", "1", "--steps", "3", "--width", "8"],
     "lightning_project.py": ["--epochs", "1", "--clients", "3"],
     "text.py": ["--rounds", "1", "--characters", "1500"],
@@ -27,7 +38,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_texts(folder: Path) -> None:
     """News and tales, a few lines each."""
     folder.mkdir(parents=True)
-    tales = {group: f"once upon a time there was a {group} who went into the wood. " * 30 for group in ("king", "wolf")}
+    tales = {
+        group: f"once upon a time there was a {group} who went into the wood. " * 30
+        for group in ("king", "wolf")
+    }
     news = [[label, "profits rose by a dollar a share " * 8] for label in ("earn", "acq", "earn")]
     for name, rows in (
         ("grimm_tales.csv", [["group", "text"], *map(list, tales.items())]),
@@ -42,10 +56,14 @@ def test_every_example_script_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ONE_ROUND))
-def test_example_runs_and_measures_contributions(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_runs_and_measures_contributions(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", [name, *ONE_ROUND[name]])
     if name in ("adapters.py", "language_model.py"):
-        pytest.importorskip("transformers", reason="transformers is not installed: pip install peft")
+        pytest.importorskip(
+            "transformers", reason="transformers is not installed: pip install peft"
+        )
         pytest.importorskip("peft", reason="peft is not installed: pip install peft")
         write_texts(folder / "data" / "text")
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

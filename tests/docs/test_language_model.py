@@ -12,7 +12,9 @@ from examples.language_model import CausalLMClient
 from helpers.data import Items
 
 pytest.importorskip("peft", reason="peft is not installed: pip install peft")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install peft")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install peft"
+)
 TOKENS, LENGTH = 12, 6
 
 
@@ -20,7 +22,13 @@ TOKENS, LENGTH = 12, 6
 def network(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder."""
     torch.manual_seed(0)
-    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    still = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
     folder = tmp_path_factory.mktemp("gpt2")
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still)).save_pretrained(folder)
@@ -32,19 +40,28 @@ def padded(count):
     start = torch.randint(0, TOKENS, (count, 1), generator=torch.Generator().manual_seed(4))
     masks = [(torch.arange(LENGTH) < 3 + index % 4).long() for index in range(count)]
     texts = (start + torch.arange(LENGTH)) % TOKENS
-    return Items({"input_ids": text * mask, "attention_mask": mask} for text, mask in zip(texts, masks))
+    return Items(
+        {"input_ids": text * mask, "attention_mask": mask} for text, mask in zip(texts, masks)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 4, 11])
-def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(network: str, size: int) -> None:
+def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(
+    network: str, size: int
+) -> None:
     """In batches of any size, and padding is not predicted."""
     torch.manual_seed(1)
-    module, texts = CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=0.5)), padded(11)
+    module, texts = (
+        CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=0.5)),
+        padded(11),
+    )
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     (logged,) = trainer.validate(module, DataLoader(texts, size), verbose=False)
     losses = []
     with torch.no_grad():
         for each in (texts[index] for index in range(len(texts))):
             tokens = each["input_ids"][: int(each["attention_mask"].sum())]
-            losses += F.cross_entropy(module(tokens[None])[0, :-1], tokens[1:], reduction="none").tolist()
+            losses += F.cross_entropy(
+                module(tokens[None])[0, :-1], tokens[1:], reduction="none"
+            ).tolist()
     assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)

@@ -19,12 +19,25 @@ NAMES = {
     "_unwrap_objects",
 }  # fmt: skip
 #: Of flsv's own objects or of torch's, which Lightning has, too.
-OTHERS = {"_computed", "_load", "_modules", "_start", "_trainer", "_module", "_run", "_timeout", "_version"}
+OTHERS = {
+    "_computed",
+    "_load",
+    "_modules",
+    "_start",
+    "_trainer",
+    "_module",
+    "_run",
+    "_timeout",
+    "_version",
+}
 
 
 def private_names_of_lightning() -> set[str]:
     source = "\n".join(path.read_text() for path in Path(lightning.__file__).parent.rglob("*.py"))
-    return {*re.findall(r"(?:def|class) (_[A-Za-z]\w*)", source), *re.findall(r"self\.(_[a-z]\w*)\b.*?=", source)}
+    return {
+        *re.findall(r"(?:def|class) (_[A-Za-z]\w*)", source),
+        *re.findall(r"self\.(_[a-z]\w*)\b.*?=", source),
+    }
 
 
 def used(tree: ast.AST) -> set[str]:
@@ -33,7 +46,9 @@ def used(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
             found |= {each.name for each in node.names}
-        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+        elif isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id == "self"
+        ):
             found.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
@@ -42,5 +57,8 @@ def used(tree: ast.AST) -> set[str]:
 
 def test_private_lightning_names_in_use_are_those_listed() -> None:
     sources = Path(flsv.__file__).parent.rglob("*.py")
-    names = set().union(*(used(ast.parse(path.read_text())) for path in sources)) & private_names_of_lightning()
+    names = (
+        set().union(*(used(ast.parse(path.read_text())) for path in sources))
+        & private_names_of_lightning()
+    )
     assert names - OTHERS <= NAMES <= names

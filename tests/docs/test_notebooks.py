@@ -18,17 +18,22 @@ def notebook_of(path: Path) -> list[dict[str, Any]]:
 
 def without_numbers(cell: dict[str, Any]) -> list[Any]:
     """What a cell says and which outputs it has: other machines may round and draw otherwise."""
-    outputs = [output.get("data", {}).keys() or "".join(output["text"]) for output in cell.get("outputs", [])]
-    words = [re.sub(r"[-\d.]+ *", "#", each) if isinstance(each, str) else list(each) for each in outputs]
+    outputs = [
+        output.get("data", {}).keys() or "".join(output["text"])
+        for output in cell.get("outputs", [])
+    ]
+    words = [
+        re.sub(r"[-\d.]+ *", "#", each) if isinstance(each, str) else list(each) for each in outputs
+    ]
     return [cell["cell_type"], "".join(cell["source"]), words]
 
 
 @lessons
 def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
     cells = docs_render.cells(path.read_text(encoding="utf-8"))
-    assert ["".join(cell["source"]) for cell in notebook_of(path)] == [cell.text for cell in cells], (
-        "run python tools/docs_render.py"
-    )
+    assert ["".join(cell["source"]) for cell in notebook_of(path)] == [
+        cell.text for cell in cells
+    ], "run python tools/docs_render.py"
     assert path.with_suffix(".ipynb").stat().st_size < 200_000
     outputs = [output for cell in notebook_of(path) for output in cell.get("outputs", [])]
     pictures = sum("image/png" in output.get("data", {}) for output in outputs)

@@ -18,7 +18,9 @@ from helpers.fits import fit
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "own_metric.md"
 
 
-def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(tmp_path, monkeypatch, capsys):
+def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
+    tmp_path, monkeypatch, capsys
+):
     """What a stranger writes passes the checks of flsv's own, and its values reach all that tells of a run."""
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     own = next(block for block in blocks if "class UpdateNorm" in block)

@@ -13,7 +13,9 @@ PAGES.append(DOCS / "benchmark.md")
 
 def opening(page: str) -> str:
     """What comes before the first command, table, picture or heading of a page."""
-    return re.split(r"^(?:```|\||!\[|## )", page.split("\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(r"^(?:```|\||!\[|## )", page.split("\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[
+        0
+    ]
 
 
 def numbers(text: str) -> list[str]:
@@ -26,14 +28,20 @@ def is_rounded(number: str, of: set[str]) -> bool:
     decimals = len(number.partition(".")[2].partition("e")[0])
     if "e" in number:
         return number in of
-    return any(abs(abs(float(number)) - abs(float(each))) <= 0.5 * 10**-decimals + 1e-9 for each in of)
+    return any(
+        abs(abs(float(number)) - abs(float(each))) <= 0.5 * 10**-decimals + 1e-9 for each in of
+    )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) -> None:
     page, more = path.read_text(), path.with_suffix(".csv")
     top = opening(page)
-    rest = set(numbers(page.replace(top, "") + (more.read_text().replace(",", " ") if more.is_file() else "")))
+    rest = set(
+        numbers(
+            page.replace(top, "") + (more.read_text().replace(",", " ") if more.is_file() else "")
+        )
+    )
     for name in re.findall(r"\]\(([\w./]+\.md)\)", top):
         rest |= set(numbers((path.parent / name).read_text()))
     assert [number for number in numbers(top) if not is_rounded(number, rest)] == []
@@ -50,7 +58,9 @@ def test_figures_of_the_first_pages_follow_from_their_files(name: str) -> None:
 @FIRST
 def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
     page = (DOCS.parent / name).read_text()
-    blank = re.compile(rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE)
+    blank = re.compile(
+        rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE
+    )
     prose = blank.sub(lambda match: " " * len(match[0]), page)
     for match in docs_figures.NUMBER.finditer(prose):
         changed = page[: match.start()] + "77.7" + page[match.end() :]

@@ -34,29 +34,46 @@ def test_paths_named_in_pages_exist() -> None:
     broken, count = [], 0
     for page in {*pages} - {ROOT / "CHANGELOG.md"}:
         text = re.sub(r"([Vv]ersion\s1\.\d\.\d\w*|commit\s\w{8})'s\s`[^`]*`", "", page.read_text())
-        named = re.findall(rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)", text)
+        named = re.findall(
+            rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)", text
+        )
         count += len(named)
         found = [path for path in named if not [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]]
         broken += [
-            f"{page.relative_to(ROOT)}: {path}" for path in found if path not in ("configs/NAME.yaml", "data/partition")
+            f"{page.relative_to(ROOT)}: {path}"
+            for path in found
+            if path not in ("configs/NAME.yaml", "data/partition")
         ]
     assert count > 100
     assert broken == []
 
 
 def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
-    table = (ROOT / "docs/explanation/house.md").read_text().split("## Packages")[1].split("\n## ")[0]
-    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    table = (
+        (ROOT / "docs/explanation/house.md").read_text().split("## Packages")[1].split("\n## ")[0]
+    )
+    rows = [
+        re.findall(r"`(\w+)`", row.split("|")[1])
+        for row in table.splitlines()
+        if row.startswith("| `")
+    ]
     assert rows == [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
 
 
 def test_files_linked_from_pages_exist() -> None:
-    made = {*docs_site.generated_pages(), *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS)}
+    made = {
+        *docs_site.generated_pages(),
+        *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS),
+    }
     made = {(ROOT / "docs" / page).as_posix() for page in made}
     broken = []
     pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
-    for page in sorted(pages - {ROOT / "CHANGELOG.md"}):  # sections of released versions stay as they were
+    for page in sorted(
+        pages - {ROOT / "CHANGELOG.md"}
+    ):  # sections of released versions stay as they were
         for target in re.findall(r"\]\(((?!\w+:|#)[^)\s#]+)", page.read_text()):
             path = (page.parent / target).resolve()
             if not path.exists() and path.as_posix() not in made:
@@ -65,14 +82,22 @@ def test_files_linked_from_pages_exist() -> None:
 
 
 def test_the_reference_has_everything_that_is_exported() -> None:
-    pages = {page: text for page, text in docs_site.generated_pages().items() if page.startswith("reference/")}
+    pages = {
+        page: text
+        for page, text in docs_site.generated_pages().items()
+        if page.startswith("reference/")
+    }
     for package in docs_site.PACKAGES:
         names = docs_site.public_names(package)
         if package != "flsv.engines.flower":  # imports Flower
             assert importlib.import_module(package).__all__ == names
         for name in names:
             assert f'identifier="{package}.{name}"' in pages["reference/api.md"]
-            shown = [page for page, text in pages.items() if re.search(rf"^::: {package}\.{name}$", text, re.MULTILINE)]
+            shown = [
+                page
+                for page, text in pages.items()
+                if re.search(rf"^::: {package}\.{name}$", text, re.MULTILINE)
+            ]
             own = "metrics/" + name if name in docs_site.metrics() else package
             assert shown == [f"reference/{own}.md"], name
     assert "flsv.metrics" in docs_site.PACKAGES
@@ -100,10 +125,15 @@ def test_the_index_by_question_has_every_metric_once() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     listed = [
-        page for section in nav for pages in section.values() for page in ([pages] if pages == "index.md" else pages)
+        page
+        for section in nav
+        for pages in section.values()
+        for page in ([pages] if pages == "index.md" else pages)
     ]
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert set(listed) == {page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")}
+    assert set(listed) == {
+        page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")
+    }
 
 
 def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
@@ -115,7 +145,9 @@ def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
 def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> None:
     page = (ROOT / "docs/explanation/round.md").read_text()
     shown = page.split("## Local training")[1].split("```")[1].splitlines()[1:]
-    lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
+    lines = [
+        line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")
+    ]
     code = (ROOT / "flsv/training/local_training.py").read_text()
     assert len(lines) == 6
     places = [code.find(line) for line in lines]
@@ -128,7 +160,16 @@ def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> Non
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(tmp_path),
+    ]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]
     assert (tmp_path / "index.html").is_file()

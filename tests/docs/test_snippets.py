@@ -24,7 +24,11 @@ WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 SERVERS = ROOT / "docs" / "deployment.md"
 #: A page that test_walkthroughs.py runs with nothing shortened.
 WALKED = ROOT / "docs" / "tutorials" / "hospitals.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(path for path in WRITTEN if path != WALKED)]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(path for path in WRITTEN if path != WALKED),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +37,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # a page tells libraries to import something else
+    monkeypatch.setattr(
+        sys, "meta_path", list(sys.meta_path)
+    )  # a page tells libraries to import something else
     monkeypatch.setattr(L.Trainer, "fit", short(L.Trainer.fit))
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
 
@@ -44,8 +50,12 @@ def short(fit: Any) -> Any:
         module = args[0] if args else kwargs["model"]  # the command line gives it by name
         coalition = any(isinstance(each, CoalitionScoring) for each in self.callbacks)
         if coalition or type(module).__module__.startswith("flsv.testing"):
-            return fit(self, *args, **kwargs)  # has the rounds of its order; tiny, and as long as its checks need
-        self.fit_loop.max_epochs = min(self.max_epochs or 2, 2 if kwargs.get("ckpt_path") is None else 3)
+            return fit(
+                self, *args, **kwargs
+            )  # has the rounds of its order; tiny, and as long as its checks need
+        self.fit_loop.max_epochs = min(
+            self.max_epochs or 2, 2 if kwargs.get("ckpt_path") is None else 3
+        )
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
@@ -67,14 +77,21 @@ def fit_only(command: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES])
+@pytest.mark.parametrize(
+    "page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES]
+)
 def test_every_code_block_of_a_page_runs(page: Path) -> None:
     text = page.read_text()
-    assert pages.run_page(text, (lambda command: None) if page == SERVERS else None) == text.count("```") // 2
+    assert (
+        pages.run_page(text, (lambda command: None) if page == SERVERS else None)
+        == text.count("```") // 2
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [pytest.param(each, id=each.configs[0]) for each in docs_site.algorithms()])
+@pytest.mark.parametrize(
+    "each", [pytest.param(each, id=each.configs[0]) for each in docs_site.algorithms()]
+)
 def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
     if "lora" in each.configs:
         pytest.importorskip("peft")

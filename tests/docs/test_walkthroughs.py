@@ -36,11 +36,15 @@ def commands_of(page: Path) -> list[list[str]]:
     ]
 
 
-def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_payments(folder, monkeypatch):
+def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_payments(
+    folder, monkeypatch
+):
     if signs := shutil.which("ssh-keygen"):
         monkeypatch.setenv("HOME", str(folder))
         Path(".ssh").mkdir()
-        subprocess.run([signs, "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/id_ed25519"], check=True)
+        subprocess.run(
+            [signs, "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/id_ed25519"], check=True
+        )
     page = ROOT / "docs" / "tutorials" / "hospitals.md"
     text = page.read_text()
     assert pages.run_page(text) == text.count("```") // 2
@@ -53,12 +57,20 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     report = Path("report.html").read_text()
     assert all(f"{amount:,.2f}" in report for amount in amounts.values())
     assert "evaluated on 1,000 cases" in report
-    assert signs is None or Path("report.html.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
-    assert sorted(path.name for path in Path("data").iterdir()) == ["columns.csv", "samples.csv", "summary.csv"]
+    assert signs is None or Path("report.html.sig").read_text().startswith(
+        "-----BEGIN SSH SIGNATURE-----"
+    )
+    assert sorted(path.name for path in Path("data").iterdir()) == [
+        "columns.csv",
+        "samples.csv",
+        "summary.csv",
+    ]
     # The table that the page shows is what its commands print.
     retrained = {
         row["client_name"]: float(row["share"])
-        for row in csv.DictReader(Path("lightning_logs/version_0/retrained.csv").read_text().splitlines())
+        for row in csv.DictReader(
+            Path("lightning_logs/version_0/retrained.csv").read_text().splitlines()
+        )
     }
     rows = re.findall(r"^\| (\w+) \| [\d.]+ % \| ([\d.]+) % \|", text, flags=re.MULTILINE)
     assert {name: float(share) / 100 for name, share in rows} == pytest.approx(retrained, abs=0.02)
@@ -66,13 +78,17 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
 
 def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboard(capsys):
     """The README's first commands; the curves that a class sees are the values in the table."""
-    commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
+    commands = [
+        words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")
+    ]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
     board = next(words for words in commands if words[0] == "tensorboard")
     pages.run_command(fit)
     run = Path("lightning_logs/version_0")
     row = re.compile(r"^\d +\d+ +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
-    shown, printed = (row.findall(text) for text in ((ROOT / "README.md").read_text(), capsys.readouterr().out))
+    shown, printed = (
+        row.findall(text) for text in ((ROOT / "README.md").read_text(), capsys.readouterr().out)
+    )
     assert len(shown) == 5
     for one, other in zip(shown, printed, strict=True):
         numbers = [[float(each) for each in re.findall(r"[\d.]+", line)] for line in (one, other)]
@@ -80,16 +96,31 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
     stored = read_csv(ROOT / "docs" / "results" / "quickstart.csv").sort_values("client")
     told, game = open_run(run), open_run(run).record["paid_in"]["value"]
     known = dict(zip(("value", "low", "high"), (told.final("value"), *told.ends("value"))))
-    for what, numbers in {**known, **{f"accuracy at the {x}": [game[x]] for x in ("start", "end")}}.items():
-        assert stored[stored["what"] == what]["number"].to_list() == pytest.approx(numbers, abs=0.02)
+    for what, numbers in {
+        **known,
+        **{f"accuracy at the {x}": [game[x]] for x in ("start", "end")},
+    }.items():
+        assert stored[stored["what"] == what]["number"].to_list() == pytest.approx(
+            numbers, abs=0.02
+        )
     assert run.is_relative_to(board[board.index("--logdir") + 1])
-    rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]
-    clients = [path for path in run.iterdir() if path.is_dir() and any(path.glob("events.out.tfevents.*"))]
+    rows = [
+        row
+        for row in csv.DictReader((run / "contributions.csv").read_text().splitlines())
+        if row["class"] == ""
+    ]
+    clients = [
+        path for path in run.iterdir() if path.is_dir() and any(path.glob("events.out.tfevents.*"))
+    ]
     assert len(clients) == 5
     for path in clients:
         events = EventAccumulator(str(path)).Reload()
         tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("cssv"))
         seen = [event.value for event in events.Scalars(tag)]
-        told = [float(r["value"]) for r in rows if r["metric"] == "cssv" and f"client {r['client_name']}" == path.name]
+        told = [
+            float(r["value"])
+            for r in rows
+            if r["metric"] == "cssv" and f"client {r['client_name']}" == path.name
+        ]
         assert len(told) == 20
         assert seen == pytest.approx(told, abs=1e-5)

@@ -30,7 +30,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
     names = {1: list(RANK_CASES), 2: list(RANK_CASES), 3: list(ON_THREE)}
-    groups = [Group("run_all", [str(root / str(size)), names[size]], size, root / str(size)) for size in names]
+    groups = [
+        Group("run_all", [str(root / str(size)), names[size]], size, root / str(size))
+        for size in names
+    ]
     for group in groups:
         group.done()
     return root
@@ -44,19 +47,26 @@ KEPT = ("scaffold", "kept_momentum", "shadows")
 def short_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of these federations, on one and two ranks."""
     root = tmp_path_factory.mktemp("short")
-    groups = [Group("run_all", [str(root / str(size)), list(KEPT)], size, root / str(size)) for size in (1, 2)]
+    groups = [
+        Group("run_all", [str(root / str(size)), list(KEPT)], size, root / str(size))
+        for size in (1, 2)
+    ]
     for group in groups:
         group.done()
     return root
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_two_ranks_with_state_kept_by_clients_equal_one_process(short_runs: Path, name: str) -> None:
+def test_two_ranks_with_state_kept_by_clients_equal_one_process(
+    short_runs: Path, name: str
+) -> None:
     assert differences(short_runs / "1" / name, short_runs / "2" / name) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)])
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)]
+)
 def test_ranks_equal_one_process_bitwise(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 
@@ -69,9 +79,17 @@ def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path: Path) 
 @pytest.mark.slow
 def test_only_rank_zero_writes(runs: Path) -> None:
     def written(size: int) -> list[str]:
-        paths = [path.relative_to(runs / str(size)) for path in (runs / str(size)).rglob("*") if path.is_file()]
+        paths = [
+            path.relative_to(runs / str(size))
+            for path in (runs / str(size)).rglob("*")
+            if path.is_file()
+        ]
         # A file of events is named by its process.
-        return sorted(str(path.parent if "events" in path.name else path) for path in paths if path.parent != Path("."))
+        return sorted(
+            str(path.parent if "events" in path.name else path)
+            for path in paths
+            if path.parent != Path(".")
+        )
 
     assert written(2) == written(1)
     assert written(3) == [path for path in written(1) if path.startswith(ON_THREE)]
@@ -104,16 +122,26 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        ("other_data", ["samples"], "have dealt out other data: clients [0, 1, 2, 3, 4] and the server's validation"),
+        (
+            "other_data",
+            ["samples"],
+            "have dealt out other data: clients [0, 1, 2, 3, 4] and the server's validation",
+        ),
         ("other_data", ["settings"], "federation.aggregator is"),
         ("other_data", ["module"], "the module's "),
         ("other_data", ["version"], "version of flsv is "),
-        ("other_data", ["clock"], "max_time (a Timer) would stop one rank in the middle of a round"),
+        (
+            "other_data",
+            ["clock"],
+            "max_time (a Timer) would stop one rank in the middle of a round",
+        ),
         ("no_federation", [], "has no FederatedLoop among its callbacks"),
         ("disagree", [], "round 1: ranks 0 and 1 do not agree on the global model"),
     ],
 )
-def test_ranks_of_other_settings_are_refused(tmp_path: Path, function: str, arguments: list[Any], message: str) -> None:
+def test_ranks_of_other_settings_are_refused(
+    tmp_path: Path, function: str, arguments: list[Any], message: str
+) -> None:
     text = said(Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1))
     assert message in text
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -126,7 +154,9 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(runs: Path, tmp_path: Path) -> None:
+def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
+    runs: Path, tmp_path: Path
+) -> None:
     """In the middle of it, and on an exception."""
     within, failed = tmp_path / "within", tmp_path / "failed"
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
@@ -136,7 +166,9 @@ def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(runs: Path, 
     next((failed / "failed").glob("*.ckpt")).rename(failed / "last.ckpt")
     for folder, name, size in ((within, "scaffold", 3), (failed, "kept_momentum", 2)):
         Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
-        assert [d for d in differences(runs / "1" / name, folder) if "ModelCheckpoint" not in d] == []
+        assert [
+            d for d in differences(runs / "1" / name, folder) if "ModelCheckpoint" not in d
+        ] == []
 
 
 @pytest.mark.slow
@@ -182,11 +214,22 @@ def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> Non
 
 def command(folder: Path) -> list[str]:
     quiet = (
-        "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false --federation.reporting.table=false"
+        "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false "
+        "--federation.reporting.table=false"
     )
-    given = "--trainer.max_epochs=2 --trainer.accelerator=cpu --data.partitioner=DirichletPartitioner"
-    given += " --data.partitioner.num_clients=4 --data.partitioner.alpha=0.5 --model.network=softmax"
-    return ["fit", "--data.source=digits", *given.split(), *quiet.split(), f"--trainer.default_root_dir={folder}"]
+    given = (
+        "--trainer.max_epochs=2 --trainer.accelerator=cpu --data.partitioner=DirichletPartitioner"
+    )
+    given += (
+        " --data.partitioner.num_clients=4 --data.partitioner.alpha=0.5 --model.network=softmax"
+    )
+    return [
+        "fit",
+        "--data.source=digits",
+        *given.split(),
+        *quiet.split(),
+        f"--trainer.default_root_dir={folder}",
+    ]
 
 
 def run_below(folder: Path) -> Path:
@@ -202,8 +245,16 @@ def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None
     expected = run_below(tmp_path / "one")
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    words = ["-m", "flsv", *command(tmp_path / "strategy"), "--trainer.strategy=federated", "--trainer.devices=2"]
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    words = [
+        "-m",
+        "flsv",
+        *command(tmp_path / "strategy"),
+        "--trainer.strategy=federated",
+        "--trainer.devices=2",
+    ]
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     elastic_launch(AGENT, run_command)(*command(tmp_path / "torchrun"))
     for name in ("strategy", "torchrun"):
@@ -236,10 +287,14 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
     (tmp_path / "sweep.py").write_text(SWEEP)
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    status, said = Forked(tmp_path / "alone", run_script, str(tmp_path / "sweep.py"), "1", "../one").wait()
+    status, said = Forked(
+        tmp_path / "alone", run_script, str(tmp_path / "sweep.py"), "1", "../one"
+    ).wait()
     assert status == 0, said
     command = [sys.executable, "sweep.py", "2", "two"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     elastic_launch(AGENT, run_script)(str(tmp_path / "sweep.py"), "2", str(tmp_path / "agent"))
     sums = [(tmp_path / name).read_text() for name in ("one", "two", "agent")]
@@ -258,7 +313,9 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     for rank in (0, 1):  # as the server of the others, and as one of them
-        with pytest.raises(ConfigurationError, match=f"rank {rank} of 2 has not met the others within 0.5 s"):
+        with pytest.raises(
+            ConfigurationError, match=f"rank {rank} of 2 has not met the others within 0.5 s"
+        ):
             meet(rank, 2, torch.device("cpu"), start_timeout=0.5)
 
 
@@ -270,7 +327,10 @@ def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
 
 
 def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) -> None:
-    variables = {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
+    variables = {
+        "LOCAL_RANK": "1",
+        "FLSV_RANKS_PARENT": str(2**22),
+    }  # no process has a number that high
     status, said = Forked(tmp_path, FederatedStrategy, **variables).wait()
     assert status == 1, said
     assert "has ended already" in said

@@ -20,10 +20,14 @@ SCRIPTS = {"superlink.sh": "flower-superlink", "supernode.sh": "flower-supernode
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for each in UNITS:
-        here = (DEPLOY / each).read_text().replace("/srv/federation/.venv/bin/python", sys.executable)
+        here = (
+            (DEPLOY / each).read_text().replace("/srv/federation/.venv/bin/python", sys.executable)
+        )
         (tmp_path / each).write_text(here)
     done = subprocess.run(
-        ["systemd-analyze", "verify", *(tmp_path / each for each in UNITS)], capture_output=True, text=True
+        ["systemd-analyze", "verify", *(tmp_path / each for each in UNITS)],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -62,13 +66,21 @@ def run_py(folder: Path, log: str, *words: str, begun: str = "") -> subprocess.C
     if begun:
         (folder / "book.json").write_text(json.dumps([{"run-id": "0", "status": begun}]))
         (folder / "app" / "runs").mkdir()
-        (folder / "app" / "runs" / "status.json").write_text('{"status": "running", "why": null, "run": "0"}')
-    code = f"import runpy, sys, time; sys.argv = {['run.py', *words]}; time.sleep = lambda _: None; "
-    code += "import ssl; ssl.create_default_context = lambda **_: None; import urllib.request as u; "
+        (folder / "app" / "runs" / "status.json").write_text(
+            '{"status": "running", "why": null, "run": "0"}'
+        )
+    code = (
+        f"import runpy, sys, time; sys.argv = {['run.py', *words]}; time.sleep = lambda _: None; "
+    )
+    code += (
+        "import ssl; ssl.create_default_context = lambda **_: None; import urllib.request as u; "
+    )
     code += "u.urlopen = lambda *_, **__: open('/dev/null'); "
     code += f"runpy.run_path({str(folder / 'app/deploy/run.py')!r}, run_name='__main__')"
     env = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
+    )
 
 
 def statuses(folder: Path) -> list[str]:
@@ -108,7 +120,9 @@ def test_a_run_that_is_stopped_is_not_started_again(log: str, tmp_path: Path) ->
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize(("begun", "ends"), [("running", "finished:stopped"), ("finished:failed", "finished:failed")])
+@pytest.mark.parametrize(
+    ("begun", "ends"), [("running", "finished:stopped"), ("finished:failed", "finished:failed")]
+)
 def test_run_py_stop_ends_a_run_at_work_and_no_other(begun: str, ends: str, tmp_path: Path) -> None:
     done = run_py(tmp_path, "pass", "stop", begun=begun)
     assert done.returncode == (begun != "running"), done.stderr
@@ -124,7 +138,13 @@ def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
     build = pytest.importorskip("flwr.cli.build", reason="needs flwr: make flower")
     folder = tmp_path / "app"
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("runs/run.json", "runs/hparams.yaml", "sites/Boston/privacy.json", "keys/notes.md", "costs.yaml"):
+    for name in (
+        "runs/run.json",
+        "runs/hparams.yaml",
+        "sites/Boston/privacy.json",
+        "keys/notes.md",
+        "costs.yaml",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("1")
     with zipfile.ZipFile(io.BytesIO(build.build_fab_from_disk(folder))) as bundle:
@@ -147,10 +167,17 @@ def test_supernode_script_refuses_an_unknown_site_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_deployment_scripts_use_only_options_that_flower_has(name: str) -> None:
     pytest.importorskip("flwr", reason="needs flwr: make flower")
-    known = subprocess.run([Path(sys.executable).parent / SCRIPTS[name], "--help"], capture_output=True, text=True)
+    known = subprocess.run(
+        [Path(sys.executable).parent / SCRIPTS[name], "--help"], capture_output=True, text=True
+    )
     options = set(re.findall(r"(?<!\S)--[a-z-]+|(?<=:\+)--[a-z-]+", (DEPLOY / name).read_text()))
     assert len(options) >= 7
-    assert sorted(each for each in options if not re.search(rf"(?<![\w-]){each}(?![\w-])", known.stdout)) == []
+    assert (
+        sorted(
+            each for each in options if not re.search(rf"(?<![\w-]){each}(?![\w-])", known.stdout)
+        )
+        == []
+    )
 
 
 @pytest.mark.flower
@@ -164,4 +191,8 @@ def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only() -> None:
     fleet = {path for path in paths if path.startswith("/v1/fleet/")}
     assert fleet - open_to_all == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
     assert open_to_all <= fleet
-    assert {"/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"} <= paths
+    assert {
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+    } <= paths

@@ -61,7 +61,12 @@ def samples() -> FederatedDataModule:
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.3)
 #: In double precision: kept apart, the norms of small batches blow rounding up, to 3e-5 in single precision.
-NORMS = {"make": Plain, "data": partial(toy_data, (4, 2, 1)), "trainer": {"precision": "64-true"}, "tolerance": 1e-10}
+NORMS = {
+    "make": Plain,
+    "data": partial(toy_data, (4, 2, 1)),
+    "trainer": {"precision": "64-true"},
+    "tolerance": 1e-10,
+}
 PAIRS: dict[str, dict[str, Any]] = {
     "momentum, several epochs": {
         "make": partial(Plainest, MOMENTUM),
@@ -71,7 +76,9 @@ PAIRS: dict[str, dict[str, Any]] = {
     "two of five clients": {"sampler": partial(UniformSampler, 2)},
     "ShapFed": {
         "aggregator": partial(ShapFedWA, "cssv"),
-        "metrics": partial(lambda: {"cssv": ClassSpecificShapley(), "ssv": SurrogateFederatedShapley()}),
+        "metrics": partial(
+            lambda: {"cssv": ClassSpecificShapley(), "ssv": SurrogateFederatedShapley()}
+        ),
         "personalizer": partial(ShapFedPersonalizer),
         "sampler": partial(UniformSampler, 3),
         "evaluation": ClientEvaluation(every=2),
@@ -104,7 +111,10 @@ class Overflows(Plainest):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        return super().training_step(batch, batch_idx) + (x[:, 0] / 1e20).exp().mean() * self.net[0].bias.sum()
+        return (
+            super().training_step(batch, batch_idx)
+            + (x[:, 0] / 1e20).exp().mean() * self.net[0].bias.sum()
+        )
 
 
 def _with_a_broken_client() -> FederatedDataModule:
@@ -125,15 +135,24 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return train(self, states, batches, *args)
 
-    expected = fit(engine_loop(partial(VmapProcess, chunk=2)), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+    expected = fit(
+        engine_loop(partial(VmapProcess, chunk=2)),
+        tmp_path,
+        Plainest(),
+        toy_data((3, 1, 2, 1, 2)),
+        2,
+    )
     monkeypatch.setattr(RowTraining, "train", with_little_memory)
     with pytest.warns(
-        UserWarning, match=r"training of 5 clients at once ran out of memory: from here on 3 train at once"
+        UserWarning,
+        match=r"training of 5 clients at once ran out of memory: from here on 3 train at once",
     ):
         found = fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
     assert asked[-3:] == [2, 2, 1]  # in the second round
     torch.testing.assert_close(vector(found), vector(expected), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(RowTraining, "train", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory.")))
+    monkeypatch.setattr(
+        RowTraining, "train", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory."))
+    )
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(), 1)
 
@@ -141,7 +160,13 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
 @pytest.mark.parametrize("chunk", [2, None])
 def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
     with pytest.warns(UserWarning, match="client"):
-        _, many = pair(tmp_path, Overflows, _with_a_broken_client, rounds=2, engine=partial(VmapProcess, chunk=chunk))
+        _, many = pair(
+            tmp_path,
+            Overflows,
+            _with_a_broken_client,
+            rounds=2,
+            engine=partial(VmapProcess, chunk=chunk),
+        )
     assert many.participations.tolist() == [2, 2, 0, 2, 2]
 
 

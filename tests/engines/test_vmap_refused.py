@@ -28,7 +28,9 @@ class Steps(Plainest):
 
 
 steps = partial(partial, Steps)
-by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")
+by_step = partial(
+    Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step"
+)
 
 
 class Manual(Plainest):
@@ -48,8 +50,18 @@ def bias_before_norm() -> Plain:
 
 
 REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
-    (steps(lambda module, loss, *_: loss / max(loss.item(), 1.0)), {}, {}, "does not allow it: vmap"),
-    (steps(lambda module, loss, batch, batch_idx: loss * (2 if batch_idx <= 0 else 1)), {}, {}, "looks at batch_idx"),
+    (
+        steps(lambda module, loss, *_: loss / max(loss.item(), 1.0)),
+        {},
+        {},
+        "does not allow it: vmap",
+    ),
+    (
+        steps(lambda module, loss, batch, batch_idx: loss * (2 if batch_idx <= 0 else 1)),
+        {},
+        {},
+        "looks at batch_idx",
+    ),
     (steps(lambda *_: None), {}, {}, "gives NoneType, and a loss"),
     # Not what it is under torch.func: the trial's own work.
     (
@@ -71,9 +83,13 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.*round 1 is discarded.*")
-@pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
+@pytest.mark.parametrize(
+    ("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED]
+)
 def test_vmap_with_an_unsupported_setting_is_refused(
     tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
+    with pytest.raises(
+        ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'
+    ):
         fit(engine_loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)

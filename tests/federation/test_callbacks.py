@@ -31,7 +31,14 @@ from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, logged, trainer_for, vector
-from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDS, cohort, sharing_by_hand, three_of_five, unequal_data
+from helpers.loops_by_hand import (
+    LOCAL_EPOCHS,
+    ROUNDS,
+    cohort,
+    sharing_by_hand,
+    three_of_five,
+    unequal_data,
+)
 from helpers.models import Logs, Plain, network, sgd
 
 
@@ -51,18 +58,24 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path: Path, first: bool) -> None:
+def test_training_that_stops_within_a_round_validates_no_client_model(
+    tmp_path: Path, first: bool
+) -> None:
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 18
 
     seen: list[Tensor] = []
     stop = LambdaCallback(on_train_batch_end=time_is_up)
     watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
-    best = ModelCheckpoint(tmp_path / "c", "{epoch}-{step}", monitor="val_acc", mode="max", save_top_k=-1)
+    best = ModelCheckpoint(
+        tmp_path / "c", "{epoch}-{step}", monitor="val_acc", mode="max", save_top_k=-1
+    )
     loop, module = FederatedLoop(seed=1), Plain()
     callbacks = [*in_order(first, stop, loop), watch, best]
     with pytest.warns(UserWarning, match="round 2 is discarded") as caught:
-        trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True).fit(module, toy_data())
+        trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True).fit(
+            module, toy_data()
+        )
     assert len([w for w in caught if "discarded" in str(w.message)]) == 1
     assert loop.round_index == 1
     assert all(torch.equal(model, vector(module)) for model in seen)
@@ -91,9 +104,15 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
 
     def run(first: bool = True, **options: Any) -> Backbone:
         thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
-        saving = [] if options else [ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=20, save_top_k=-1)]
+        saving = (
+            []
+            if options
+            else [ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=20, save_top_k=-1)]
+        )
         callbacks = [*in_order(first, thaw, three_of_five()), *saving]
-        trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=callbacks, enable_checkpointing=bool(saving))
+        trainer = trainer_for(
+            None, tmp_path, ROUNDS, callbacks=callbacks, enable_checkpointing=bool(saving)
+        )
         trainer.fit(module := Backbone(), unequal_data(), **options)
         return module
 
@@ -103,7 +122,9 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
         index = next(visits)
         groups = [{"params": net[2].parameters(), "lr": 0.1}]
         if index >= 1:  # Lightning adds the backbone with the optimizer's own defaults
-            groups.append({"params": net[0].parameters(), "lr": min(0.1, 0.05 * 1.5 ** (index - 1))})
+            groups.append(
+                {"params": net[0].parameters(), "lr": min(0.1, 0.05 * 1.5 ** (index - 1))}
+            )
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
         for x, y in (batch for epoch in epochs for batch in epoch):
             net.zero_grad()
@@ -136,7 +157,9 @@ class Batchwise(Callback):
         if self.start is not None:
             self.start(trainer, module, batch, batch_idx)
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.end is not None:
             with torch.no_grad():
                 self.end(trainer, module, batch, batch_idx)
@@ -152,18 +175,28 @@ def scale(module: Any, factor: float) -> None:
 
 
 BATCHWISE: dict[str, Callable[[], Batchwise]] = {
-    "rate at the first batch": lambda: Batchwise(lambda t, m, b, i: set_option(t, "lr", 0.3) if i == 0 else None),
+    "rate at the first batch": lambda: Batchwise(
+        lambda t, m, b, i: set_option(t, "lr", 0.3) if i == 0 else None
+    ),
     "rate at the last batch": lambda: Batchwise(
         lambda t, m, b, i: set_option(t, "lr", 0.5) if t.is_last_batch else None
     ),
-    "momentum from the second": lambda: Batchwise(lambda t, m, b, i: set_option(t, "momentum", 0.9) if i else None),
+    "momentum from the second": lambda: Batchwise(
+        lambda t, m, b, i: set_option(t, "momentum", 0.9) if i else None
+    ),
     "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i / 10)),
-    "decay at every second": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None),
-    "decay at the last": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None),
+    "decay at every second": lambda: Batchwise(
+        end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None
+    ),
+    "decay at the last": lambda: Batchwise(
+        end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "first"), [(name, i % 2 == 0) for i, name in enumerate(BATCHWISE)])
+@pytest.mark.parametrize(
+    ("name", "first"), [(name, i % 2 == 0) for i, name in enumerate(BATCHWISE)]
+)
 def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
     tmp_path: Path, name: str, first: bool
 ) -> None:
@@ -181,7 +214,9 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
             nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
             optimizer.step()
             callback.on_train_batch_end(trainer, net, None, batch, i)
-        rates[client] = optimizer.param_groups[0]["lr"]  # a rate that changes while a client trains goes on with it
+        rates[client] = optimizer.param_groups[0][
+            "lr"
+        ]  # a rate that changes while a client trains goes on with it
 
     net = network()
     expected, _ = sharing_by_hand(net, (), train)
@@ -216,11 +251,22 @@ def test_monitoring_callbacks_change_no_weight(
         trainer_for(None, tmp_path, callbacks=callbacks, **options).fit(module, toy_data())
         return vector(module)
 
-    loop, throughput = FederatedLoop(seed=1), ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)
+    loop, throughput = (
+        FederatedLoop(seed=1),
+        ThroughputMonitor(lambda batch: len(batch[0]), window_size=2),
+    )
     before: list[Callback] = [LearningRateMonitor("step"), throughput]
-    after: list[Callback] = [ModelSummary(), bar(), LambdaCallback(on_train_batch_end=lambda *args: None)]
+    after: list[Callback] = [
+        ModelSummary(),
+        bar(),
+        LambdaCallback(on_train_batch_end=lambda *args: None),
+    ]
     callbacks = [*before, loop, *after] if bar is RichProgressBar else [*after, loop, *before]
-    shown = {"enable_progress_bar": True, "enable_model_summary": True, "logger": CSVLogger(tmp_path)}
+    shown = {
+        "enable_progress_bar": True,
+        "enable_model_summary": True,
+        "logger": CSVLogger(tmp_path),
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flops_per_batch")
         looked = run(callbacks, **shown)
@@ -242,15 +288,23 @@ class Adds(Callback):
 
 
 @pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
-def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path: Path, performance: str) -> None:
+def test_callback_that_adds_a_module_must_come_before_the_loop(
+    tmp_path: Path, performance: str
+) -> None:
     mode = "max" if performance == "val_acc" else None
 
     def train(first: bool, hook: str = "on_fit_start") -> None:
-        loop = FederatedLoop(metrics={"game": CumulativeShapley(performance=performance, mode=mode)}, seed=1)
-        trainer_for(None, tmp_path / hook, 1, callbacks=in_order(first, Adds(hook), loop)).fit(Logs(), toy_data())
+        loop = FederatedLoop(
+            metrics={"game": CumulativeShapley(performance=performance, mode=mode)}, seed=1
+        )
+        trainer_for(None, tmp_path / hook, 1, callbacks=in_order(first, Adds(hook), loop)).fit(
+            Logs(), toy_data()
+        )
 
     train(first=True)
-    with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"):
+    with pytest.raises(
+        ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
+    ):
         train(first=False)
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
         train(first=True, hook="on_train_epoch_start")

@@ -24,7 +24,14 @@ from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, fit, shapfed, vector
-from helpers.loops_by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, three_of_five, unequal_data
+from helpers.loops_by_hand import (
+    ROUNDS,
+    SEED,
+    assert_same,
+    sharing_by_hand,
+    three_of_five,
+    unequal_data,
+)
 from helpers.models import Plain, adam, network, sgd
 
 
@@ -47,16 +54,26 @@ def test_global_model_equals_federated_averaging_by_hand(
     tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any
 ) -> None:
     net = network(batch_norm)
-    expected, _ = sharing_by_hand(net, (), with_optimizer(optimizer), uniform=weighting == "uniform")
+    expected, _ = sharing_by_hand(
+        net, (), with_optimizer(optimizer), uniform=weighting == "uniform"
+    )
     loop = three_of_five(aggregator=FedAvg(weighting))
-    assert_same(fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net, expected)
+    assert_same(
+        fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net,
+        expected,
+    )
     assert loop.round_index == ROUNDS
 
 
 def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:
     net = network()
     full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
-    half = fit(FederatedLoop(FedAvg(server_lr=0.5), seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    half = fit(
+        FederatedLoop(FedAvg(server_lr=0.5), seed=SEED),
+        tmp_path,
+        Plain(copy.deepcopy(net)),
+        rounds=1,
+    ).net
     for start, end, middle in zip(net.parameters(), full.parameters(), half.parameters()):
         torch.testing.assert_close(middle, (start + end) / 2)
     torch.testing.assert_close(half[1].running_var, full[1].running_var)
@@ -67,14 +84,17 @@ def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: 
     a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
     assert torch.equal(vector(a), vector(b))
     assert torch.equal(
-        first.contributions["cssv"].by_class.nan_to_num(9), second.contributions["cssv"].by_class.nan_to_num(9)
+        first.contributions["cssv"].by_class.nan_to_num(9),
+        second.contributions["cssv"].by_class.nan_to_num(9),
     )
     assert not torch.equal(vector(a), vector(c))
 
 
 def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
-    base = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])])
+    base = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])]
+    )
     first, clean = base.replace(seed=0), base.replace(uploads=[])
     fit(first, tmp_path / "a")
     before, named = first.metrics["cssv"].compute(), dict(first.named)
@@ -114,7 +134,9 @@ def test_standalone_run_equals_each_client_training_alone(tmp_path: Path) -> Non
         model = copy.deepcopy(net).train()
         optimizer = sgd(model.parameters())
         for r in range(3):
-            for x, y in data.client_loader(client, generator=generator_for(SEED, "shuffle", r, client, 0)):
+            for x, y in data.client_loader(
+                client, generator=generator_for(SEED, "shuffle", r, client, 0)
+            ):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
@@ -137,9 +159,12 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
         expected = {
             "accuracy": accuracy_score(y, logits.argmax(1)),
             "balanced_accuracy": balanced_accuracy_score(y, logits.argmax(1)),
-            "auroc": sum(roc_auc_score(y == c, logits.softmax(1)[:, c]) for c in y.unique()) / len(y.unique()),
+            "auroc": sum(roc_auc_score(y == c, logits.softmax(1)[:, c]) for c in y.unique())
+            / len(y.unique()),
         }
-        assert {name: scores[client].item() for name, scores in loop.client_scores.items()} == pytest.approx(expected)
+        assert {
+            name: scores[client].item() for name, scores in loop.client_scores.items()
+        } == pytest.approx(expected)
     assert not torch.equal(before, vector(module))
 
 
@@ -163,7 +188,9 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: P
             return {s.data_ptr(): s.nbytes() // 4 for s in held}
 
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            new = {place: size for place, size in self.storages().items() if place not in self.before}
+            new = {
+                place: size for place, size in self.storages().items() if place not in self.before
+            }
             self.floats.append(sum(size for size in new.values() if size >= 20_000))
 
     wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3))

@@ -29,10 +29,14 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
     seen: list[Tensor] = []
     watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
     keep = KeepUpdates()
-    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}")
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}"
+    )
     stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
     loop = FederatedLoop(keep, seed=1)
-    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[watch, checkpoint, stop])
+    module = fit(
+        loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[watch, checkpoint, stop]
+    )
     assert loop.round_index == 3  # 1 + patience
     data = toy_data()
     data.setup("fit")
@@ -41,7 +45,9 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
         stacked = torch.stack([keep.rounds[r][i] for i in range(3)]).double()
         torch.testing.assert_close(global_model, weights @ stacked, rtol=1e-5, atol=1e-6)
         saved = torch.load(tmp_path / "c" / f"epoch={r}.ckpt", weights_only=False)["state_dict"]
-        assert torch.equal(flat(saved, [name for name, _ in module.named_parameters()]), global_model)
+        assert torch.equal(
+            flat(saved, [name for name, _ in module.named_parameters()]), global_model
+        )
     assert torch.equal(vector(module), seen[-1])
 
 
@@ -59,7 +65,9 @@ class Bare(L.LightningModule):
         return sgd(self.parameters())
 
 
-def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fast_dev_run_is_one_round_of_one_batch_per_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     loop = shapfed(evaluation=ClientEvaluation(every=1))
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     with caplog.at_level("INFO", "lightning.pytorch"):
@@ -70,7 +78,10 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path, caplo
     one, other = (text for text in caplog.messages if "a batch of each of" in text)
     assert "by what validation logs: performance one of ['val_acc'" in one
     assert "by accuracy: performance accuracy, of" in one
-    assert "No values by what validation logs: there is no validation_step. No values by accuracy: the labels" in other
+    assert (
+        "No values by what validation logs: there is no validation_step. No values by accuracy: the labels"
+        in other
+    )
     assert loop.round_index == 1
     assert trainer.global_step == 3
     assert loop.contributions["cssv"].isfinite().all()
@@ -79,7 +90,9 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path, caplo
 
 def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=1)
-    trainer = trainer_for(loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2)
+    trainer = trainer_for(
+        loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2
+    )
     data, module = toy_data(), Plain()
     trainer.fit(module, data)
     assert trainer.limit_train_batches == 0.5
@@ -102,33 +115,64 @@ class Record(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
-        self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
+        self.seen.append(
+            {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
+        )
 
 
 def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: Path) -> None:
     loss = LeaveOneOut(performance="negative_loss")
     metrics: Any = {"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()}
-    options: Any = {"evaluation": ClientEvaluation(every=1), "reporting": Reporting(per_class=False)}
+    options: Any = {
+        "evaluation": ClientEvaluation(every=1),
+        "reporting": Reporting(per_class=False),
+    }
     loop, record = FederatedLoop(metrics=metrics, seed=1, **options), Record()
-    fit(loop, tmp_path, data=toy_data(server_val=0.3), callbacks=[record], logger=CSVLogger(tmp_path))
+    fit(
+        loop,
+        tmp_path,
+        data=toy_data(server_val=0.3),
+        callbacks=[record],
+        logger=CSVLogger(tmp_path),
+    )
     rows = logged(tmp_path)
     for round_index, seen in enumerate(record.seen):
-        there = {k: float(v) for row in rows if row["step"] == str(round_index) for k, v in row.items() if v}
-        values = [f"{name}/client_{client}" for name in ("cssv", "loo", "cost") for client in range(3)]
-        for name in ["weight/client_0", "client_accuracy/mean", "client_accuracy/client_2", "cost/bytes_down", *values]:
+        there = {
+            k: float(v)
+            for row in rows
+            if row["step"] == str(round_index)
+            for k, v in row.items()
+            if v
+        }
+        values = [
+            f"{name}/client_{client}" for name in ("cssv", "loo", "cost") for client in range(3)
+        ]
+        for name in [
+            "weight/client_0",
+            "client_accuracy/mean",
+            "client_accuracy/client_2",
+            "cost/bytes_down",
+            *values,
+        ]:
             assert seen[name] == pytest.approx(there[name])
     expected = loop.contributions["cssv"]
-    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(expected.tolist())
+    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(
+        expected.tolist()
+    )
 
 
 class Cohorts(ClientSampler):
     def __init__(self, cohorts: list[list[int]]) -> None:
         self.cohorts = cohorts
 
-    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+    ) -> Tensor:
         return torch.tensor(self.cohorts[round_index])
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
+    def inclusion_probabilities(
+        self, num_clients: int, contributions: Any, round_index: int = 0
+    ) -> Tensor:
         return torch.ones(num_clients)
 
 
@@ -149,7 +193,9 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
     run(whole, 4, callbacks=[whole])
     assert ["client_accuracy/mean" in seen for seen in whole.seen] == [False, True, True, True]
     for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
-        assert {name for name in seen if name.startswith("weight/")} == {f"weight/client_{i}" for i in cohort}
+        assert {name for name in seen if name.startswith("weight/")} == {
+            f"weight/client_{i}" for i in cohort
+        }
         assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
     saving = ModelCheckpoint(tmp_path / "c", "last")
     run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
@@ -157,13 +203,22 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
     assert [*half.seen, *rest.seen] == whole.seen
 
 
-@pytest.mark.parametrize(("name", "validation"), [("cssv/client_1", True), ("client_accuracy/mean", False)])
-def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path: Path, name: str, validation: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "validation"), [("cssv/client_1", True), ("client_accuracy/mean", False)]
+)
+def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
+    tmp_path: Path, name: str, validation: bool
+) -> None:
     record = Record()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1))
-    options: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1)
+    )
+    options: dict[str, Any] = {
+        "enable_checkpointing": True,
+        "limit_val_batches": 1.0 if validation else 0,
+    }
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
     assert loop.round_index == 3  # 1 + patience
     values = [seen[name] for seen in record.seen]
@@ -183,12 +238,16 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     loop = FederatedLoop(metrics=metrics, seed=1)
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
-    fit(loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3)
+    fit(
+        loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3
+    )
     assert loop.history().equals(read_run(loop.run_state.csv))
     said = capsys.readouterr().out
     values = loop.contributions["sv"]
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
-    assert [float(share) for share in re.findall(r"([\d.]+) %", said)[:3]] == pytest.approx(100 * shares, abs=0.051)
+    assert [float(share) for share in re.findall(r"([\d.]+) %", said)[:3]] == pytest.approx(
+        100 * shares, abs=0.051
+    )
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
     assert re.search(r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(", said)
     assert "Not suitable as a basis for payment" in said
@@ -208,8 +267,14 @@ class Notes(ClientAlgorithm):
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_table_kept_by_a_client_is_written_into_the_clients_folder(tmp_path: Path, files: bool) -> None:
-    fit(FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)), tmp_path, rounds=1)
+def test_table_kept_by_a_client_is_written_into_the_clients_folder(
+    tmp_path: Path, files: bool
+) -> None:
+    fit(
+        FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)),
+        tmp_path,
+        rounds=1,
+    )
     assert list(tmp_path.glob("clients/*/*")) == [tmp_path / "clients/1/note.csv"] * files
 
 
@@ -234,7 +299,12 @@ class Remembers(Sink, L.Callback):
 
 def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: Path) -> None:
     sink = Remembers()
-    fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=2, callbacks=[sink])
+    fit(
+        FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1),
+        tmp_path,
+        rounds=2,
+        callbacks=[sink],
+    )
     first, last, end, closed = sink.calls
     assert (first, last) == ((0, {0, 1, 2}, []), (1, {0, 1, 2}, []))
     assert (end[:2], closed) == ((2, {"cssv": "class"}), False)

@@ -17,7 +17,9 @@ from helpers.pages import text_of
 
 
 @pytest.mark.parametrize("by", ["accuracy", "negative_loss", "auroc"])
-def test_performances_and_majority_class_are_in_record_terminal_and_page(tmp_path: Path, capsys: Any, by: str) -> None:
+def test_performances_and_majority_class_are_in_record_terminal_and_page(
+    tmp_path: Path, capsys: Any, by: str
+) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance=by)}, seed=0)
     data = toy_data()
     fit(loop, tmp_path, Plain(), data, rounds=2)
@@ -26,14 +28,18 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(tmp_pat
     most = max(map(labels.count, labels)) / len(labels)
     assert (told["by"], told["majority"]) == (by, pytest.approx(most) if by == "accuracy" else None)
     assert told["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
-    assert change(told)[1:] in " ".join(capsys.readouterr().out.split())  # in a narrow terminal its lines are broken
+    assert change(told)[1:] in " ".join(
+        capsys.readouterr().out.split()
+    )  # in a narrow terminal its lines are broken
     assert f"The model's {change(told)}." in text_of(write_report(tmp_path))
     assert ("the most frequent class alone: " in change(told)) == (by == "accuracy")
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:
     def run(folder: str, rounds: int, ckpt_path: Path | None = None) -> dict[str, Any]:
-        loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0)
+        loop = FederatedLoop(
+            metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0
+        )
         trainer = trainer_for(loop, tmp_path / folder, rounds)
         trainer.fit(Plain(), toy_data(), ckpt_path=ckpt_path)
         trainer.save_checkpoint(tmp_path / folder / "last.ckpt")

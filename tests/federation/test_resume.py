@@ -23,12 +23,16 @@ from helpers.models import Plain
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FederatedLoop, L.LightningModule]:
+def whole(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, FederatedLoop, L.LightningModule]:
     folder = tmp_path_factory.mktemp("whole")
     return folder, *full_run(folder)
 
 
-def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any) -> None:
+def assert_same_run(
+    folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any
+) -> None:
     whole_folder, whole_loop, whole_module = whole
     assert torch.equal(vector(module), vector(whole_module))
     for mine, theirs in zip(loop.contributions.values(), whole_loop.contributions.values()):
@@ -36,9 +40,13 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
     assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
     torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
     assert loop.state.starts.keys() == whole_loop.state.starts.keys()
-    assert all(torch.equal(model, whole_loop.state.starts[i]) for i, model in loop.state.starts.items())
+    assert all(
+        torch.equal(model, whole_loop.state.starts[i]) for i, model in loop.state.starts.items()
+    )
     metrics, whole_metrics = module.trainer.callback_metrics, whole_module.trainer.callback_metrics
-    assert {k: v.item() for k, v in metrics.items()} == {k: v.item() for k, v in whole_metrics.items()}
+    assert {k: v.item() for k, v in metrics.items()} == {
+        k: v.item() for k, v in whole_metrics.items()
+    }
     csv = "log/contributions.csv"
     assert (folder / csv).read_text() == (whole_folder / csv).read_text()
 
@@ -48,9 +56,14 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, whole: Any) -
     die = (3, 4)
     status, said = Forked(tmp_path, full_run, tmp_path, 5, [Stop(*die)]).wait()
     assert status == -signal.SIGKILL, said
-    rounds = [line.split(",")[0] for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]]
+    rounds = [
+        line.split(",")[0]
+        for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
+    ]
     assert set(rounds) == {str(r) for r in range(die[0])}
-    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+    assert_same_run(
+        tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole
+    )
 
 
 class SaveAt(InRound):
@@ -60,7 +73,9 @@ class SaveAt(InRound):
         self.path, self.batch = path, batch
         setattr(self, hook, self.save)
 
-    def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+    def save(
+        self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
         there = len(args) < 2 or self.place(trainer) == self.batch
         if trainer.current_epoch == 2 and there and not self.path.exists():
             trainer.save_checkpoint(self.path)
@@ -94,7 +109,8 @@ class CountsHooks(Callback):
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(
-    ("hook", "batch"), [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)]
+    ("hook", "batch"),
+    [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)],
 )
 def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     tmp_path: Path, hook: str, batch: int, first: bool
@@ -134,12 +150,16 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
 
     monkeypatch.setattr(owner, name, fails)
     with (
-        pytest.warns(UserWarning, match="exception.ckpt is not saved: round 4 has failed at the server"),
+        pytest.warns(
+            UserWarning, match="exception.ckpt is not saved: round 4 has failed at the server"
+        ),
         pytest.raises(OSError, match="No space left"),
     ):
         full_run(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
     assert not (tmp_path / "exception.ckpt").exists()
-    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+    assert_same_run(
+        tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole
+    )
 
 
 class DrawsTwice(UniformSampler):
@@ -147,7 +167,9 @@ class DrawsTwice(UniformSampler):
 
     failed = False
 
-    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> torch.Tensor:
+    def sample(
+        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+    ) -> torch.Tensor:
         if round_index == 2 and not DrawsTwice.failed:
             DrawsTwice.failed = True
             raise ArithmeticError
@@ -156,7 +178,9 @@ class DrawsTwice(UniformSampler):
 
 def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path: Path) -> None:
     def run(**how: Any) -> torch.Tensor:
-        loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False))
+        loop = FederatedLoop(
+            seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False)
+        )
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
         trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
         trainer.fit(module := Plain(), toy_data(), **how)
@@ -175,9 +199,14 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
             raise ArithmeticError
 
     loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, tmp_path, 4, callbacks=[LambdaCallback(on_validation_batch_start=stop)])
+    trainer = trainer_for(
+        loop, tmp_path, 4, callbacks=[LambdaCallback(on_validation_batch_start=stop)]
+    )
     with pytest.raises(ArithmeticError):
         trainer.fit(Plain(), toy_data())
-    assert (trainer.current_epoch, loop.round_index) == (1, 2)  # callbacks save by the epoch that was
+    assert (trainer.current_epoch, loop.round_index) == (
+        1,
+        2,
+    )  # callbacks save by the epoch that was
     with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
         trainer.fit(Plain(), toy_data())

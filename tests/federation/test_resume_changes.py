@@ -22,10 +22,14 @@ from helpers.models import Plain, adam, network
 
 
 def loop(**changes: Any) -> FederatedLoop:
-    return FederatedLoop(**{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes})
+    return FederatedLoop(
+        **{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes}
+    )
 
 
-def save(folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any) -> Path:
+def save(
+    folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any
+) -> Path:
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
     fit(loop(**changes), folder / "first", module, data, rounds, **saving)
     return folder / "checkpoints/last.ckpt"
@@ -36,7 +40,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("saved"))
 
 
-def resume(path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any) -> Any:
+def resume(
+    path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any
+) -> Any:
     return fit(loop(**changes), folder, module, data, rounds, path)
 
 
@@ -46,11 +52,18 @@ def resume(path: Path, folder: Path, module: Any = None, data: Any = None, round
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
         (partial(toy_data, client_test=0.3), "data.splits.client_test is 0.3 and was 0.2"),
         (partial(toy_data, seed=1), r"data.splits.seed is 1 and was 0.*for clients \[0, 1, 2\]"),
-        (partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]), r"data.corruptions is .*Noise.* was None"),
+        (
+            partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]),
+            r"data.corruptions is .*Noise.* was None",
+        ),
     ],
 )
-def test_resume_with_other_data_is_refused(saved: Path, tmp_path: Path, data: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"):
+def test_resume_with_other_data_is_refused(
+    saved: Path, tmp_path: Path, data: Any, said: str
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"
+    ):
         resume(saved, tmp_path, data=data())
 
 
@@ -62,7 +75,9 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
     after.source[0].tensors[1][victim] += 1
     after.source[0].tensors[1][victim] %= 3
     path = save(tmp_path, data=before)
-    with pytest.raises(ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"):
+    with pytest.raises(
+        ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"
+    ):
         resume(path, tmp_path / "second", data=after)
 
 
@@ -70,12 +85,24 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
     ("changes", "said"),
     [
         ({"seed": 4}, "the seed is 4 and was 3"),
-        ({"aggregator": ShapFedWA("m")}, r"federation.aggregator is ShapFedWA\(metric='m', .*\) and was FedAvg"),
+        (
+            {"aggregator": ShapFedWA("m")},
+            r"federation.aggregator is ShapFedWA\(metric='m', .*\) and was FedAvg",
+        ),
         ({"share": ["!norm"]}, r"federation.share is \['!norm'\] and was 'all'"),
-        ({"metrics": {"m": ClassSpecificShapley(momentum=0.5)}}, r"federation.metrics.m is .*momentum=0.5.* and was"),
+        (
+            {"metrics": {"m": ClassSpecificShapley(momentum=0.5)}},
+            r"federation.metrics.m is .*momentum=0.5.* and was",
+        ),
         ({"metrics": {}}, r"federation.metrics.m is None and was "),
-        ({"personalizer": ShapFedPersonalizer("m")}, "federation.personalizer is ShapFedPersonalizer.* and was None"),
-        ({"uploads": [FreeRider(clients=[1])]}, r"federation.uploads is \[FreeRider.* and was \[\]"),
+        (
+            {"personalizer": ShapFedPersonalizer("m")},
+            "federation.personalizer is ShapFedPersonalizer.* and was None",
+        ),
+        (
+            {"uploads": [FreeRider(clients=[1])]},
+            r"federation.uploads is \[FreeRider.* and was \[\]",
+        ),
         ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
 )
@@ -94,18 +121,24 @@ def test_resume_with_fewer_rounds_than_already_run_is_refused(saved: Path, tmp_p
         resume(saved, tmp_path, rounds=2)
 
 
-def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(tmp_path: Path) -> None:
+def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(
+    tmp_path: Path,
+) -> None:
     plain = partial(Plain, network(batch_norm=False))
     budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
     path = save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
     resume(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
-    with pytest.raises(ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"):
+    with pytest.raises(
+        ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
+    ):
         resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
 
 
 def test_validating_on_possible_training_samples_warns(saved: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
-        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(seed=5), ckpt_path=saved)
+        trainer_for(loop(), tmp_path).validate(
+            Plain(), datamodule=toy_data(seed=5), ckpt_path=saved
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trained on some.*")
         trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(), ckpt_path=saved)
@@ -129,11 +162,18 @@ def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_path: Path, interval: str) -> None:
-    steps = partial(Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(
+    tmp_path: Path, interval: str
+) -> None:
+    steps = partial(
+        Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    )
     path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
     resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
-    with pytest.raises(ConfigurationError, match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume",
+    ):
         resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
 
 
@@ -142,7 +182,9 @@ def test_resume_with_another_optimizer_is_refused(saved: Path, tmp_path: Path) -
         resume(saved, tmp_path, Plain(optimizer=adam))
 
 
-def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
+def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(
+    saved: Path, tmp_path: Path
+) -> None:
     before = torch.load(saved, weights_only=True)["state_dict"]
     still = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
     for name, _ in still.named_parameters():
@@ -165,7 +207,9 @@ def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) 
     path = save(tmp_path, Named("ReLU"), rounds=1)
     for stage in ("fit", "test"):
         with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
-            getattr(trainer_for(loop(), tmp_path / stage), stage)(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
+            getattr(trainer_for(loop(), tmp_path / stage), stage)(
+                Named("Tanh"), datamodule=toy_data(), ckpt_path=path
+            )
 
 
 def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path: Path) -> None:
@@ -175,12 +219,19 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
         resume(tmp_path / "plain.ckpt", tmp_path / "a")
-    with pytest.raises(ConfigurationError, match=r"weights.ckpt holds weights only, .* it can be tested, not resumed"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"weights.ckpt holds weights only, .* it can be tested, not resumed",
+    ):
         resume(tmp_path / "weights.ckpt", tmp_path / "b")
-    trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
+    trainer_for(loop(), tmp_path / "c").test(
+        Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt"
+    )
 
 
-def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
+    saved: Path, tmp_path: Path
+) -> None:
     """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
     path, whole = tmp_path / "spoiled.ckpt", torch.load(saved, weights_only=True)
     (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
@@ -202,14 +253,20 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(saved: Path, tm
 
 def test_checkpoint_of_another_version_is_refused() -> None:
     for version in ({}, {"version": "0.9"}):
-        with pytest.raises(ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"):
+        with pytest.raises(
+            ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"
+        ):
             loop().check_state({"round_index": 2, "seed": 1, **version})
 
 
-def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     path = save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
-    with pytest.raises(ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"):
+    with pytest.raises(
+        ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"
+    ):
         resume(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

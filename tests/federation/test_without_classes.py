@@ -13,7 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted
 from flsv.data import GroupPartitioner, IIDPartitioner, SizePartitioner
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    CosineGradientShapley,
+    PartialFederatedShapley,
+)
 from helpers.fits import trainer_for
 from helpers.tasks import GraphNet, Graphs, Kind, LanguageModel, Regression
 
@@ -49,7 +54,9 @@ def graphs() -> FederatedDataModule:
     return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
 
 
-@pytest.mark.parametrize(("module", "data"), [(Texts, texts), (Regression, numbers), (GraphNet, graphs)])
+@pytest.mark.parametrize(
+    ("module", "data"), [(Texts, texts), (Regression, numbers), (GraphNet, graphs)]
+)
 def test_a_task_without_classes_is_trained_and_measured(
     module: Any, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,13 +89,23 @@ def test_a_task_without_classes_is_trained_and_measured(
     ("arguments", "who"),
     [
         ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] work with classes"),
-        ({"metrics": {"ssv": PartialFederatedShapley(per_class=True)}}, r"metrics \['ssv'\] work with classes"),
-        ({"aggregator": DivergenceWeighted()}, r"aggregator DivergenceWeighted\(.*\) works with classes"),
+        (
+            {"metrics": {"ssv": PartialFederatedShapley(per_class=True)}},
+            r"metrics \['ssv'\] work with classes",
+        ),
+        (
+            {"aggregator": DivergenceWeighted()},
+            r"aggregator DivergenceWeighted\(.*\) works with classes",
+        ),
     ],
 )
-def test_component_that_needs_classes_is_refused_before_training(arguments: Any, who: str, tmp_path: Path) -> None:
+def test_component_that_needs_classes_is_refused_before_training(
+    arguments: Any, who: str, tmp_path: Path
+) -> None:
     trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
-    with pytest.raises(ConfigurationError, match=f"{who}.*have no classes: the labels are float32 numbers\\."):
+    with pytest.raises(
+        ConfigurationError, match=f"{who}.*have no classes: the labels are float32 numbers\\."
+    ):
         trainer.fit(Regression(), numbers())
     assert trainer.global_step == 0
 
@@ -100,5 +117,8 @@ def test_component_that_needs_classes_uses_given_labels(tmp_path: Path) -> None:
 
 
 def test_classifier_client_on_data_without_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have no"):
+    with pytest.raises(
+        ConfigurationError,
+        match="ClassifierClient learns classes, and the training samples have no",
+    ):
         trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())

@@ -12,7 +12,9 @@ def test_length_factors_cap_long_updates_at_the_bound_and_keep_short_ones(cap: f
     norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
     bound = cap * np.median(norms.double().numpy())
     factors = length_factors(norms, cap)
-    np.testing.assert_allclose((factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound))
+    np.testing.assert_allclose(
+        (factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound)
+    )
 
 
 def test_capped_samples_are_at_most_the_bound() -> None:
@@ -32,5 +34,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     expected = start + factors[:, None] * (rows.double() - start)
     torch.testing.assert_close(result[:, :5].double(), expected[:, :5])
     # Starts of their own give the same.
-    torch.testing.assert_close(scale_updates(rows, start.expand(4, 6).clone(), factors, end=5), result)
+    torch.testing.assert_close(
+        scale_updates(rows, start.expand(4, 6).clone(), factors, end=5), result
+    )
     assert scale_updates(rows, start, torch.ones(4), end=5) is rows

@@ -24,7 +24,9 @@ def test_krum_scores_sum_the_closest_distances() -> None:
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(None, [1, 1, 0, 1, 1]), (1, None)])
-def test_multi_krum_leaves_out_a_distant_update(tmp_path: Path, keep: int | None, kept: list[int] | None) -> None:
+def test_multi_krum_leaves_out_a_distant_update(
+    tmp_path: Path, keep: int | None, kept: list[int] | None
+) -> None:
     loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
     fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
     assert loop.participations.tolist() == kept or loop.participations.sum() == keep

@@ -52,22 +52,32 @@ class Huge(Attack):
 
 
 @pytest.mark.parametrize("size", [1e10, 3e38])
-def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_path: Path, size: float) -> None:
+def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
+    tmp_path: Path, size: float
+) -> None:
     loop = FederatedLoop(uploads=[Huge(size)], metrics={"cgsv": CosineGradientShapley()}, seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
-    (said,) = [str(w.message) for w in caught if "update" in str(w.message) or "NaN" in str(w.message)]
+    (said,) = [
+        str(w.message) for w in caught if "update" in str(w.message) or "NaN" in str(w.message)
+    ]
     assert said.startswith("client 1 sent an update far larger than the cohort's in round 2 (norm ")
-    assert [(each.what, each.client, each.times) for each in loop.events] == [("large", 1, 1)]  # and nobody later
+    assert [(each.what, each.client, each.times) for each in loop.events] == [
+        ("large", 1, 1)
+    ]  # and nobody later
     assert loop.named == {1: (1, 4)}
     assert "left out of the round" in said
     assert loop.participations.tolist() == [4, 3, 4, 4]
     assert vector(module).abs().max() < 100
 
 
-def paid(folder: Path, rounds: range, aggregator: Aggregator, metrics: Any, factor: float) -> FederatedLoop:
-    loop = FederatedLoop(uploads=[Huge(None, rounds, factor)], metrics=metrics, aggregator=aggregator, seed=1)
+def paid(
+    folder: Path, rounds: range, aggregator: Aggregator, metrics: Any, factor: float
+) -> FederatedLoop:
+    loop = FederatedLoop(
+        uploads=[Huge(None, rounds, factor)], metrics=metrics, aggregator=aggregator, seed=1
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
@@ -85,18 +95,24 @@ METRICS = {
 
 
 @pytest.mark.parametrize(
-    ("aggregator", "factor"), [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)], ids=["median", "by values"]
+    ("aggregator", "factor"),
+    [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)],
+    ids=["median", "by values"],
 )
 def test_client_with_faulty_updates_in_every_round_has_no_value(
     tmp_path: Path, aggregator: Aggregator, factor: float
 ) -> None:
-    loop = paid(tmp_path, range(4), aggregator, {name: metric() for name, metric in METRICS.items()}, factor)
+    loop = paid(
+        tmp_path, range(4), aggregator, {name: metric() for name, metric in METRICS.items()}, factor
+    )
     assert loop.named == {1: (4, 4)}
     assert {each.what for each in loop.events} == {"large"}
     run = open_run(next(tmp_path.rglob("contributions.csv")).parent)
     assert run.named == {1: (4, 4)}
     for name in METRICS:
-        assert [value == value for value in run.final(name)] == [True, False, True, True, True], name
+        assert [value == value for value in run.final(name)] == [True, False, True, True, True], (
+            name
+        )
 
 
 def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: Path) -> None:
@@ -107,12 +123,16 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
     assert before.named == {}
     assert 0 < once.contributions["m"][1].abs() < before.contributions["m"].abs().max() * 2
     table = open_run(next((tmp_path / "once").rglob("contributions.csv")).parent).table
-    rounds = {name: part["round"].tolist() for name, part in table.query("client == 1").groupby("metric")}
+    rounds = {
+        name: part["round"].tolist() for name, part in table.query("client == 1").groupby("metric")
+    }
     assert rounds["m"] == [0, 1, 2]
     assert rounds["weight"] == [0, 1, 2, 3]
 
 
-def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tmp_path: Path) -> None:
+def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
+    tmp_path: Path,
+) -> None:
     class Overflows(FedAvg):
         rounds = (1,)
 
@@ -123,7 +143,9 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
     kept: list[Tensor] = []
     look = LambdaCallback(on_train_epoch_end=lambda trainer, module: kept.append(vector(module)))
     loop = FederatedLoop(aggregator=Overflows(), metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    with pytest.warns(UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"):
+    with pytest.warns(
+        UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"
+    ):
         fit(loop, tmp_path / "once", data=toy_data((4, 3, 4, 3)), rounds=3, callbacks=[look])
     assert torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])
@@ -133,7 +155,12 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
         pytest.warns(UserWarning, match="the round before"),
         pytest.raises(RuntimeError, match="round 3: .* second time running"),
     ):
-        fit(FederatedLoop(aggregator=Overflows(), seed=1), tmp_path / "twice", data=toy_data((4, 3, 4, 3)), rounds=4)
+        fit(
+            FederatedLoop(aggregator=Overflows(), seed=1),
+            tmp_path / "twice",
+            data=toy_data((4, 3, 4, 3)),
+            rounds=4,
+        )
 
 
 @pytest.mark.parametrize("size", [1e4, 3e38])
@@ -149,10 +176,17 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     assert vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
     assert sorted(loop.state.trained) == [0, 2, 3]
-    for value in (loop.weights, loop.contributions["cgsv"], loop.contributions["cssv"].by_class[:, 0]):
+    for value in (
+        loop.weights,
+        loop.contributions["cgsv"],
+        loop.contributions["cssv"].by_class[:, 0],
+    ):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
-    rows = [line.split(",") for line in (tmp_path / "run" / "contributions.csv").read_text().splitlines()]
+    rows = [
+        line.split(",")
+        for line in (tmp_path / "run" / "contributions.csv").read_text().splitlines()
+    ]
     norms = {int(row[2]): float(row[4]) for row in rows if row[1] == "update_norm"}
     assert norms[1] == pytest.approx(size, rel=1e-5)
     assert max(norms[0], norms[2], norms[3]) < 100
@@ -162,7 +196,10 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
 
 def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
     updates = tuple(ClientUpdate(i, 1, norm[None], num_steps=1) for i, norm in enumerate(norms))
-    starts, samples = (torch.zeros(1, dtype=torch.float64),) * len(norms), torch.ones(len(norms), dtype=torch.long)
+    starts, samples = (
+        (torch.zeros(1, dtype=torch.float64),) * len(norms),
+        torch.ones(len(norms), dtype=torch.long),
+    )
     return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
@@ -182,7 +219,9 @@ def failing(*pairs: tuple[int, int]) -> Diverges:
 
 def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
-    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"):
+    with pytest.warns(
+        UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"
+    ):
         module = fit(loop, tmp_path, failing((1, 1), (2, 1)))
     assert vector(module).isfinite().all()
     assert loop.weights is not None
@@ -194,7 +233,9 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: 
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="3 of 3 clients returned"),
-        pytest.raises(RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"),
+        pytest.raises(
+            RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"
+        ),
     ):
         fit(FederatedLoop(seed=1), tmp_path, failing((1, 0), (1, 1), (1, 2)))
 
@@ -238,7 +279,11 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
     plain = only_round(tmp_path / "plain")
     round = only_round(tmp_path / "capped", filters=[OutlierFilter(), SampleCap(1.0)])
     median = int(plain.num_samples.double().quantile(0.5))
-    assert round.num_samples.tolist() == plain.num_samples.clamp_max(median).tolist() != plain.num_samples.tolist()
+    assert (
+        round.num_samples.tolist()
+        == plain.num_samples.clamp_max(median).tolist()
+        != plain.num_samples.tolist()
+    )
     share = round.num_samples.double() / round.num_samples.sum()
     torch.testing.assert_close(round.aggregation_weights.double(), share, rtol=1e-6, atol=1e-6)  # type: ignore[union-attr]
 
@@ -246,9 +291,18 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "all clients start from the global model"),
-        ({"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}}, "take their own updates"),
-        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "all clients start from the global model"),
+        (
+            {"filters": [NormCap(1.0)], "personalizer": Standalone()},
+            "all clients start from the global model",
+        ),
+        (
+            {"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}},
+            "take their own updates",
+        ),
+        (
+            {"filters": [MultiKrum(1)], "personalizer": Standalone()},
+            "all clients start from the global model",
+        ),
         ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
@@ -259,5 +313,7 @@ def test_filters_with_wrong_arguments_are_refused(wrong: dict[str, Any], said: s
 
 
 def test_multi_krum_keeps_the_update_closest_to_the_others() -> None:
-    kept = MultiKrum(1, keep=1).apply(cohort(torch.tensor([5.0, 5.1, 5.2, 1.0, 9.0], dtype=torch.float64)))
+    kept = MultiKrum(1, keep=1).apply(
+        cohort(torch.tensor([5.0, 5.1, 5.2, 1.0, 9.0], dtype=torch.float64))
+    )
     assert kept.ids == [1]

@@ -23,7 +23,9 @@ def test_shares_follow_the_rule_for_negative_values() -> None:
     assert shares(values, negatives="zero") == pytest.approx([90, 30, 0])
     assert shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
     z = np.exp(np.array(values) / np.std(values))
-    assert shares(values, negatives="softmax") == pytest.approx((120 * z / z.sum()).tolist(), rel=1e-6)
+    assert shares(values, negatives="softmax") == pytest.approx(
+        (120 * z / z.sum()).tolist(), rel=1e-6
+    )
     assert shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])
     with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
         shares(values, negatives="refuse")
@@ -71,9 +73,13 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: 
 
 
 @pytest.mark.parametrize(("budget", "unit"), [(1e308, 0.01), (1.0, 1e-320), (2.0**53, 1.0)])
-def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget: float, unit: float) -> None:
+def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
+    budget: float, unit: float
+) -> None:
     assert sum(shares([1.0, 1.0], budget)) == budget
-    with pytest.raises(ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."):
+    with pytest.raises(
+        ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."
+    ):
         shares([1.0, 1.0], budget, unit=unit)
     assert sum(shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
 

@@ -9,7 +9,9 @@ from flsv.functional.common_entries import keep_common
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("block", [1, 7, 2**20])
-def test_averages_keep_entries_that_all_models_share(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
+def test_averages_keep_entries_that_all_models_share(
+    monkeypatch: pytest.MonkeyPatch, rows: int, block: int
+) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
     x = torch.randint(0, 3, (rows, 400), generator=torch.Generator().manual_seed(rows)).float() / 10
     weights = torch.softmax(torch.randn(2, rows, generator=torch.Generator().manual_seed(1)), -1)

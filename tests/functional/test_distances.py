@@ -21,7 +21,9 @@ def test_update_distances_and_weighted_means_equal_those_of_numpy(monkeypatch, b
     np.testing.assert_allclose(weighted_mean(points, weights), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300), (torch.float32, 1e-40)])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300), (torch.float32, 1e-40)]
+)
 def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
     points = torch.full((2, 17), size, dtype=dtype)
     points[1] = 0

@@ -38,7 +38,9 @@ def by_hand(samples: Any, divergence: Any, a: float, b: float, normalize: bool) 
 def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) -> None:
     samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
     weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
-    np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6)
+    np.testing.assert_allclose(
+        weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6
+    )
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
@@ -48,7 +50,10 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
     assert weights.tolist() == [0.25, 0.75]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert divergence_weights(samples, torch.tensor([0.0, 1.0]), a=5.0, b=0.0).tolist() == [1, 0]
+        assert divergence_weights(samples, torch.tensor([0.0, 1.0]), a=5.0, b=0.0).tolist() == [
+            1,
+            0,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,10 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
         ({"num_samples": torch.zeros(2)}, "all 0"),
     ],
 )
-def test_divergence_weights_with_wrong_arguments_raise(arguments: dict[str, Any], message: str) -> None:
+def test_divergence_weights_with_wrong_arguments_raise(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        divergence_weights(**{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments})
+        divergence_weights(
+            **{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments}
+        )

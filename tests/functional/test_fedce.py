@@ -11,11 +11,18 @@ def test_cosine_is_0_if_there_are_no_other_updates() -> None:
     updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
     gram = updates @ updates.T
     assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
-    assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx([0, 0, -1])
+    assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx(
+        [0, 0, -1]
+    )
     assert leave_one_out_cosines(gram[:1, :1], torch.ones(1)).tolist() == [0]  # nobody else
     # The others' sum is exactly zero: no rounding noise is taken for a direction.
     updates = torch.tensor([[0.1, 0.3], [0.7, 0.1], [-2.1, -0.3]], dtype=torch.float64)
-    assert leave_one_out_cosines(updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64))[0] == 0
+    assert (
+        leave_one_out_cosines(
+            updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64)
+        )[0]
+        == 0
+    )
 
 
 def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> None:

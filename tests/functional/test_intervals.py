@@ -16,7 +16,9 @@ def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_
     values with the variances 0.02 and 0.08 between the last two rounds."""
     values, fit = torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]))
-    np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0025) ** 0.5, (0.0025 + 0.0025) ** 0.5], atol=1e-7)
+    np.testing.assert_allclose(
+        found.numpy(), [(0.09 + 0.0025 + 0.0025) ** 0.5, (0.0025 + 0.0025) ** 0.5], atol=1e-7
+    )
     recent = values + torch.tensor([[0.1, 0.2], [-0.1, -0.2]])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]), recent)
     np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0025 + (0.02 + 0.08) / 2, atol=1e-7)

@@ -7,7 +7,13 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from flsv.functional import label_overlap, leave_one_out_cosines, personalized_weights, relevance_auroc, top_k_download
+from flsv.functional import (
+    label_overlap,
+    leave_one_out_cosines,
+    personalized_weights,
+    relevance_auroc,
+    top_k_download,
+)
 
 POLICIES = ("mean", "exclude", "min", 0.7)
 
@@ -20,7 +26,9 @@ def weights_reference(values, distances, own, self_weight):
         positive[own] = 0
         distances[own] = 1
     else:
-        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(self_weight, self_weight)
+        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(
+            self_weight, self_weight
+        )
     w = positive / distances
     return w / w.sum()
 
@@ -36,19 +44,28 @@ def test_personalized_weights_equal_numpys(self_weight, own):
         if max(others) <= 0:
             continue
         weights = personalized_weights(values, distances, own, self_weight)
-        np.testing.assert_allclose(weights, weights_reference(values, distances, own, self_weight), rtol=1e-12)
+        np.testing.assert_allclose(
+            weights, weights_reference(values, distances, own, self_weight), rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("self_weight", POLICIES)
 @pytest.mark.parametrize("values", [[-0.1, -0.2, -0.3], [0.0, 0.0, 0.0], [0.0, 0.5, -0.1]])
 def test_weights_keep_the_own_model_if_no_other_has_a_positive_value(values, self_weight):
-    weights = personalized_weights(torch.tensor(values), torch.tensor([1.0, 0.0, 2.0]), own=1, self_weight=self_weight)
+    weights = personalized_weights(
+        torch.tensor(values), torch.tensor([1.0, 0.0, 2.0]), own=1, self_weight=self_weight
+    )
     assert weights.tolist() == [0, 1, 0]
 
 
 def test_identical_models_share_all_weight_in_proportion_to_their_values():
-    values, distances = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]), torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
-    torch.testing.assert_close(personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0]))
+    values, distances = (
+        torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]),
+        torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0]),
+    )
+    torch.testing.assert_close(
+        personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0])
+    )
     # The least distance is 0: the own model is one of them.
     weights = personalized_weights(values, distances, 0, self_weight="min")
     torch.testing.assert_close(weights, torch.tensor([2, 1, 3, 0, 0]) / 6)
@@ -78,7 +95,11 @@ def draw(seed=0):
 
 def choose(relevance, own=0, k=2, available=None, explore="score", seed=0):
     relevance = torch.tensor(relevance)
-    there = torch.ones(len(relevance), dtype=torch.bool) if available is None else torch.tensor(available)
+    there = (
+        torch.ones(len(relevance), dtype=torch.bool)
+        if available is None
+        else torch.tensor(available)
+    )
     return top_k_download(relevance, there, own, k, explore, draw(seed)).tolist()
 
 
@@ -103,18 +124,25 @@ def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
 
 def test_models_of_unavailable_clients_are_not_downloaded():
     # The only unvisited one cannot be had, so k is that of the positive scores.
-    assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [3, 1]
+    assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [
+        3,
+        1,
+    ]
     assert choose([nan] * 3, available=[True, False, False]) == []
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
+@pytest.mark.parametrize(
+    ("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)]
+)
 def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(n, m, k):
     """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
     bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
     for seed in range(60):
         scores, generator = torch.full((n,), nan), draw(seed)
         for _ in range(bound):
-            ids = top_k_download(scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator)
+            ids = top_k_download(
+                scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator
+            )
             scores[ids] = torch.where(ids <= m, 0.3, -0.1)
         assert not scores[1 : m + 1].isnan().any()
 
@@ -147,7 +175,9 @@ def test_relevance_auroc_equals_scikit_learns(digits):
     relevance = ((torch.randn(n, n, generator=generator) + truth) * 10**digits).round() / 10**digits
     relevance[torch.rand(n, n, generator=generator) > 0.8] = float("nan")
     relevance.fill_diagonal_(1e6)  # must not count
-    pairs = [(i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])]
+    pairs = [
+        (i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])
+    ]
     expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
     assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
     for one_kind in (torch.ones(n, n), torch.eye(n)):

@@ -32,7 +32,8 @@ def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float)
     torch.manual_seed(0)
     clients, server = torch.randn(3, 2, 5), torch.randn(2, 5)
     torch.testing.assert_close(
-        class_specific_shapley(clients * scale, server * scale), class_specific_shapley(clients, server)
+        class_specific_shapley(clients * scale, server * scale),
+        class_specific_shapley(clients, server),
     )
 
 
@@ -59,16 +60,20 @@ def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(met
     accuracy, printed = TABLE_2[method]
     # ShapFed's row gives 0.81 where the paper prints 0.84: its accuracies are means of runs, perhaps, and it is not.
     tolerance = 0.035 if method == "ShapFed" else 0.02
-    assert collaborative_fairness(torch.tensor(INDIVIDUAL), torch.tensor(accuracy)).item() == pytest.approx(
-        printed, abs=tolerance
-    )
+    assert collaborative_fairness(
+        torch.tensor(INDIVIDUAL), torch.tensor(accuracy)
+    ).item() == pytest.approx(printed, abs=tolerance)
 
 
 def test_collaborative_fairness_equals_numpys_correlation() -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 7))
     expected = np.corrcoef(x, y)[0, 1]
-    assert collaborative_fairness(torch.tensor(x), torch.tensor(y)).item() == pytest.approx(expected)
-    assert collaborative_fairness(torch.tensor(x), torch.tensor(-3 * x + 1)).item() == pytest.approx(-1)
+    assert collaborative_fairness(torch.tensor(x), torch.tensor(y)).item() == pytest.approx(
+        expected
+    )
+    assert collaborative_fairness(
+        torch.tensor(x), torch.tensor(-3 * x + 1)
+    ).item() == pytest.approx(-1)
     some, same = torch.tensor([0.1, 0.2, 0.3]), torch.full((3,), 0.1)
     for pair in ((some, same), (same, some), (some[:1], some[:1])):
         assert collaborative_fairness(*pair).isnan()

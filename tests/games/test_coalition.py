@@ -55,7 +55,9 @@ def a_round(net: nn.Module, own_starts: bool = False) -> Round:
 
     def models(like: Tensor) -> Tensor:
         noise = torch.randn(clients, space.size, generator=generator)
-        noise[:, space.num_parameters :] = noise[:, space.num_parameters :].abs()  # a running variance is positive
+        noise[:, space.num_parameters :] = noise[
+            :, space.num_parameters :
+        ].abs()  # a running variance is positive
         return like + 0.3 * noise
 
     start = space.read(net)
@@ -74,7 +76,9 @@ def a_round(net: nn.Module, own_starts: bool = False) -> Round:
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=4)))
 
 
-def coalition_weights(round: Round, mask: Tensor, weighting: Any) -> tuple[dict[int, float], dict[int, float]]:
+def coalition_weights(
+    round: Round, mask: Tensor, weighting: Any
+) -> tuple[dict[int, float], dict[int, float]]:
     """The members' weights in parameters and in buffers, in plain Python."""
     members = mask.nonzero().flatten().tolist()
     if not isinstance(weighting, str):
@@ -87,7 +91,9 @@ def coalition_weights(round: Round, mask: Tensor, weighting: Any) -> tuple[dict[
     return (raw if isinstance(weighting, Tensor) else shares), shares
 
 
-def naive_model(net: nn.Module, round: Round, mask: Tensor, weighting: Any, server_lr: float = 1.0) -> nn.Module:
+def naive_model(
+    net: nn.Module, round: Round, mask: Tensor, weighting: Any, server_lr: float = 1.0
+) -> nn.Module:
     """The coalition's model by averaging state_dicts entry by entry, in double precision."""
     model = copy.deepcopy(net).eval()
     if not mask.any():
@@ -99,7 +105,9 @@ def naive_model(net: nn.Module, round: Round, mask: Tensor, weighting: Any, serv
     parameters = dict(model.named_parameters())
     for name, value in state.items():
         if name in parameters:
-            moves = [w * (parts[i][name].double() - starts[i][name].double()) for i, w in weights.items()]
+            moves = [
+                w * (parts[i][name].double() - starts[i][name].double()) for i, w in weights.items()
+            ]
             state[name] = (value.double() + server_lr * sum(moves)).float()
         elif value.is_floating_point():
             state[name] = sum(w * parts[i][name].double() for i, w in shares.items()).float()
@@ -117,8 +125,12 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         return {
             "accuracy": sk.accuracy_score(y, predicted),
             "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
-            "negative_loss": -sk.log_loss(y, logits.double().softmax(-1).numpy(), labels=range(CLASSES)),
-            "per_class_accuracy": sk.recall_score(y, predicted, labels=range(CLASSES), average=None, zero_division=0),
+            "negative_loss": -sk.log_loss(
+                y, logits.double().softmax(-1).numpy(), labels=range(CLASSES)
+            ),
+            "per_class_accuracy": sk.recall_score(
+                y, predicted, labels=range(CLASSES), average=None, zero_division=0
+            ),
             "f1": sk.f1_score(y, predicted, labels=range(CLASSES), average="macro"),
         }
 
@@ -130,7 +142,12 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
 
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
-    [("uniform", 1.0, False), ("samples", 0.6, False), (FIXED, 1.7, True), (Renormalized(FIXED), 0.6, True)],
+    [
+        ("uniform", 1.0, False),
+        ("samples", 0.6, False),
+        (FIXED, 1.7, True),
+        (Renormalized(FIXED), 0.6, True),
+    ],
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
@@ -150,7 +167,9 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     for name in [*METRICS, F1]:
         utility = games.utility(name, weighting)
         reference = np.stack([scores["f1" if name is F1 else name] for scores in expected])
-        np.testing.assert_allclose(utility(MASKS).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name))
+        np.testing.assert_allclose(
+            utility(MASKS).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name)
+        )
     assert games.evaluations == 2 * 16
 
 
@@ -197,7 +216,9 @@ def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
     mask = torch.tensor([[True, False, True, True]])
 
     def loss(context: Any = None) -> float:
-        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend, context=context)
+        evaluator = ModelEvaluator(
+            net, round.space, data, num_classes=CLASSES, backend=backend, context=context
+        )
         return CoalitionUtility(round, evaluator, metric="negative_loss")(mask).item()
 
     model = naive_model(net, round, mask[0], "uniform")
@@ -222,7 +243,12 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> N
     vectors[1] = torch.nan
     vectors[2, space.head.weight] = torch.inf
     evaluator = ModelEvaluator(
-        net, space, batches(), num_classes=CLASSES, backend=backend, metric=MulticlassF1Score(CLASSES)
+        net,
+        space,
+        batches(),
+        num_classes=CLASSES,
+        backend=backend,
+        metric=MulticlassF1Score(CLASSES),
     )
     scores = evaluator(vectors)
     assert scores.values["loss"].isfinite().tolist() == [True, False, False]
@@ -241,7 +267,9 @@ def test_validation_batches_are_recut_without_changing_scores(size: int) -> None
     scores = evaluator(space.read(net)[None])
     expected = naive_scores(net.eval(), data)
     assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
-    assert scores.value("negative_loss").item() == pytest.approx(expected["negative_loss"], abs=1e-6)
+    assert scores.value("negative_loss").item() == pytest.approx(
+        expected["negative_loss"], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +306,9 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     vectors = space.read(net) + 0.1 * torch.randn(5, space.size)
 
     def values(backend: Any) -> Tensor:
-        evaluator = ModelEvaluator(net, space, data, metric=MeanSquaredError(), backend=backend, chunk=2, seed=4)
+        evaluator = ModelEvaluator(
+            net, space, data, metric=MeanSquaredError(), backend=backend, chunk=2, seed=4
+        )
         found = evaluator(vectors).value("metric")
         assert evaluator.backend == backend
         return found
@@ -292,7 +322,9 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
 
 def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     round = a_round(net := module())
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7)
+    evaluator = ModelEvaluator(
+        net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7
+    )
     original, chunks = evaluator._score, []
 
     def score(rows: range, *rest: Any) -> None:
@@ -336,21 +368,28 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
     net.norm.num_batches_tracked.fill_(17)
     before = copy.deepcopy(net.state_dict())
     tensors = {
-        name: (id(t), t.data_ptr(), t.detach().clone().tolist()) for name, t in net.state_dict(keep_vars=True).items()
+        name: (id(t), t.data_ptr(), t.detach().clone().tolist())
+        for name, t in net.state_dict(keep_vars=True).items()
     }
-    flags = [(layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()]
+    flags = [
+        (layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()
+    ]
     round = a_round(net)
     metric = MulticlassF1Score(CLASSES)
     rng = torch.get_rng_state()
 
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
+    evaluator = ModelEvaluator(
+        net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend
+    )
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
 
     after = net.state_dict(keep_vars=True)
     assert {name: (id(t), t.data_ptr(), t.tolist()) for name, t in after.items()} == tensors
     assert all(torch.equal(before[name], value) for name, value in after.items())
-    assert [(layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()] == flags
+    assert [
+        (layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()
+    ] == flags
     assert net.conv.weight.grad.eq(1).all()
     assert metric.update_count == 0
     assert torch.equal(torch.get_rng_state(), rng)
@@ -362,11 +401,17 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     evaluated: list[int] = []
     original = evaluator.evaluate
-    monkeypatch.setattr(evaluator, "evaluate", lambda build, count: evaluated.append(count) or original(build, count))
+    monkeypatch.setattr(
+        evaluator,
+        "evaluate",
+        lambda build, count: evaluated.append(count) or original(build, count),
+    )
     games = CoalitionGames(evaluator)
     games.begin(round)
     accuracy, loss = games.utility("accuracy"), games.utility("negative_loss")
-    twice = torch.tensor([[True, True, False, False], [True, True, False, False], [False, False, False, False]])
+    twice = torch.tensor(
+        [[True, True, False, False], [True, True, False, False], [False, False, False, False]]
+    )
     first = accuracy(twice)
     assert first[0] == first[1]
     assert evaluated == [2]

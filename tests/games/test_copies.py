@@ -68,7 +68,9 @@ def in_place() -> Kept:
 
 def hooked() -> Kept:
     module = Kept()
-    module.net[0].register_forward_hook(lambda layer, args, output: output + module.net[4].weight.sum())
+    module.net[0].register_forward_hook(
+        lambda layer, args, output: output + module.net[4].weight.sum()
+    )
     return module
 
 
@@ -89,7 +91,9 @@ RIGHT: dict[str, Callable[[], Any]] = {
 }
 #: Kinds whose copies use the original.
 BOUND: dict[str, Callable[[], Any]] = {
-    "lambda of a list": lambda: Kept(lambda module: (lambda held: lambda x: held[0].net(x))([module])),
+    "lambda of a list": lambda: Kept(
+        lambda module: (lambda held: lambda x: held[0].net(x))([module])
+    ),
     "under a head of zeros": LastLayer,
 }
 
@@ -128,7 +132,9 @@ def test_models_are_evaluated_in_the_module_itself(tmp_path: Path, kind: str, by
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend: Any) -> None:
+def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(
+    backend: Any,
+) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
@@ -137,15 +143,21 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     space = ParameterSpace(module)
     evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
     zeros = torch.zeros(1, space.size)
-    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-torch.tensor(3.0).log().item())
+    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
+        -torch.tensor(3.0).log().item()
+    )
     module.center = torch.tensor([20.0, 0.0, 0.0])
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
     module.scale = torch.tensor(-1.0)
-    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-20 - torch.tensor(2.0).log().item())
+    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
+        -20 - torch.tensor(2.0).log().item()
+    )
 
 
 def test_attribute_that_cannot_be_copied_is_named() -> None:
     module = Kept()
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
-    with pytest.raises(ConfigurationError, match=r"Kept cannot be copied.*: Kept\.net\.stream \(generator\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Kept cannot be copied.*: Kept\.net\.stream \(generator\)"
+    ):
         copy_module(module)

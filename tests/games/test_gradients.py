@@ -25,7 +25,9 @@ class Smooth(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.second(torch.tanh(self.norm(self.first(x))))
-        mixed = nn.functional.scaled_dot_product_attention(hidden[:, None], hidden[:, None], hidden[:, None])[:, 0]
+        mixed = nn.functional.scaled_dot_product_attention(
+            hidden[:, None], hidden[:, None], hidden[:, None]
+        )[:, 0]
         return self.head(torch.tanh(mixed + hidden))
 
 
@@ -41,11 +43,18 @@ def test_game_gradients_equal_those_of_autograd() -> None:
 
     def loss(parameters: Tensor, balanced: bool = False) -> Tensor:
         state = {**space.unflatten(start), **space.unflatten(parameters)}
-        each = nn.functional.cross_entropy(torch.func.functional_call(net.eval(), state, (x,)), y, reduction="none")
-        return torch.stack([each[y == c].mean() for c in y.unique()]).mean() if balanced else each.mean()
+        each = nn.functional.cross_entropy(
+            torch.func.functional_call(net.eval(), state, (x,)), y, reduction="none"
+        )
+        return (
+            torch.stack([each[y == c].mean() for c in y.unique()]).mean()
+            if balanced
+            else each.mean()
+        )
 
     gradient, by_class = (
-        torch.autograd.functional.jacobian(partial(loss, balanced=b), start[:cut]) for b in (False, True)
+        torch.autograd.functional.jacobian(partial(loss, balanced=b), start[:cut])
+        for b in (False, True)
     )
     net.train()
     for balanced, expected in ((False, gradient), (True, by_class)):

@@ -15,7 +15,15 @@ from flsv.core import Client, LocalData
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import predicted_shapley
 from flsv.games import judges
-from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, judge_coalitions, unlike_others
+from flsv.games.judges import (
+    JUDGES,
+    LEAST,
+    UNLIKE,
+    hits_by_class,
+    judge,
+    judge_coalitions,
+    unlike_others,
+)
 from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
@@ -68,7 +76,9 @@ def by_hand(model: Plain, given: FederatedDataModule) -> float:
     return sum(r / h for r, h in zip(right, held)) / CLASSES
 
 
-def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(tmp_path: Path) -> None:
+def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
+    tmp_path: Path,
+) -> None:
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
@@ -80,15 +90,22 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(tm
     gain = by_hand(model, given) - start
     assert float(found.contributions["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
     assert found.contributions["class"].by_class.shape == (len(CLIENTS), CLASSES)  # type: ignore[union-attr]
-    torch.testing.assert_close(found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6
+    )
     assert {("down", "judge"), ("up", "judge")} <= found.channel.names()
-    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(start + gain, abs=1e-6)
+    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(
+        start + gain, abs=1e-6
+    )
     assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
     # The same values by flsv.retrain.
     trainer = trainer_for(loop({}), tmp_path, 2)
     rows = flsv.retrain(trainer, module(), data(), "all", seeds=1, judges="clients")
     torch.testing.assert_close(
-        torch.tensor(rows["value"]).float(), found.contributions["shadow"].as_subclass(Tensor), rtol=0, atol=1e-6
+        torch.tensor(rows["value"]).float(),
+        found.contributions["shadow"].as_subclass(Tensor),
+        rtol=0,
+        atol=1e-6,
     )
 
 
@@ -104,7 +121,11 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
     }
     found, given = loop(metrics, aggregator=FedAvg("uniform")), data()
     model = fit(found, tmp_path, module(Logging), given, rounds=1)
-    batches = [batch for client in range(len(CLIENTS)) for batch in given.client_loader(client, "val", shuffle=False)]
+    batches = [
+        batch
+        for client in range(len(CLIENTS))
+        for batch in given.client_loader(client, "val", shuffle=False)
+    ]
     x, y = (torch.cat(part) for part in zip(*batches))
     end, start = (float(nn.functional.cross_entropy(net.eval()(x), y)) for net in (model, module()))
     assert float(found.contributions["loss"].sum()) == pytest.approx(start - end, abs=1e-5)
@@ -144,10 +165,13 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
 
 
 @pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
-def test_impossible_scores_from_clients_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_impossible_scores_from_clients_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     with pytest.raises(
-        ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
+        ConfigurationError,
+        match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one",
     ):
         fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), data())
 
@@ -161,18 +185,29 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
-    found, given, model = loop(metrics, aggregator=FedAvg("uniform")), given_and_set_up(data()), module()
+    found, given, model = (
+        loop(metrics, aggregator=FedAvg("uniform")),
+        given_and_set_up(data()),
+        module(),
+    )
     start = by_hand(model, given)
     fit(found, tmp_path, model, given, rounds=1)
-    assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
+    assert [(each.client, each.what) for each in found.events] == (
+        [(2, UNLIKE)] if kind == "opposite" else []
+    )
     # What the liar says is of classes that others judge.
-    assert float(found.contributions["sv"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
+    assert float(found.contributions["sv"].sum()) == pytest.approx(
+        by_hand(model, given) - start, abs=1e-6
+    )
 
 
 def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
     given, n = given_and_set_up(data()), len(CLIENTS)
-    held = [[*map(torch.cat, zip(*given.client_loader(client, "val", shuffle=False)))] for client in range(n)]
+    held = [
+        [*map(torch.cat, zip(*given.client_loader(client, "val", shuffle=False)))]
+        for client in range(n)
+    ]
     x, y = (torch.cat([each[part] for each in held]) for part in (0, 1))
     of = torch.cat([torch.full_like(labels, client) for client, (_, labels) in enumerate(held)])
     told = [[(y == label) & (of == client) for client in range(n)] for label in range(CLASSES)]
@@ -193,13 +228,17 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
         return torch.stack([hits[:, each].mean(1) for each in told], 1).mean(1)
 
     stacked = torch.stack(outputs)
-    expected = predicted_shapley(trained, balanced(stacked), stacked, given.num_samples, balanced, logits=True).values
+    expected = predicted_shapley(
+        trained, balanced(stacked), stacked, given.num_samples, balanced, logits=True
+    ).values
     found = loop({"shadow": ShadowShapley(judges="clients")})
     fit(found, tmp_path / "judged", module(), data(), rounds=2)
     torch.testing.assert_close(found.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out", "short"])
+@pytest.mark.parametrize(
+    "kind", ["negative", "more than there are", "more than it holds out", "short"]
+)
 def test_impossible_coalition_scores_of_a_client_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -208,19 +247,28 @@ def test_impossible_coalition_scores_of_a_client_are_left_out(
         if repr(local) != "LocalData(client 2)":
             return found
         more, less = (
-            torch.cat([found[:, :1], each], 1) for each in (found[:, 1:] + found[:, :1] + 1, -1 - found[:, 1:])
+            torch.cat([found[:, :1], each], 1)
+            for each in (found[:, 1:] + found[:, :1] + 1, -1 - found[:, 1:])
         )
-        return {"negative": less, "more than there are": more, "short": found[:, 1:]}.get(kind, 10 * found)
+        return {"negative": less, "more than there are": more, "short": found[:, 1:]}.get(
+            kind, 10 * found
+        )
 
     monkeypatch.setattr(judges, "judge_coalitions", lie)
-    with pytest.warns(UserWarning, match="client 2 was asked to judge coalitions, and its answer cannot be one"):
+    with pytest.warns(
+        UserWarning, match="client 2 was asked to judge coalitions, and its answer cannot be one"
+    ):
         fit(loop({"shadow": ShadowShapley(judges="clients")}), tmp_path, module(), data(), rounds=1)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
     ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
-    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] need what clients tell beside their updates"),
+    (
+        {"uploads": [GaussianPrivacy(1.0, 1.0)]},
+        {},
+        r"metrics \['m'\] need what clients tell beside their updates",
+    ),
 ]
 
 
@@ -242,7 +290,9 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
     x, y = train.tensors
     few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:3, 0]])
     splits = Splits(server_val=0.0, client_val=0.4)
-    rare = FederatedDataModule((x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8)
+    rare = FederatedDataModule(
+        (x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8
+    )
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
         fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), rare)
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
@@ -252,5 +302,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
 def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
-    with pytest.raises(ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'):
+    with pytest.raises(
+        ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'
+    ):
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)

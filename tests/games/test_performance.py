@@ -20,14 +20,26 @@ from flsv.games import ModelEvaluator, performance_of
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import federated, fit, never, played
-from helpers.tasks import Data, Glue, Kind, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, numbers
+from helpers.tasks import (
+    Data,
+    Glue,
+    Kind,
+    Multilabel,
+    OneLogit,
+    Regression,
+    Segmentation,
+    SeveralLoaders,
+    numbers,
+)
 
 
 def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:
     """Hooks see that it is a validation, whatever is evaluated."""
 
     class Classifier(SeveralLoaders):
-        data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)), sizes=(7, 12)))
+        data = staticmethod(
+            lambda: Data(lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)), sizes=(7, 12))
+        )
 
         def __init__(self) -> None:
             super().__init__()
@@ -51,8 +63,12 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
         "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
     }
     quiet = Reporting(table=False)
-    loop = FederatedLoop(metrics=metrics, evaluation=ClientEvaluation(every=1), seed=3, reporting=quiet)
-    data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), splits=Splits(client_test=0.5))
+    loop = FederatedLoop(
+        metrics=metrics, evaluation=ClientEvaluation(every=1), seed=3, reporting=quiet
+    )
+    data = FederatedDataModule(
+        Classifier.data(), SizePartitioner([3, 1, 2]), splits=Splits(client_test=0.5)
+    )
     fit(loop, tmp_path, module, data, rounds=1)
     found = loop.contributions
     assert found["fast"].abs().min() > 0
@@ -71,8 +87,12 @@ METRICS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "metric", "sign"), METRICS, ids=[kind.__name__ for kind, _, _ in METRICS])
-def test_torchmetrics_performance_equals_the_metric_alone(tmp_path: Path, kind: Any, metric: Any, sign: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "metric", "sign"), METRICS, ids=[kind.__name__ for kind, _, _ in METRICS]
+)
+def test_torchmetrics_performance_equals_the_metric_alone(
+    tmp_path: Path, kind: Any, metric: Any, sign: int
+) -> None:
     torch.manual_seed(1)
     module = kind()
     values, vectors = played(tmp_path, module, federated(kind.data()), performance=metric)
@@ -84,7 +104,12 @@ def test_torchmetrics_performance_equals_the_metric_alone(tmp_path: Path, kind: 
         with torch.no_grad():
             preds, y = torch.cat([own(x) for x, _ in batches]), torch.cat([y for _, y in batches])
         preds = preds.sigmoid() if kind is Multilabel else preds
-        expected.append(sign * float(copy.deepcopy(metric)(preds.squeeze(-1) if preds.shape[1:] == (1,) else preds, y)))
+        expected.append(
+            sign
+            * float(
+                copy.deepcopy(metric)(preds.squeeze(-1) if preds.shape[1:] == (1,) else preds, y)
+            )
+        )
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
     assert not metric.update_called
@@ -107,7 +132,9 @@ def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: 
     module = Small()
     module.net.weight.data *= 0.05
     module.net.bias.data.fill_(0.3)
-    values, vectors = played(tmp_path, module, federated(kind.data()), performance=torchmetrics.Accuracy(task="binary"))
+    values, vectors = played(
+        tmp_path, module, federated(kind.data()), performance=torchmetrics.Accuracy(task="binary")
+    )
     x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
     hits = [float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean()) for vector in vectors]
     assert values.tolist() == pytest.approx(hits)
@@ -125,8 +152,16 @@ class NoValidation(Kind):
 @pytest.mark.parametrize(
     ("kind", "measure", "said"),
     [
-        (Regression, {"performance": "acc", "mode": "max"}, r"Regression logs no 'acc' .* It logs \['v"),
-        (NoValidation, {"performance": "val_loss", "mode": "min"}, "validation_step, which is not defined"),
+        (
+            Regression,
+            {"performance": "acc", "mode": "max"},
+            r"Regression logs no 'acc' .* It logs \['v",
+        ),
+        (
+            NoValidation,
+            {"performance": "val_loss", "mode": "min"},
+            "validation_step, which is not defined",
+        ),
         (
             GlueWithForward,
             {"performance": torchmetrics.F1Score(task="binary")},
@@ -134,7 +169,11 @@ class NoValidation(Kind):
         ),
         (
             Segmentation,
-            {"performance": torchmetrics.Accuracy(task="multiclass", num_classes=2, average="none")},
+            {
+                "performance": torchmetrics.Accuracy(
+                    task="multiclass", num_classes=2, average="none"
+                )
+            },
             r"gives \[2\], expected one number",
         ),
     ],
@@ -169,11 +208,16 @@ def batches(classes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def evaluator(net: nn.Module, measure: Any, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
-    return ModelEvaluator(net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of)  # type: ignore[union-attr,arg-type]
+    return ModelEvaluator(
+        net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of
+    )  # type: ignore[union-attr,arg-type]
 
 
 def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
-    of = {"auroc": sklearn.metrics.roc_auc_score, "average_precision": sklearn.metrics.average_precision_score}
+    of = {
+        "auroc": sklearn.metrics.roc_auc_score,
+        "average_precision": sklearn.metrics.average_precision_score,
+    }
     if name == "f1":
         average = "binary" if probabilities.shape[1] == 2 else "macro"
         return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
@@ -222,5 +266,7 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
 
 def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
     net, (x, y) = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), torch.rand(2, 8, 3).unbind()
-    found = evaluator(net, torchmetrics.MeanSquaredError(), [(x, y[:, :1])])(ParameterSpace(net).read(net)[None])
+    found = evaluator(net, torchmetrics.MeanSquaredError(), [(x, y[:, :1])])(
+        ParameterSpace(net).read(net)[None]
+    )
     assert float(found.value("metric")) == pytest.approx(float((net(x) - y[:, 0]).square().mean()))

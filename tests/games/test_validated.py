@@ -53,17 +53,25 @@ LOGGED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name", "mode"), LOGGED, ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED])
-def test_a_logged_value_is_what_lightning_would_log(tmp_path: Path, kind: Any, name: str, mode: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "mode"), LOGGED, ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED]
+)
+def test_a_logged_value_is_what_lightning_would_log(
+    tmp_path: Path, kind: Any, name: str, mode: Any
+) -> None:
     torch.manual_seed(1)
     module = kind()
     before = copy.deepcopy(module)  # its Python state is that of the first round's game
     rounds = 1 if kind is Hooked else 2
-    values, vectors = played(tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode)
+    values, vectors = played(
+        tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode
+    )
     sign = -1 if mode == "min" else 1
     expected = [sign * validated(before, vector, kind.data(), tmp_path)[name] for vector in vectors]
     assert len(set(expected)) > 1
-    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(
+        values, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=1e-7
+    )
     # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
     same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
     assert values[same].tolist() == [expected[row] for row in same]
@@ -71,10 +79,14 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path: Path, kind: Any, n
 
 def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
     module, data = SeveralLoaders(), SeveralLoaders.data
-    values, vectors = played(tmp_path, module, federated(data()), performance="val_loss", mode="min")
+    values, vectors = played(
+        tmp_path, module, federated(data()), performance="val_loss", mode="min"
+    )
     for value, vector in zip(values.tolist(), vectors):
         logged = validated(module, vector, data(), tmp_path)
-        mean = (11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]) / 16
+        mean = (
+            11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]
+        ) / 16
         assert value == pytest.approx(-mean, rel=1e-5)
 
 
@@ -88,11 +100,19 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
                 def __iter__(self) -> Any:
                     return itertools.repeat(next(iter(data.val_dataloader())))
 
-            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
+            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [
+                trainer.limit_val_batches
+            ]
             space = ParameterSpace(pl_module)
-            evaluate = ValidatedModels(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
+            evaluate = ValidatedModels(
+                trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"]
+            )
             vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
-            before = copy.deepcopy(pl_module.state_dict()), torch.get_rng_state(), dict(trainer.callback_metrics)
+            before = (
+                copy.deepcopy(pl_module.state_dict()),
+                torch.get_rng_state(),
+                dict(trainer.callback_metrics),
+            )
             found["all"] = evaluate(vectors).value("val_loss")
             found["last"] = evaluate(vectors[2:3]).value("val_loss")
             found["vectors"] = vectors
@@ -130,7 +150,14 @@ def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
         logger.experiment.add_scalar = partial(lambda to, *_: to.append(1), seen)  # type: ignore[attr-defined]
         loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
         fit(loop, tmp_path, module, federated(Hooked.data()), rounds=2, logger=logger)
-        runs.append((ParameterSpace(module).read(module), module.validations, module.best.compute(), len(seen)))
+        runs.append(
+            (
+                ParameterSpace(module).read(module),
+                module.validations,
+                module.best.compute(),
+                len(seen),
+            )
+        )
     (vector, *others), (same, *also) = runs
     assert torch.equal(vector, same)
     assert others == also
@@ -141,18 +168,25 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, 
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             space, batches = ParameterSpace(module), keep_batches(trainer, data.val_dataloader())
-            evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"], derived=["val_loss"])
+            evaluate = ValidatedModels(
+                trainer, space, batches, names=["val_loss"], derived=["val_loss"]
+            )
             evaluate.attempt()
             start = space.read(module)
             found = evaluate.gradient(start, "val_loss")
             assert found.shape == (space.num_parameters,)
             assert found.dtype == torch.float64
             # Along the gradient and along another way.
-            for direction in (found, torch.randn(len(found), generator=torch.Generator().manual_seed(1)).double()):
+            for direction in (
+                found,
+                torch.randn(len(found), generator=torch.Generator().manual_seed(1)).double(),
+            ):
                 way = torch.zeros_like(start)
                 way[: len(found)] = (direction / direction.norm()).to(way)
                 step = 1e-2
-                low, high = evaluate(torch.stack([start - step * way, start + step * way])).value("val_loss")
+                low, high = evaluate(torch.stack([start - step * way, start + step * way])).value(
+                    "val_loss"
+                )
                 slope = float(found @ way[: len(found)].double())
                 assert float(high - low) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=2e-4)
 
@@ -177,10 +211,15 @@ class Twice(LanguageModel):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")]
+    ("kind", "words"),
+    [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")],
 )
-def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path: Path, kind: Any, words: str) -> None:
-    loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False))
+def test_loss_without_a_computable_gradient_is_refused_before_training(
+    tmp_path: Path, kind: Any, words: str
+) -> None:
+    loop = FederatedLoop(
+        metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False)
+    )
     with pytest.raises(ConfigurationError, match=words) as caught:
         fit(loop, tmp_path, kind(), federated(kind.data()), rounds=1)
     assert "metric 'g'" in str(caught.value)

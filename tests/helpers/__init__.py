@@ -11,6 +11,8 @@ def slow_except(fast: Collection[Any], rows: Iterable[Any]) -> list[Any]:
     rows = list(rows)
     assert all(each in rows for each in fast), f"{fast} are not all in {rows}"
     return [
-        row if row in fast else pytest.param(*(row if isinstance(row, tuple) else [row]), marks=pytest.mark.slow)
+        row
+        if row in fast
+        else pytest.param(*(row if isinstance(row, tuple) else [row]), marks=pytest.mark.slow)
         for row in rows
     ]

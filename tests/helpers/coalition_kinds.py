@@ -76,7 +76,10 @@ class OwnGenerator(Module):
 class Plateau(Module):
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"},
+        }
 
 
 class DigitsPlateau(Plateau):

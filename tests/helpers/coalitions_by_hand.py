@@ -51,7 +51,9 @@ class Hand:
     def end_round(self, val: list[Any]) -> None:
         pass
 
-    def utility(self, members: Sequence[int], cohorts: Sequence[Sequence[int]] | None = None) -> float:
+    def utility(
+        self, members: Sequence[int], cohorts: Sequence[Sequence[int]] | None = None
+    ) -> float:
         """Minus the validation loss; ``cohorts``: who trains in each round, all members if None."""
         dealt = data()
         dealt.setup("fit")
@@ -69,7 +71,9 @@ class Hand:
             if not states:
                 continue
             mean = {
-                n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes) if v.is_floating_point() else states[0][n]
+                n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes)
+                if v.is_floating_point()
+                else states[0][n]
                 for n, v in start.items()
             }
             self.net.load_state_dict(mean)
@@ -132,7 +136,9 @@ def data() -> FederatedDataModule:
 def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train coalitions as where the process cannot be forked."""
     for module in ("kept_beginning", "forked_fits"):
-        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
+        monkeypatch.setattr(
+            f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
+        )
 
 
 def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:

@@ -35,7 +35,9 @@ def ready(*args: Any, **options: Any) -> FederatedDataModule:
 FEATURES, CLASSES = 6, 3
 
 
-def toy_sets(samples: int = 130, test: int = 30, seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
+def toy_sets(
+    samples: int = 130, test: int = 30, seed: int = 0
+) -> tuple[TensorDataset, TensorDataset]:
     """Three Gaussian classes."""
     generator = torch.Generator().manual_seed(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
@@ -47,9 +49,13 @@ def toy_sets(samples: int = 130, test: int = 30, seed: int = 0) -> tuple[TensorD
     return draw(samples), draw(test)
 
 
-def toy_data(proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs: Any) -> FederatedDataModule:
+def toy_data(
+    proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs: Any
+) -> FederatedDataModule:
     kwargs.setdefault("client_test", 0.2)
-    return FederatedDataModule(toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **grouped(kwargs))
+    return FederatedDataModule(
+        toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **grouped(kwargs)
+    )
 
 
 class Frame:
@@ -83,7 +89,9 @@ class HuggingFace:
 
     def __getitem__(self, key):
         return (
-            self._frame[key] if isinstance(key, str) else {name: self._frame[name][key] for name in self.column_names}
+            self._frame[key]
+            if isinstance(key, str)
+            else {name: self._frame[name][key] for name in self.column_names}
         )
 
 
@@ -109,7 +117,9 @@ class Items(Dataset):
 
 
 def rows(length=30, **attributes):
-    return Items([(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes)
+    return Items(
+        [(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes
+    )
 
 
 def patients(number, seed, shift=0.0):
@@ -141,11 +151,15 @@ def named(folder):
 
 def dealt_counts(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
-    labels = load_image_data(data.source, data.files.root).train.tensors[-1]  # as they were before corruptions
+    labels = load_image_data(data.source, data.files.root).train.tensors[
+        -1
+    ]  # as they were before corruptions
     return torch.stack(
         [
             sum(
-                torch.bincount(labels[data.client_indices(client, split)], minlength=data.num_classes)
+                torch.bincount(
+                    labels[data.client_indices(client, split)], minlength=data.num_classes
+                )
                 for split in ("train", "val", "test")
             )
             for client in range(data.num_clients)

@@ -28,7 +28,9 @@ class Norm(ContributionMetric):
     first, reduction = NAN, staticmethod(latest)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("norms", torch.full((num_clients,), self.first), dist_reduce_fx=self.reduction)
+        self.add_state(
+            "norms", torch.full((num_clients,), self.first), dist_reduce_fx=self.reduction
+        )
         self.calls = 0
 
     def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
@@ -55,7 +57,10 @@ class Forgets(Norm):
     """A copy begins anew."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "norms": torch.full_like(self.norms, NAN) if self.calls else self.norms}
+        return {
+            **super().__getstate__(),
+            "norms": torch.full_like(self.norms, NAN) if self.calls else self.norms,
+        }
 
     def __deepcopy__(self, memo: Any = None) -> Any:
         return type(self)(self.num_clients)
@@ -80,15 +85,27 @@ METRICS: list[Fault] = [
     ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
     ("never_seen_is_nan", faulty(Norm, first=0.0), {}),
-    ("clients_permuted", faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()), {}),
+    (
+        "clients_permuted",
+        faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()),
+        {},
+    ),
     ("inputs_stay", faulty(Norm, value=lambda self, updates: updates.mul_(2).norm(dim=1)), {}),
-    ("inputs_stay", faulty(Norm, value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates))), {}),
+    (
+        "inputs_stay",
+        faulty(Norm, value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates))),
+        {},
+    ),
     ("reset_forgets", COUNTS, {}),
     ("forward_counts_once", Sums(), {}),
     ("parts_merge", Sums(), {}),
     ("copies_go_on", Forgets(), {}),
     ("resumes_bitwise", COUNTS, {}),
-    ("any_precision", faulty(Norm, value=lambda self, updates: updates @ torch.ones(updates.shape[1])), {}),
+    (
+        "any_precision",
+        faulty(Norm, value=lambda self, updates: updates @ torch.ones(updates.shape[1])),
+        {},
+    ),
     ("states_move", KeepsScale(), {}),
     ("guide_says_the_unit", NoUnit(), {}),
     ("resumes_in_a_fit", COUNTS, {}),

@@ -30,7 +30,9 @@ from helpers.models import Plain, Plainest, adam, network
 from helpers.tasks import Kind
 
 
-def trainer_for(loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwargs: Any) -> L.Trainer:
+def trainer_for(
+    loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwargs: Any
+) -> L.Trainer:
     quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
@@ -42,7 +44,9 @@ def trainer_for(loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwa
     }
     callbacks = [loop] if loop is not None else []
     callbacks += kwargs.pop("callbacks", [])
-    return L.Trainer(max_epochs=rounds, default_root_dir=folder, callbacks=callbacks, **{**quiet, **kwargs})
+    return L.Trainer(
+        max_epochs=rounds, default_root_dir=folder, callbacks=callbacks, **{**quiet, **kwargs}
+    )
 
 
 def fit(
@@ -62,7 +66,9 @@ def fit(
     return module
 
 
-def validation_loss(module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule) -> float:
+def validation_loss(
+    module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule
+) -> float:
     """Of the model ``vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
     module.eval()
@@ -77,7 +83,10 @@ def vector(module: L.LightningModule) -> Tensor:
 
 
 def flat(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
-    names = [*parameters, *(n for n, v in state.items() if n not in parameters and v.is_floating_point())]
+    names = [
+        *parameters,
+        *(n for n, v in state.items() if n not in parameters and v.is_floating_point()),
+    ]
     return torch.cat([state[n].reshape(-1).double() for n in names])
 
 
@@ -115,7 +124,9 @@ SIZES = (31, 11, 21, 10, 7)
 
 
 def engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
-    return FederatedLoop(engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs})
+    return FederatedLoop(
+        engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs}
+    )
 
 
 def pair(
@@ -131,10 +142,14 @@ def pair(
     loops = []
     modules = []
     for kind in ("sequential", engine):
-        made = {name: value() if isinstance(value, partial) else value for name, value in kwargs.items()}
+        made = {
+            name: value() if isinstance(value, partial) else value for name, value in kwargs.items()
+        }
         loops.append(engine_loop(kind, **made))
         dealt = toy_data(SIZES) if data is None else data()
-        modules.append(fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {})))
+        modules.append(
+            fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
+        )
     one, many = loops
     close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
     close(vector(modules[1]), vector(modules[0]))
@@ -149,7 +164,9 @@ def pair(
     assert many.state.starts.keys() == one.state.starts.keys()
     for client, model in one.state.starts.items():
         close(many.state.starts[client], model)
-    for mine, theirs in zip(_tensors(client_tensors(many)), _tensors(client_tensors(one)), strict=True):
+    for mine, theirs in zip(
+        _tensors(client_tensors(many)), _tensors(client_tensors(one)), strict=True
+    ):
         close(mine, theirs)
     mine, theirs = many.trained, one.trained
     assert mine.keys() == theirs.keys()
@@ -174,9 +191,14 @@ class Seen(LeaveOneOut):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        return {**super().round_fields, "generator": lambda round: self.found.append([round]) or round.generator("x")}
+        return {
+            **super().round_fields,
+            "generator": lambda round: self.found.append([round]) or round.generator("x"),
+        }
 
-    def update(self, client_ids: Tensor, utility: Any, generator: Any = None, round_index: int = 0) -> None:
+    def update(
+        self, client_ids: Tensor, utility: Any, generator: Any = None, round_index: int = 0
+    ) -> None:
         self.found[-1].append(utility(MASKS))
         super().update(client_ids, utility, generator, round_index)
 
@@ -203,7 +225,9 @@ def played(
     return values, vectors
 
 
-def validated(module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path) -> dict[str, float]:
+def validated(
+    module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path
+) -> dict[str, float]:
     """By Lightning: the vector set into a copy, ``trainer.validate``."""
     own = copy.deepcopy(module)
     ParameterSpace(own).write(own, vector)
@@ -235,7 +259,11 @@ def assert_resumes(
     """
     whole, half, rest = make(), make(), make()
     uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=rounds[1], **options)
-    saving: dict[str, Any] = {**options, "enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
+    saving: dict[str, Any] = {
+        **options,
+        "enable_checkpointing": True,
+        "callbacks": [checkpoints(folder)],
+    }
     fit(half, folder, module(), data(), rounds=rounds[0], **saving)
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
@@ -262,7 +290,10 @@ class Mixture(Personalizer):
     """Half the global model, half the client's own."""
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
-        return {i: (x + round.server_vector) / 2 for i, x in zip(round.client_ids.tolist(), round.client_vectors)}
+        return {
+            i: (x + round.server_vector) / 2
+            for i, x in zip(round.client_ids.tolist(), round.client_vectors)
+        }
 
 
 class Noisy(Plain):
@@ -289,7 +320,9 @@ class InRound(Callback):
 class Stop(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
-    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None) -> None:
+    def __init__(
+        self, round_index: int, batch: int, error: type[BaseException] | None = None
+    ) -> None:
         self.round_index, self.batch, self.error = round_index, batch, error
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:

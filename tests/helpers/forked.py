@@ -16,7 +16,9 @@ class Forked:
     variables. Its output is in ``output``. :mod:`multiprocessing` does not know of it, so that the tests' process can
     still be forked by flsv."""
 
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
         self.output.touch()
@@ -39,7 +41,12 @@ class Forked:
         return self.status, self.output.read_text()
 
 
-def _run(output: Path, function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
+def _run(
+    output: Path,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+) -> None:
     status: Any = 1
     try:
         os.setsid()

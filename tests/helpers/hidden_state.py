@@ -36,14 +36,18 @@ entropy = nn.functional.cross_entropy
 
 
 def data(sets: Callable[[], Any] = toy_sets) -> FederatedDataModule:
-    return FederatedDataModule(sets(), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(server_val=0.3))
+    return FederatedDataModule(
+        sets(), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(server_val=0.3)
+    )
 
 
 class Base(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+        self.net = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+        )
         self.weight = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,7 +168,9 @@ class HoldsTheModule(L.Callback):
 
 class RateAfterValidation(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(trainer.callback_metrics["val_loss"])
+        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(
+            trainer.callback_metrics["val_loss"]
+        )
 
 
 class WeightWhileValidating(Base):
@@ -214,7 +220,9 @@ class Threaded(Counting):
 class FewerBatches(L.Callback):
     """Stops each epoch after a number of batches that grows."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> Any:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> Any:
         return -1 if batch_idx > trainer.current_epoch else None
 
 
@@ -227,7 +235,10 @@ class Rows(Dataset):
         self.connection = sqlite3.connect(self.file, check_same_thread=False)
         with contextlib.closing(self.connection.cursor()) as cursor:
             cursor.execute("create table rows (id integer primary key, x text, y integer)")
-            told = [(i, ",".join(map(repr, row.tolist())), int(label)) for i, (row, label) in enumerate(zip(x, y))]
+            told = [
+                (i, ",".join(map(repr, row.tolist())), int(label))
+                for i, (row, label) in enumerate(zip(x, y))
+            ]
             cursor.executemany("insert into rows values (?, ?, ?)", told)
         self.connection.commit()
 
@@ -235,7 +246,9 @@ class Rows(Dataset):
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        x, y = self.connection.execute("select x, y from rows where id = ?", (int(index),)).fetchone()
+        x, y = self.connection.execute(
+            "select x, y from rows where id = ?", (int(index),)
+        ).fetchone()
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
@@ -263,8 +276,12 @@ KINDS: dict[str, Kind] = {
     "a callback that changes weights at the end": Kind(callback=AtTheEnd),
     "a callback that holds the module": Kind(callback=HoldsTheModule),
     "a callback that ends epochs": Kind(callback=FewerBatches),
-    "a subclass of ModelCheckpoint": Kind(callback=SavesAndWeighs, trainer={"enable_checkpointing": True}),
-    "`GradientAccumulationScheduler`": Kind(callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})),
+    "a subclass of ModelCheckpoint": Kind(
+        callback=SavesAndWeighs, trainer={"enable_checkpointing": True}
+    ),
+    "`GradientAccumulationScheduler`": Kind(
+        callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})
+    ),
     "a rate set after validation": Kind(callback=RateAfterValidation),
     "a weight set while validating": Kind(WeightWhileValidating),
 }
@@ -274,7 +291,9 @@ def fitted(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, Any
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
     callbacks = [] if kind.callback is None else [kind.callback()]
     module = kind.module()
-    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer).fit(module, data(kind.sets))
+    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer).fit(
+        module, data(kind.sets)
+    )
     return loop, module
 
 

@@ -44,7 +44,9 @@ def cohort(round_index: int) -> list[int]:
     return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
 
 
-def batches(data: FederatedDataModule, round_index: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    data: FederatedDataModule, round_index: int, client: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Of all local epochs."""
     for epoch in range(LOCAL_EPOCHS):
         stream = generator_for(SEED, "shuffle", round_index, client, epoch)
@@ -57,7 +59,9 @@ def copies(net: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def put(net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]) -> None:
+def put(
+    net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]
+) -> None:
     """New parameters, and the clients' buffers averaged; of integer ones the first."""
     for p, value in zip(net.parameters(), parameters):
         p.copy_(value)
@@ -79,7 +83,11 @@ ROUNDING = 5e-6
 def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
-            value, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            value,
+            expected.state_dict()[name],
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -132,7 +140,9 @@ def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
     return train
 
 
-def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net.") -> None:
+def assert_kept(
+    loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net."
+) -> None:
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
     assert {client for client, kept in own.items() if kept} == states.keys()
@@ -141,7 +151,9 @@ def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: 
             assert {f"module.{prefix}{name}" for name in kept} == states[client].keys()
         for name, value in kept.items():
             found = states[client][f"module.{prefix}{name}"]
-            torch.testing.assert_close(found, value, rtol=ROUNDING, atol=ROUNDING, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                found, value, rtol=ROUNDING, atol=ROUNDING, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 class Batches:
@@ -158,7 +170,9 @@ class Batches:
 
 
 def three_of_five(**options: Any) -> FederatedLoop:
-    return FederatedLoop(**{"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **options})
+    return FederatedLoop(
+        **{"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **options}
+    )
 
 
 class KeepsRounds(FedAvg):
@@ -184,7 +198,12 @@ def sgd_with(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
 
 def in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
-    options = {"aggregator": KeepsRounds(), "seed": SEED, "reporting": Reporting(table=False), **kwargs}
+    options = {
+        "aggregator": KeepsRounds(),
+        "seed": SEED,
+        "reporting": Reporting(table=False),
+        **kwargs,
+    }
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 
 
@@ -197,12 +216,21 @@ def in_run_fit(
     **kwargs: Any,
 ) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
     """The contributions, what every client keeps of its samples, and the rounds."""
-    fit(loop, folder, module or Plain(without_batch_norm()), dealt or in_run_data(), rounds=rounds, **kwargs)
+    fit(
+        loop,
+        folder,
+        module or Plain(without_batch_norm()),
+        dealt or in_run_data(),
+        rounds=rounds,
+        **kwargs,
+    )
     kept = {client: state["in_run_values"] for client, state in client_tensors(loop).items()}
     return loop.contributions["in_run"].by_class.double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
 
 
-def validation_gradient(module: nn.Module, model: Tensor, dealt: FederatedDataModule) -> dict[str, Tensor]:
+def validation_gradient(
+    module: nn.Module, model: Tensor, dealt: FederatedDataModule
+) -> dict[str, Tensor]:
     ParameterSpace(module).write(module, model)
     x, y = (torch.cat(part) for part in zip(*dealt.val_dataloader()))
     F.cross_entropy(module(x), y).backward()
@@ -230,7 +258,9 @@ def in_run_by_hand(
         batch
         for epoch in range(epochs)
         for batch in list(
-            dealt.client_loader(client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch))
+            dealt.client_loader(
+                client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch)
+            )
         )[:limit]
     ]
     steps = [batches[i : i + window] for i in range(0, len(batches), window)]
@@ -242,14 +272,25 @@ def in_run_by_hand(
     values = torch.zeros(len(mine), dtype=torch.float64)
     for t, step in enumerate(steps):
         # The k-th step after this one still moves by momentum^k of this one's gradients.
-        reach = sum(lr * momentum**k for k in range(len(steps) - t)) * (t in looked) * len(steps) / max(len(looked), 1)
+        reach = (
+            sum(lr * momentum**k for k in range(len(steps) - t))
+            * (t in looked)
+            * len(steps)
+            / max(len(looked), 1)
+        )
         optimizer.zero_grad()
         for x, y in step:
             parameters = {name: p.detach() for name, p in model.named_parameters()}
             slopes = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
-            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g) / (len(x) * window)
+            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g) / (
+                len(x) * window
+            )
             rows = [int((mine == each).all(1).nonzero()) for each in x]
-            values.index_add_(0, torch.tensor(rows), reach * products.double())  # a sample may be there twice
-            (F.cross_entropy(model(x), y) / window).backward()  # Lightning divides so, also in the last
+            values.index_add_(
+                0, torch.tensor(rows), reach * products.double()
+            )  # a sample may be there twice
+            (
+                F.cross_entropy(model(x), y) / window
+            ).backward()  # Lightning divides so, also in the last
         optimizer.step()
     return values, ParameterSpace(model).read(model)

@@ -28,7 +28,9 @@ class MoreRounds(Rounds):
         options: see :class:`flsv.testing.metric.Rounds`.
     """
 
-    def __init__(self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.cohorts = cohorts
 
@@ -44,10 +46,14 @@ class MoreRounds(Rounds):
         later = round.personalized(seen[who]).with_coalitions(trained)
         return replace(later, reports={name: make(later) for name, make in self._given.items()})
 
-    def coalitions(self, numbers: Sequence[int], start: Tensor, vectors: Tensor) -> TrainedCoalitions:
+    def coalitions(
+        self, numbers: Sequence[int], start: Tensor, vectors: Tensor
+    ) -> TrainedCoalitions:
         """Each alone, every two and all, as if they had been trained: the mean of who is there."""
         masks = few_coalitions(NUM_CLIENTS, "pairs")
-        masks = masks[:, torch.tensor(self.order).argsort()]  # of the same clients, whatever they are called
+        masks = masks[
+            :, torch.tensor(self.order).argsort()
+        ]  # of the same clients, whatever they are called
 
         def build(index: int, out: Tensor) -> None:
             there = masks[index, numbers]
@@ -157,7 +163,9 @@ def judges(ids: Tensor, models: Tensor) -> list[Client]:
     clients = []
     for i, model in zip(ids.tolist(), models):
         counts = torch.tensor([4, 4])
-        data = LocalData(f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid)
+        data = LocalData(
+            f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid
+        )
         data.set_models(torch.zeros_like(model), model)
         clients.append(Client(i, data))
     return clients

@@ -23,7 +23,11 @@ def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
     norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
     # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
     return nn.Sequential(
-        nn.Linear(FEATURES, 8, bias=not batch_norm), norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+        nn.Linear(FEATURES, 8, bias=not batch_norm),
+        norm,
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(8, CLASSES),
     )
 
 
@@ -143,7 +147,10 @@ class Stepped(Plain):
     beta = 1.0
 
     def __init__(
-        self, function: Callable[..., Any] | None = None, net: nn.Module | None = None, optimizer: Any = sgd
+        self,
+        function: Callable[..., Any] | None = None,
+        net: nn.Module | None = None,
+        optimizer: Any = sgd,
     ) -> None:
         super().__init__(net or network(batch_norm=False), optimizer)
         self.function = function
@@ -183,7 +190,9 @@ def clamp(trainer: L.Trainer, module: Any) -> None:
 class Clamps(Timer):
     """Not what it is known as."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
+    ) -> None:
         clamp(trainer, pl_module)
 
 
@@ -243,7 +252,10 @@ class Renormed(nn.Module):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 
-KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
+KEEPS, DRAWS = (
+    "changes what the module keeps beside parameters and buffers: ",
+    "draws random numbers",
+)
 BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
@@ -260,23 +272,43 @@ def of(function: Callable[..., Any], refused: str | None) -> Make:
 STEP_CASES: dict[str, Make] = {
     "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH),
     "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None),
-    "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), "trainer.global_step"),
+    "annealed by global_step": of(
+        lambda m, loss, _: loss / (1 + 0.01 * m.global_step), "trainer.global_step"
+    ),
     "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None),
     "annealed by an attribute that a step sets": of(sets, KEEPS + "beta"),
     "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None),
     "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None),
     "a timer": (Stepped, lambda: [Timer()], None),
-    "a timer that clamps weights": (Stepped, lambda: [Clamps()], "Clamps defines on_train_batch_start"),
-    "accumulated": (Stepped, lambda: [GradientAccumulationScheduler({0: 2, 1: 3})], "gradients are accum"),
-    "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, "SGD has hooks around its steps"),
-    "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"),
+    "a timer that clamps weights": (
+        Stepped,
+        lambda: [Clamps()],
+        "Clamps defines on_train_batch_start",
+    ),
+    "accumulated": (
+        Stepped,
+        lambda: [GradientAccumulationScheduler({0: 2, 1: 3})],
+        "gradients are accum",
+    ),
+    "a hook of the optimizer": (
+        lambda: Stepped(optimizer=clamping),
+        list,
+        "SGD has hooks around its steps",
+    ),
+    "a generator of torch": of(
+        mixup(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"
+    ),
     "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), "differs by"),
     "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS),  # noqa: NPY002
     "Python's own generator": of(mixup(lambda m: random.random()), DRAWS),
     "a masked loss": of(masked, "vmap: .*dynamic shape"),
     "torchmetrics": of(counts, KEEPS + "accuracy"),
     "a layer under two names": (Twice, list, None),
-    "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, "an embedding with max_norm"),
+    "an embedding with max_norm": (
+        lambda: Stepped(None, Renormed()),
+        list,
+        "an embedding with max_norm",
+    ),
 }
 
 

@@ -24,7 +24,9 @@ import flsv
 from flsv.cli import main
 from flsv.engines.remote.policy import SitePolicy
 
-_BLOCK = re.compile(r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE
+)
 QUIET = ["--trainer.enable_progress_bar", "false"]
 #: Of programs that are not flsv: how a command begins, and where else it is run or why not at all.
 NOT_RUN = {
@@ -39,7 +41,8 @@ NOT_RUN = {
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {
-    "fedapp/federation.py": Path(flsv.__file__).parent / "cli/templates/flower/fedapp/federation.py",
+    "fedapp/federation.py": Path(flsv.__file__).parent
+    / "cli/templates/flower/fedapp/federation.py",
     "fedapp/server_app.py": Path(__file__).parents[1] / "engines/flower_app/fedapp/server_app.py",
 }
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.
@@ -72,20 +75,28 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
     found = blocks(page)
-    called = [command for block in found if block.language == "bash" for command in commands(block.text)]
+    called = [
+        command for block in found if block.language == "bash" for command in commands(block.text)
+    ]
     scope: dict[str, Any] = {"__name__": "__page__"}
     for block in found:
         if block.title in QUOTED:
-            assert block.text in QUOTED[block.title].read_text(), f"{block.title} does not say so (any more)"
+            assert block.text in QUOTED[block.title].read_text(), (
+                f"{block.title} does not say so (any more)"
+            )
             continue
         if block.title is not None:
             Path(block.title).parent.mkdir(parents=True, exist_ok=True)
             Path(block.title).write_text(block.text)
-        if block.language == "python" and ["python", block.title] not in [each[:2] for each in called]:
+        if block.language == "python" and ["python", block.title] not in [
+            each[:2] for each in called
+        ]:
             exec(compile(block.text, block.title or "<page>", "exec"), scope)
         elif block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict), block.text
-            assert block.title, f"a configuration without a title, so that no command can name it:\n{block.text}"
+            assert block.title, (
+                f"a configuration without a title, so that no command can name it:\n{block.text}"
+            )
             names = {block.title, block.title.removesuffix(".yaml")}
             assert any(names & set(each) for each in called), f"{block.title}: no command runs it"
         elif block.language == "bash":
@@ -122,13 +133,17 @@ def run_command(command: list[str]) -> None:
     elif command[0] == "pytest" and Path(command[-1]).exists():
         paths = {**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])}
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", command[-1]], env=paths, check=True
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", command[-1]],
+            env=paths,
+            check=True,
         )
     elif command[0] == "ssh-keygen":
         if shutil.which(command[0]):
             subprocess.run([*map(os.path.expanduser, command)], check=True)
     else:
-        assert any(" ".join(command).startswith(known) for known in NOT_RUN), f"{command} is neither run nor listed"
+        assert any(" ".join(command).startswith(known) for known in NOT_RUN), (
+            f"{command} is neither run nor listed"
+        )
 
 
 def _quiet(arguments: list[str]) -> list[str]:

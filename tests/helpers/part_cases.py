@@ -73,10 +73,16 @@ def site_data(client: int) -> FederatedDataModule:
 def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     """One round with every client at a site, whose packets go through JSON and copies."""
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
-    options: dict[str, Any] = {"trainer": {"accelerator": "cpu"}, "questions": (), "upload_seed": fits.SEED}
+    options: dict[str, Any] = {
+        "trainer": {"accelerator": "cpu"},
+        "questions": (),
+        "upload_seed": fits.SEED,
+    }
     with tempfile.TemporaryDirectory() as folder:
         sites = {
-            100 + client: Site(case.module, partial(site_data, client), case.make, Path(folder, name), **options)
+            100 + client: Site(
+                case.module, partial(site_data, client), case.make, Path(folder, name), **options
+            )
             for client, name in enumerate(names)
         }
         wire, ours = SiteTransport(sites, names), agreement(case.module(), loop)
@@ -107,7 +113,10 @@ def starts_are_models(case: PersonalizerCase) -> None:
         before = personalizer.state_dict()
         one, again = (personalizer.start(client, loop.state) for _ in range(2))
         ensure(one is None or (one.shape == (size,) and one.isfinite().all()), one)
-        ensure(equal(one, again) and equal(before, personalizer.state_dict()), "another one, or another state")
+        ensure(
+            equal(one, again) and equal(before, personalizer.state_dict()),
+            "another one, or another state",
+        )
 
 
 PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
@@ -150,7 +159,9 @@ class SamplerCase(fits.FitCase):
 
         def cohort(seed: int) -> list[int]:
             draw = torch.Generator().manual_seed(seed)
-            return cohort_of(sampler, num_clients, contributions, draw, 0, asked, start.global_vector)
+            return cohort_of(
+                sampler, num_clients, contributions, draw, 0, asked, start.global_vector
+            )
 
         return cohort
 
@@ -209,7 +220,9 @@ SamplerCase.checks = (
 PARAMETERS, BUFFERS = 12, 3
 
 
-def context(client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any) -> UploadContext:
+def context(
+    client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any
+) -> UploadContext:
     start = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=start, **state)
 
@@ -227,7 +240,9 @@ class UploadCase(fits.FitCase):
 
     def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
         """What a client sends instead of :func:`update_of`."""
-        return self.new().apply(update_of(client), context(client, round_index, state={} if state is None else state))
+        return self.new().apply(
+            update_of(client), context(client, round_index, state={} if state is None else state)
+        )
 
 
 def gives_an_update(case: UploadCase) -> None:
@@ -237,7 +252,9 @@ def gives_an_update(case: UploadCase) -> None:
             update = update_of(client, dtype)
             with untouched_rngs("an upload"):
                 sent = case.new().apply(update, context(client, dtype=dtype, state={}))
-            ensure(sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent)
+            ensure(
+                sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent
+            )
             ensure(equal(update, update_of(client, dtype)), "a changed argument")
 
 
@@ -246,7 +263,9 @@ def clients_are_apart(case: UploadCase) -> None:
     part, states = case.new(), [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
     for round_index in range(2):
         for client in range(NUM_CLIENTS):
-            together = part.apply(update_of(client), context(client, round_index, state=states[client]))
+            together = part.apply(
+                update_of(client), context(client, round_index, state=states[client])
+            )
             alone_state: dict[str, Tensor] = {}
             for earlier in range(round_index + 1):
                 alone = case.sent(client, earlier, alone_state)
@@ -289,8 +308,13 @@ def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None
     places = list(range(len(rows))) if order is None else list(order)
     ids, samples = round.client_ids[places].tolist(), round.num_samples[places]
     rows = rows[places]
-    updates = tuple(ClientUpdate(client, int(size), row) for client, size, row in zip(ids, samples.tolist(), rows))
-    return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, start)
+    updates = tuple(
+        ClientUpdate(client, int(size), row)
+        for client, size, row in zip(ids, samples.tolist(), rows)
+    )
+    return Cohort(
+        index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, start
+    )
 
 
 def gives_a_cohort(case: FilterCase) -> None:
@@ -302,7 +326,9 @@ def gives_a_cohort(case: FilterCase) -> None:
             sizes = {len(left.updates), len(left.matrix), len(left.starts), len(left.num_samples)}
             ensure(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
             ensure(len(sizes) == 1 and 0 not in sizes, sizes)
-            kept = equal(given.matrix, before.matrix) and equal(given.num_samples, before.num_samples)
+            kept = equal(given.matrix, before.matrix) and equal(
+                given.num_samples, before.num_samples
+            )
             ensure(kept, "a changed argument")
 
 
@@ -311,7 +337,12 @@ def order_does_not_matter(case: FilterCase) -> None:
     for long in (1.0, 1e6):
         cohorts = (case.begun().apply(cohort(0, long, order)) for order in (None, (2, 0, 1)))
         mine, theirs = (
-            dict(sorted((client, (row, size)) for client, row, size in zip(each.ids, each.matrix, each.num_samples)))
+            dict(
+                sorted(
+                    (client, (row, size))
+                    for client, row, size in zip(each.ids, each.matrix, each.num_samples)
+                )
+            )
             for each in cohorts
         )
         ensure(equal(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")

@@ -48,7 +48,9 @@ class Logging(Plain):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.seen = torchmetrics.classification.MulticlassAccuracy(num_classes=CLASSES, average="micro")
+        self.seen = torchmetrics.classification.MulticlassAccuracy(
+            num_classes=CLASSES, average="micro"
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -56,7 +58,13 @@ class Logging(Plain):
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         self.log("seen", self.seen, on_step=False, on_epoch=True)
         self.log("worst", loss, reduce_fx="max", on_step=False, on_epoch=True)
-        self.log(f"rows_{len(batch[1])}", float(len(batch[1])), reduce_fx=torch.sum, on_step=False, on_epoch=True)
+        self.log(
+            f"rows_{len(batch[1])}",
+            float(len(batch[1])),
+            reduce_fx=torch.sum,
+            on_step=False,
+            on_epoch=True,
+        )
         return loss
 
     def on_train_epoch_start(self) -> None:
@@ -124,13 +132,22 @@ def five(**kwargs: Any) -> FederatedDataModule:
 
 def shapfed_wa() -> Case:
     metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3), Plain(network(batch_norm=False)), five(), {}
+    return (
+        FederatedLoop(ShapFedWA("cssv"), metrics, seed=3),
+        Plain(network(batch_norm=False)),
+        five(),
+        {},
+    )
 
 
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
-        metrics={"relevance": DomainRelevance(), "cost": CommunicationCost(), "fedce": ContributionEstimation()},
+        metrics={
+            "relevance": DomainRelevance(),
+            "cost": CommunicationCost(),
+            "fedce": ContributionEstimation(),
+        },
         sampler=UniformSampler(4),
         evaluation=ClientEvaluation(every=2),
         seed=3,
@@ -166,7 +183,9 @@ def own_models_of_the_worst_served() -> Case:
 
 def in_run() -> Case:
     metrics = {"in_run": InRunShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
+    loop = FederatedLoop(
+        metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3
+    )
     return loop, Plain(network(batch_norm=False)), five(server_val=0.2), {}
 
 
@@ -184,13 +203,18 @@ def kept_momentum() -> Case:
 
 def adam_with_steps() -> Case:
     module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
-    loop = FederatedLoop(Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3)
+    loop = FederatedLoop(
+        Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
+    )
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
     return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
 
 
 def shadows() -> Case:
-    metrics = {"shadow": ShadowShapley(coalitions="all", performance="negative_loss"), "cost": CommunicationCost()}
+    metrics = {
+        "shadow": ShadowShapley(coalitions="all", performance="negative_loss"),
+        "cost": CommunicationCost(),
+    }
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     work = {str(client): 1 + client % 3 for client in range(5)}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=work, seed=3)
@@ -253,7 +277,12 @@ def colluders() -> Case:
 
 def broken_rank() -> Case:
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
-    return FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
+    return (
+        FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3),
+        Logging(),
+        toy_data((1, 1, 1, 1)),
+        {},
+    )
 
 
 RANK_CASES: dict[str, Callable[[], Case]] = {

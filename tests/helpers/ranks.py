@@ -70,7 +70,9 @@ class Stop(Callback):
 class SaveWithin(Callback):
     """Saves in the middle of the third round."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.current_epoch == 2 and batch_idx == 1:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
@@ -78,9 +80,16 @@ class SaveWithin(Callback):
 def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
-    size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
+    size, nodes = (
+        int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]),
+        int(os.environ.get("NODES", 1)),
+    )
     saves = ModelCheckpoint(
-        folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
+        folder,
+        save_last=True,
+        monitor=options.pop("monitor", None),
+        save_top_k=1,
+        enable_version_counter=False,
     )
     where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
     return trainer_for(
@@ -149,7 +158,9 @@ def other_data(folder: str, how: str) -> None:
         if how == "samples":
             train = TensorDataset(train.tensors[0] + 1, train.tensors[1])
         elif how == "settings":
-            loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
+            loop = loop.replace(
+                aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)}
+            )
         elif how == "module":
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
@@ -161,7 +172,10 @@ def other_data(folder: str, how: str) -> None:
 def unseeded(folder: str) -> None:
     """Every rank would draw its own weights and seed."""
     torch.seed()
-    fit(Path(folder), (FederatedLoop(), Plain(nn.Sequential(nn.Linear(6, 3))), five(), {"logger": True}))
+    fit(
+        Path(folder),
+        (FederatedLoop(), Plain(nn.Sequential(nn.Linear(6, 3))), five(), {"logger": True}),
+    )
 
 
 class OwnDraws(FedAvg):
@@ -199,7 +213,9 @@ def retrain(folder: str) -> None:
 
     def game(ranks: Ranks = ALONE) -> RetrainedUtility:
         torch.manual_seed(0)  # of the weights, which the first fit makes
-        return RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+        return RetrainedUtility(
+            make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks
+        )
 
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
     utility = game(ranks)
@@ -244,7 +260,9 @@ def exchanges(folder: str) -> None:
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
         ranks.all_gather(None, "this" if rank else "that")
-    with pytest.raises(RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"):
+    with pytest.raises(
+        RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"
+    ):
         ranks.all_gather(None, "one more")
 
 
@@ -262,14 +280,20 @@ class Group:
     """Processes that are the ranks of one federation, each of which calls a function of this module; with ``nodes``
     every rank is a host of its own."""
 
-    def __init__(self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False) -> None:
+    def __init__(
+        self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS": str(size)}
         common["NODES"] = str(size if nodes else 1)
         self.processes: list[Any] = []
         for rank in range(size):
-            own = {"NODE_RANK": str(rank), "LOCAL_RANK": "0"} if nodes else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            own = (
+                {"NODE_RANK": str(rank), "LOCAL_RANK": "0"}
+                if nodes
+                else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            )
             given = (function, list(arguments), common | own, str(self._outputs[rank]))
             self.processes.append(_context.Process(target=_run, args=given, daemon=True))
             self.processes[-1].start()
@@ -288,7 +312,9 @@ class Group:
     def done(self) -> None:
         """All have ended well."""
         ended = self.wait()
-        assert {rank.code for rank in ended} == {0}, "\n".join(rank.output[-3000:] for rank in ended)
+        assert {rank.code for rank in ended} == {0}, "\n".join(
+            rank.output[-3000:] for rank in ended
+        )
 
 
 def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:

@@ -17,8 +17,12 @@ class Recorded(ShadowShapley):
     members: list[Members]
     trained: Tensor | None
 
-    def complete(self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any) -> Any:
-        first, game = (torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1))
+    def complete(
+        self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any
+    ) -> Any:
+        first, game = (
+            torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1)
+        )
         trained = None if outputs is None else torch.cat([self.outputs[-1], outputs[-1]])
         vars(self).update(first=first, game=game, members=members_of(masks), trained=trained)
         return super().complete(masks, utilities, outputs, *how)

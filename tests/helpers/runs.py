@@ -27,7 +27,9 @@ NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
 def made_value(client: int, column: int, round_index: int) -> float:
     """Every one is another, with digits that are nowhere else."""
-    return round(math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6)
+    return round(
+        math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6
+    )
 
 
 def make_run(
@@ -75,33 +77,59 @@ def make_run(
                 "to_pay_by": False,
             }
         },
-        "settings": {"uploads": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
-        "hashes": {"server": "feedfacefeedface", **{str(i): f"{i:02d}" * 8 for i in range(clients)}},
+        "settings": {
+            "uploads": f"[SignFlip(clients={list(named[1:2])})]",
+            "federation_seed": 77123,
+        },
+        "hashes": {
+            "server": "feedfacefeedface",
+            **{str(i): f"{i:02d}" * 8 for i in range(clients)},
+        },
         "fingerprint": {},
     }
     if ended:
-        said |= {"ended": "2026-01-02T04:04:05+00:00", "rounds_done": rounds, "logged": {"val_accuracy": 0.875}}
+        said |= {
+            "ended": "2026-01-02T04:04:05+00:00",
+            "rounds_done": rounds,
+            "logged": {"val_accuracy": 0.875},
+        }
     (folder / "run.json").write_text(json.dumps(said))
     return folder
 
 
 def at_fault(client: int, times: int, of: int) -> dict[str, Any]:
     """An event of ``run.json``: updates far too large."""
-    return {"client": client, "what": "large", "first": 0, "last": times - 1, "times": times, "of": of}
+    return {
+        "client": client,
+        "what": "large",
+        "first": 0,
+        "last": times - 1,
+        "times": times,
+        "of": of,
+    }
 
 
 def copying(*clients: int) -> list[dict[str, Any]]:
     """Events of ``run.json``: a group of copies, or one who sends the last step back."""
     what = "copy" if len(clients) > 1 else "echo"
     return [
-        {"client": i, "what": what, "first": 2, "last": 2, "times": 1, "others": [j for j in clients if j != i]}
+        {
+            "client": i,
+            "what": what,
+            "first": 2,
+            "last": 2,
+            "times": 1,
+            "others": [j for j in clients if j != i],
+        }
         for i in clients
     ]
 
 
 def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
-    save_csv(folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)])
+    save_csv(
+        folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)]
+    )
 
 
 def make_game(
@@ -120,16 +148,24 @@ def make_game(
     rows: list[list[Any]] = []
     for r in range(rounds):
         for name, row in values.items():
-            rows += [[r, name, i, "", value * (r + 1) / rounds] for i, value in enumerate(row) if value == value]
+            rows += [
+                [r, name, i, "", value * (r + 1) / rounds]
+                for i, value in enumerate(row)
+                if value == value
+            ]
         rows += [[r, "weight", i, "", 1 / clients] for i in range(clients)]
     write_rows(folder, rows, record["clients"])
     known = {name: [value for value in row if value == value] for name, row in values.items()}
     guide = {"unit": "nats", "cost": "2^k"}
     kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": guide, "to_pay_by": True}
     record |= {
-        "metrics": {name: {**kind, "per_class": False, "columns": None, "higher_is_better": True} for name in values},
+        "metrics": {
+            name: {**kind, "per_class": False, "columns": None, "higher_is_better": True}
+            for name in values
+        },
         "paid_in": {
-            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row)} for name, row in known.items()
+            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row)}
+            for name, row in known.items()
         },
         **told,
     }
@@ -201,27 +237,44 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-RIDER = {"class_path": "flsv.attacks.FreeRider", "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]}}
+RIDER = {
+    "class_path": "flsv.attacks.FreeRider",
+    "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]},
+}
 
 
-SIZES = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+SIZES = {
+    "class_path": "flsv.data.SizePartitioner",
+    "init_args": {"proportions": [3, 5, 2], "seed": 1},
+}
 
 
 def small_federation(**changes: Any) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
-    data = {**like.data, "partitioner": SIZES, "splits": {**like.data["splits"], "max_samples": 160}, "batch_size": 8}
-    made = replace(like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]})
+    data = {
+        **like.data,
+        "partitioner": SIZES,
+        "splits": {**like.data["splits"], "max_samples": 160},
+        "batch_size": 8,
+    }
+    made = replace(
+        like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]}
+    )
     return replace(made, **changes)
 
 
 #: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
-OWN = re.compile(r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['csv'\]|path|best_k_models")
+OWN = re.compile(
+    r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['csv'\]|path|best_k_models"
+)
 
 
 def differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
-    one, other = (leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b))
+    one, other = (
+        leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
+    )
     found = [place for place in {**one, **other} if one.get(place) != other.get(place)]
     for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
         if (a / name).is_file() and (a / name).read_bytes() != (b / name).read_bytes():

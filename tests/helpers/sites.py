@@ -22,7 +22,15 @@ from torch.utils.data import DataLoader, Subset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner, OneClient, load_image_data
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
+from flsv.engines.remote import (
+    Directory,
+    Packet,
+    RemoteData,
+    RemoteFederation,
+    Site,
+    SitePolicy,
+    agreement,
+)
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import grouped
 from helpers.fits import trainer_for
@@ -67,7 +75,9 @@ class SiteData(L.LightningDataModule):
         data = whole()
         data.setup("fit")
         train = load_image_data("digits").train
-        return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True)
+        return DataLoader(
+            Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True
+        )
 
 
 def module(**options: Any) -> ClassifierClient:
@@ -85,21 +95,32 @@ def shapfed(**options: Any) -> FederatedLoop:
     return FederatedLoop(**{**usual, "seed": SEED, "reporting": Reporting(table=False), **options})
 
 
-def one_process(tmp: Path, make: Make, make_module: Any = module, rounds: int = ROUNDS, **data: Any) -> FederatedLoop:
+def one_process(
+    tmp: Path, make: Make, make_module: Any = module, rounds: int = ROUNDS, **data: Any
+) -> FederatedLoop:
     loop = make()
     trainer_for(loop, tmp, rounds).fit(make_module(), whole(**data))
     return loop
 
 
 def site(
-    tmp: Path, client: int, make: Make, make_module: Any = module, policy: SitePolicy | None = None, **data: Any
+    tmp: Path,
+    client: int,
+    make: Make,
+    make_module: Any = module,
+    policy: SitePolicy | None = None,
+    **data: Any,
 ) -> Site:
     def own() -> L.LightningDataModule:
         if not data:
             return SiteData(client)
-        return FederatedDataModule(SiteData(client), OneClient(), **grouped({"server_val": 0.0, **data}))
+        return FederatedDataModule(
+            SiteData(client), OneClient(), **grouped({"server_val": 0.0, **data})
+        )
 
-    return Site(make_module, own, make, tmp / "sites" / NAMES[client], upload_seed=SEED, policy=policy)
+    return Site(
+        make_module, own, make, tmp / "sites" / NAMES[client], upload_seed=SEED, policy=policy
+    )
 
 
 class Replay:
@@ -130,7 +151,9 @@ class SiteTransport:
         for address, packet in packets.items():
             if address not in self.sites:
                 continue
-            reply = self.spoil(address, packet, _through(self.sites[address].answer(_through(packet))))
+            reply = self.spoil(
+                address, packet, _through(self.sites[address].answer(_through(packet)))
+            )
             if reply is not None:
                 yield address, reply
 
@@ -145,17 +168,26 @@ class Remotely:
 
     def __init__(self, tmp: Path, make: Make, make_module: Any = module, **data: Any) -> None:
         self.tmp, self.make, self.make_module = tmp, make, make_module
-        self.transport = SiteTransport({100 + i: site(tmp, i, make, make_module, **data) for i in range(len(NAMES))})
+        self.transport = SiteTransport(
+            {100 + i: site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
+        )
 
     def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
         directory = Directory(
-            self.transport, NAMES, agreement(self.make_module(), self.make()), self.tmp / "book.json", 1, 0.2
+            self.transport,
+            NAMES,
+            agreement(self.make_module(), self.make()),
+            self.tmp / "book.json",
+            1,
+            0.2,
         )
         directory.gather()
         data = RemoteData(NAMES, [directory.sizes[i] for i in range(len(NAMES))], 10, own=own)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt = options.pop("ckpt_path", None)
-        trainer_for(self.loop, self.tmp, rounds, **options).fit(self.make_module(), data, ckpt_path=ckpt)
+        trainer_for(self.loop, self.tmp, rounds, **options).fit(
+            self.make_module(), data, ckpt_path=ckpt
+        )
         return self.loop
 
 
@@ -171,7 +203,9 @@ def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
     values = remote.contribution_metrics.contributions
     for name, value in local.contribution_metrics.contributions.items():
         torch.testing.assert_close(values[name], value, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(remote.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        remote.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True
+    )
 
 
 BIN = Path(sys.executable).parent
@@ -186,8 +220,17 @@ class Deployment:
         self.folder, self._policy = folder, policy
         port, *ports = free_ports(1 + len(names))
         self._ports = dict(zip(names, ports))
-        own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-        self.env = {**os.environ, **own, "SUPERLINK": f"127.0.0.1:{port}", "FLWR_TELEMETRY_ENABLED": "0"}
+        own = {
+            "FLWR_HOME": str(folder / ".flwr"),
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        self.env = {
+            **os.environ,
+            **own,
+            "SUPERLINK": f"127.0.0.1:{port}",
+            "FLWR_TELEMETRY_ENABLED": "0",
+        }
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self) -> None:
@@ -214,7 +257,9 @@ class Deployment:
 
     def supervise(self, name: str) -> None:
         """Likewise, by ``run.py``, which starts them again until they are done."""
-        self._start(name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json"))
+        self._start(
+            name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json")
+        )
 
     def kill(self, name: str) -> None:
         """SIGKILL, to a process started here and to all that it started."""
@@ -241,7 +286,9 @@ class Deployment:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _do(self, *command: str) -> None:
-        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _start(self, name: str, *command: str, **more: str) -> None:
@@ -272,7 +319,9 @@ def free_ports(count: int) -> list[int]:
     server is started again, would be taken by one of those who try to reach it."""
     with ExitStack() as stack:
         found: list[int] = []
-        for port in random.SystemRandom().sample(range(10_000, 30_000), 1000):  # others may have the same seed
+        for port in random.SystemRandom().sample(
+            range(10_000, 30_000), 1000
+        ):  # others may have the same seed
             each = stack.enter_context(socket.socket())
             with suppress(OSError):
                 each.bind(("127.0.0.1", port))

@@ -30,17 +30,23 @@ class Items(Dataset[Any]):
 class Data(L.LightningDataModule):
     """Training items, and one or several validation sets whose last batch is not full."""
 
-    def __init__(self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None) -> None:
+    def __init__(
+        self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None
+    ) -> None:
         super().__init__()
         self.item, self.sizes, self.collate = item, sizes, collate
 
     def train_dataloader(self) -> Any:
-        return DataLoader(Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate)
+        return DataLoader(
+            Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate
+        )
 
     def val_dataloader(self) -> Any:
         loaders, start = [], SAMPLES
         for size in self.sizes:
-            loaders.append(DataLoader(Items(self.item, range(start, start + size)), 4, collate_fn=self.collate))
+            loaders.append(
+                DataLoader(Items(self.item, range(start, start + size)), 4, collate_fn=self.collate)
+            )
             start += size
         return loaders if len(loaders) > 1 else loaders[0]
 
@@ -70,7 +76,10 @@ class Autoencoder(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), nn.Linear(3, 5)
+        self.encoder, self.decoder = (
+            nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)),
+            nn.Linear(3, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(self.encoder(x))
@@ -104,11 +113,17 @@ class VAE(Kind):
 class LanguageModel(Kind):
     """The next of 7 characters; targets [B, T]. Perplexity is a metric object, made from all batches."""
 
-    data = staticmethod(lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:])))
+    data = staticmethod(
+        lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:]))
+    )
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.rnn, self.head = nn.Embedding(7, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 7)
+        self.embedding, self.rnn, self.head = (
+            nn.Embedding(7, 6),
+            nn.GRU(6, 6, batch_first=True),
+            nn.Linear(6, 7),
+        )
         self.perplexity = torchmetrics.text.Perplexity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,7 +249,9 @@ class Glue(Kind):
 
     def on_validation_epoch_end(self) -> None:
         hits, losses = zip(*self.outputs)
-        self.log_dict({"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()})
+        self.log_dict(
+            {"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()}
+        )
         self.outputs.clear()
 
 
@@ -257,7 +274,11 @@ class Graphs:
 class GraphNet(Kind):
     data = staticmethod(
         lambda: Data(
-            lambda i: (numbers(i, 3 + i % 3, 4), torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor(i % 2)),
+            lambda i: (
+                numbers(i, 3 + i % 3, 4),
+                torch.tensor([[0, 1, 2], [1, 2, 0]]),
+                torch.tensor(i % 2),
+            ),
             collate=Graphs,
         )
     )
@@ -270,14 +291,18 @@ class GraphNet(Kind):
         hidden = self.first(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
         graphs = len(batch.y)
-        return F.cross_entropy(self.second(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y)
+        return F.cross_entropy(
+            self.second(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
 
 
 class SeveralLoaders(Regression):
-    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5)))
+    data = staticmethod(
+        lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
+    )
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
         self.log("val_loss", self.loss(batch))

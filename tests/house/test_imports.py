@@ -36,7 +36,11 @@ def imported() -> dict[str, list[str]]:
                 names = [str(node.module)]
             else:
                 continue
-            for name in {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"flsv", "__main__"}:
+            for name in (
+                {name.split(".")[0] for name in names}
+                - set(sys.stdlib_module_names)
+                - {"flsv", "__main__"}
+            ):
                 found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     return found
 
@@ -82,9 +86,16 @@ BY_NAME = (
 
 def test_no_file_says_to_install_flsv_by_its_name() -> None:
     """It is on no index: who registers the name there would run code wherever it is installed so."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True
+    )
     names = [name for name in listed.stdout.split("\0") if name and name != "CHANGELOG.md"]
     texts = {name: (ROOT.parent / name).read_bytes().decode(errors="replace") for name in names}
     del texts[str(Path(__file__).relative_to(ROOT.parent))]
-    found = {n: m[0] for n, text in texts.items() for p in BY_NAME if (m := re.search(p, text, flags=re.MULTILINE))}
+    found = {
+        n: m[0]
+        for n, text in texts.items()
+        for p in BY_NAME
+        if (m := re.search(p, text, flags=re.MULTILINE))
+    }
     assert found == {}

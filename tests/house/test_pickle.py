@@ -23,12 +23,19 @@ from helpers.models import Plain, network
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "metrics": lambda: FederatedLoop(
         FedAdam(),
-        {"cssv": ClassSpecificShapley(), "cost": CommunicationCost(), "partial": PartialFederatedShapley()},
+        {
+            "cssv": ClassSpecificShapley(),
+            "cost": CommunicationCost(),
+            "partial": PartialFederatedShapley(),
+        },
         uploads=[GaussianPrivacy(1.0, 1.0)],
         seed=1,
     ),
     "own models": lambda: FederatedLoop(
-        personalizer=Standalone(), optimizer_state="persist", evaluation=ClientEvaluation(keep_trained=True), seed=1
+        personalizer=Standalone(),
+        optimizer_state="persist",
+        evaluation=ClientEvaluation(keep_trained=True),
+        seed=1,
     ),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
 }
@@ -41,7 +48,9 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
+def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
+    tmp_path: Path, name: str
+) -> None:
     loop = LOOPS[name]()
     before = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)

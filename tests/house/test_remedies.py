@@ -22,11 +22,15 @@ MOST = {"server_val": 0, "client_test": 0.9}
 
 
 def total(total: int) -> None:
-    ProportionPartitioner([[9] + [1] * 9] * 2, of="client", total=total)(torch.arange(10).repeat_interleave(60), 10)
+    ProportionPartitioner([[9] + [1] * 9] * 2, of="client", total=total)(
+        torch.arange(10).repeat_interleave(60), 10
+    )
 
 
 def federation(clients: int) -> Any:
-    return SimpleNamespace(num_clients=clients, client_names=(), split_sizes={"train": torch.ones(clients)})
+    return SimpleNamespace(
+        num_clients=clients, client_names=(), split_sizes={"train": torch.ones(clients)}
+    )
 
 
 def trim(trim: float, clients: int) -> None:
@@ -50,7 +54,9 @@ def full_batches(batch_size: int) -> None:
 
 def estimate(name: str, budget: int) -> None:
     weights = torch.arange(1.0, 7.0)
-    ESTIMATORS[name](lambda masks: (masks * weights).sum(1) ** 2, 6, budget=budget, generator=torch.Generator())
+    ESTIMATORS[name](
+        lambda masks: (masks * weights).sum(1) ** 2, 6, budget=budget, generator=torch.Generator()
+    )
 
 
 def embedding(features: int, covariance: Any = "full") -> None:
@@ -68,25 +74,51 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),
     (trim, {"trim": 0.01, "clients": 6}, {"trim": "The least trim that does is"}),
     (trim, {"trim": 0.4, "clients": 2}, {"clients": "It takes"}),
-    (krum, {"clients": 6, "byzantine": 2}, {"byzantine": "say byzantine=", "clients": "for which it takes"}),
+    (
+        krum,
+        {"clients": 6, "byzantine": 2},
+        {"byzantine": "say byzantine=", "clients": "for which it takes"},
+    ),
     (krum, {"clients": 9, "byzantine": 2, "keep": 8}, {"keep": "Say keep="}),
-    (sample, {"kind": UniformSampler, "clients": 4, "cohort_size": 5}, {"cohort_size": "cohort_size to"}),
-    (sample, {"kind": BernoulliSampler, "clients": 4, "expected_cohort": 5}, {"expected_cohort": "at most"}),
-    (sample, {"kind": BernoulliSampler, "clients": 900, "expected_cohort": 0.01}, {"expected_cohort": "example to"}),
+    (
+        sample,
+        {"kind": UniformSampler, "clients": 4, "cohort_size": 5},
+        {"cohort_size": "cohort_size to"},
+    ),
+    (
+        sample,
+        {"kind": BernoulliSampler, "clients": 4, "expected_cohort": 5},
+        {"expected_cohort": "at most"},
+    ),
+    (
+        sample,
+        {"kind": BernoulliSampler, "clients": 900, "expected_cohort": 0.01},
+        {"expected_cohort": "example to"},
+    ),
     (split, {"samples": 4, "clients": 2, "server_val": 0.05}, {"server_val": "set it to"}),
     (split, {"samples": 12, "clients": 6, **MOST}, {"client_test": 0}),
     (full_batches, {"batch_size": 16}, {"batch_size": "Lower batch_size to"}),
     (embedding, {"features": 70}, {"features": "PCA to", "covariance": "diag"}),
     (check_support, {"support": 30, "samples": 60}, {"support": "Take support="}),
     *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in SAMPLED),
-    (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0}, {"noise_multiplier": "such as to"}),
-    (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0}, {"noise_multiplier": "such as to"}),
+    (
+        GaussianPrivacy,
+        {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0},
+        {"noise_multiplier": "such as to"},
+    ),
+    (
+        GaussianPrivacy,
+        {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0},
+        {"noise_multiplier": "such as to"},
+    ),
 ]
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("attempt", "given", "ways"), CASES)
-def test_remedy_that_an_error_message_names_works(attempt: Any, given: dict[str, Any], ways: dict[str, Any]) -> None:
+def test_remedy_that_an_error_message_names_works(
+    attempt: Any, given: dict[str, Any], ways: dict[str, Any]
+) -> None:
     with pytest.raises((ValueError, UserWarning)) as caught:
         attempt(**given)
     message = str(caught.value)

@@ -53,13 +53,20 @@ def test_constructor_arguments_of_a_metric_are_read_only(name: str) -> None:
     arguments = [each for each in inspect.signature(type(metric)).parameters if each in kept]
     assert "num_clients" in arguments
     for argument in arguments:
-        with pytest.raises(ConfigurationError, match=rf"{name}.{argument} = .* comes too late.*Make another metric"):
+        with pytest.raises(
+            ConfigurationError, match=rf"{name}.{argument} = .* comes too late.*Make another metric"
+        ):
             setattr(metric, argument, getattr(metric, argument))
 
 
 def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
     metric = Curious(num_clients=3, num_classes=2)
-    for wrong, message in (([3], "must lie in"), ([-1], "must lie in"), ([1, 1], "twice"), ([], "empty")):
+    for wrong, message in (
+        ([3], "must lie in"),
+        ([-1], "must lie in"),
+        ([1, 1], "twice"),
+        ([], "empty"),
+    ):
         with pytest.raises(ValueError, match=message):
             metric.update(torch.tensor(wrong, dtype=torch.long))
     assert metric.rounds == 0
@@ -73,13 +80,27 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
         metric.update()
 
 
-@pytest.mark.skipif(not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
+@pytest.mark.skipif(
+    not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
+)
 @pytest.mark.parametrize(
     ("one", "other", "match"),
     [
-        (ClassSpecificShapley(3, 2), ClassSpecificShapley(4, 2), r"num_clients=3 and 4 cannot be merged"),
-        (PartialFederatedShapley(3), PartialFederatedShapley(3, estimator="exact"), r"estimator='auto' and 'exact'"),
-        (PartialFederatedShapley(), PartialFederatedShapley(3), "nothing to merge into: pass num_clients"),
+        (
+            ClassSpecificShapley(3, 2),
+            ClassSpecificShapley(4, 2),
+            r"num_clients=3 and 4 cannot be merged",
+        ),
+        (
+            PartialFederatedShapley(3),
+            PartialFederatedShapley(3, estimator="exact"),
+            r"estimator='auto' and 'exact'",
+        ),
+        (
+            PartialFederatedShapley(),
+            PartialFederatedShapley(3),
+            "nothing to merge into: pass num_clients",
+        ),
     ],
 )
 def test_merging_metrics_with_different_settings_is_refused(

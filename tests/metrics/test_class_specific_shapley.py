@@ -23,14 +23,20 @@ def expected(momentum: float = 0.9) -> torch.Tensor:
     for ids, seed in ROUNDS:
         now = class_specific_shapley(*heads(seed, len(ids)))
         for row, i in enumerate(ids):
-            value[i] = now[row] if value[i].isnan().all() else momentum * value[i] + (1 - momentum) * now[row]
+            value[i] = (
+                now[row]
+                if value[i].isnan().all()
+                else momentum * value[i] + (1 - momentum) * now[row]
+            )
     return value
 
 
 def fed(**kwargs: Any) -> ClassSpecificShapley:
     metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
     for ids, seed in ROUNDS:
-        metric.update(torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1))
+        metric.update(
+            torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1)
+        )
     return metric
 
 
@@ -39,7 +45,9 @@ def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
     metric, wanted = fed(momentum=momentum), expected(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
     overall = metric.per_client(metric.compute())
-    torch.testing.assert_close((1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True)  # eq. 6
+    torch.testing.assert_close(
+        (1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True
+    )  # eq. 6
 
 
 def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
@@ -55,4 +63,6 @@ def test_cssv_weighted_by_samples_weights_values() -> None:
     torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.
     mean = expected(momentum=0.5).mean(-1)
-    torch.testing.assert_close(found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
+    torch.testing.assert_close(
+        found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31)
+    )

@@ -40,7 +40,9 @@ def game(index: int) -> Tensor:
 
 def by_loop(value: str) -> list[dict[int, float]]:
     weight = VALUES[value][1]
-    return [dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)]
+    return [
+        dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)
+    ]
 
 
 def played(metric: CoalitionValue) -> CoalitionValue:
@@ -63,22 +65,30 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
     "sum": (Sum(), lambda rounds, indices: sum(rounds)),
     "decay": (
         Decay(0.5, normalize=False),
-        lambda rounds, indices: sum(0.5 ** (index + 1) * value for index, value in zip(indices, rounds)),
+        lambda rounds, indices: sum(
+            0.5 ** (index + 1) * value for index, value in zip(indices, rounds)
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("fold", FOLDS)
 @pytest.mark.parametrize("value", VALUES)
-def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str) -> None:
+def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
+    value: str, fold: str
+) -> None:
     given, folded = FOLDS[fold]
     rounds = by_loop(value)
     for estimator in {"auto", "exact"} if value == "shapley" else {value}:
         found = played(CoalitionValue(N, estimator=estimator, fold=given)).compute()
         for client in range(N):
             indices = [index for index in range(len(rounds)) if client in rounds[index]]
-            expected = folded([rounds[i][client] for i in indices], indices) if indices else math.nan
-            torch.testing.assert_close(found[client], torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True)
+            expected = (
+                folded([rounds[i][client] for i in indices], indices) if indices else math.nan
+            )
+            torch.testing.assert_close(
+                found[client], torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True
+            )
 
 
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
@@ -93,7 +103,9 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
     for index, cohort in enumerate(COHORTS):
         tables = [game(index), game(index + 10)]
         for metric, table in zip([by_class, *alone], [torch.stack(tables, 1), *tables]):
-            metric.update(torch.tensor(cohort), table_game(table), torch.Generator().manual_seed(index), index)
+            metric.update(
+                torch.tensor(cohort), table_game(table), torch.Generator().manual_seed(index), index
+            )
     expected = torch.stack([metric.compute() for metric in alone], dim=1)
     torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
@@ -105,18 +117,28 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
         ({"estimator": "banzhaf"}, r"estimator='banzhaf'.*expected a function or one of.*'exact'"),
         ({"estimator_args": {"alpha": 1.0}}, r"unexpected keyword argument 'alpha'"),
         ({"fold": Decay(), "per_class": True}, r"normalize=False"),
-        ({"performance": "negative_loss", "per_class": True}, r"performance='negative_loss'.*per class"),
-        ({"performance": "balanced_accuracy", "num_classes": 2}, r"performance='balanced_accuracy'.*per class"),
+        (
+            {"performance": "negative_loss", "per_class": True},
+            r"performance='negative_loss'.*per class",
+        ),
+        (
+            {"performance": "balanced_accuracy", "num_classes": 2},
+            r"performance='balanced_accuracy'.*per class",
+        ),
     ],
 )
-def test_coalition_value_with_conflicting_arguments_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_coalition_value_with_conflicting_arguments_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
 
 
 @pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
 def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"CumulativeShapley\(estimator_args=.*argument 'bugdet'"):
+    with pytest.raises(
+        ConfigurationError, match=r"CumulativeShapley\(estimator_args=.*argument 'bugdet'"
+    ):
         CumulativeShapley(estimator=estimator, estimator_args={"bugdet": 100})
     with pytest.raises(ConfigurationError, match=r"multiple values for .* 'generator'"):
         CumulativeShapley(estimator=estimator, estimator_args={"generator": None})
@@ -134,14 +156,20 @@ def test_estimator_of_a_metric_may_be_a_users_function() -> None:
     with pytest.raises(ConfigurationError, match=r"estimator_args={'width': 3}.*'depth'"):
         PartialFederatedShapley(estimator=mine, estimator_args={"width": 3})
     for estimator in (mine, open_to_all):
-        metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
+        metric = PartialFederatedShapley(
+            num_clients=3, estimator=estimator, estimator_args={"depth": 3}
+        )
         metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
 
 
 def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
-    metric = CumulativeShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
-    single = PartialFederatedShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
+    metric = CumulativeShapley(
+        num_clients=4, estimator="permutation", estimator_args={"budget": 12}
+    )
+    single = PartialFederatedShapley(
+        num_clients=4, estimator="permutation", estimator_args={"budget": 12}
+    )
     total, variance = torch.zeros(3), torch.zeros(3)
     for seed in range(3):
         utility = table_game(random_table(3, seed))
@@ -164,7 +192,9 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
         nsv = (sv - sv.min()) / (sv.max() - sv.min())
         value[ids] = 0.6 * value[ids] + 0.4 * nsv
         seen = value.where(metric.history[:, -1] > 0, torch.nan)
-        torch.testing.assert_close(metric.compute().double(), seen, rtol=1e-5, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(
+            metric.compute().double(), seen, rtol=1e-5, atol=1e-6, equal_nan=True
+        )
     assert not seen.isnan().any()
 
 
@@ -182,14 +212,18 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
 
 def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
     metric = CoalitionValue(8, estimator_args={"budget": 60})
-    metric.update(torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0))
+    metric.update(
+        torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0)
+    )
     assert 30 < metric.diagnostics()["evaluations"] <= 60
     exact = CoalitionValue(8, estimator_args={"budget": 2**8})
     exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
 
 
-def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(tmp_path: Path) -> None:
+def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
+    tmp_path: Path,
+) -> None:
     kept, data = KeepsRounds(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
     loop = FederatedLoop(
         kept,
@@ -206,22 +240,31 @@ def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(t
         loop.space.write(module, model)
         table[number] = (module.eval()(x).argmax(-1) == y).double().mean()
     ids, expected = round.client_ids, torch.from_numpy(reference_shapley(table))
-    torch.testing.assert_close(loop.contributions["sv"][ids].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loop.contributions["sv"][ids].double(), expected, rtol=1e-5, atol=1e-6
+    )
     without = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
-    torch.testing.assert_close(loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6
+    )
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
 def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
-    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
+    with pytest.raises(
+        ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"
+    ):
         fit(loop, tmp_path, data=toy_data(server_val=0))
 
 
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
     n, rounds = 5, [([0, 2, 3], [0.3, -0.1, 0.05]), ([2, 3], [0.2, 0.4]), ([0, 3], [0.6, -0.2])]
-    metric, relevance = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform"), [1 / n] * n
+    metric, relevance = (
+        PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform"),
+        [1 / n] * n,
+    )
     for ids, values in rounds:
         worth = torch.tensor(values)
         metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
@@ -232,7 +275,9 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     torch.testing.assert_close(value[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
     assert metric.prior == 1 / n
     drawn = SoftmaxSampler(2, "sv").chances(n, {"sv": value.nan_to_num(metric.prior)})
-    torch.testing.assert_close(drawn.float(), torch.tensor([math.exp(phi) / total for phi in relevance]))
+    torch.testing.assert_close(
+        drawn.float(), torch.tensor([math.exp(phi) / total for phi in relevance])
+    )
     # Ours, the option: the average starts at the first value, and clients never seen are the mean of the others.
     ours = PartialFederatedShapley(n, estimator="exact", momentum=0.75)
     ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
@@ -248,7 +293,9 @@ class Sees(ShapleyWeighted):
 
 def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path: Path) -> None:
     aggregator = Sees("ssv")
-    loop = FederatedLoop(aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1)
+    loop = FederatedLoop(
+        aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1
+    )
     fit(loop, tmp_path, data=toy_data(), rounds=2)
     assert loop.contributions["ssv"][1].isnan()
     assert aggregator.seen[1] == 0.5

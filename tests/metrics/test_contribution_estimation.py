@@ -39,7 +39,9 @@ def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarr
     return np.array(cosines)
 
 
-def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combine: str) -> np.ndarray:
+def reference_coefficients(
+    cosines: np.ndarray, minus_scores: np.ndarray, combine: str
+) -> np.ndarray:
     """Rounds by clients; the score of the first round is the 0 that every client starts with."""
     directions = 1.0 - cosines.mean(0)
     errors = 1.0 - minus_scores.mean(0)
@@ -63,12 +65,17 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
     module = Plain(network(batch_norm=False))
     ParameterSpace(module).write(module, vector)
     module.eval()
-    hits = [(module(x).argmax(-1) == y).float() for x, y in dealt.client_loader(client, "val", shuffle=False)]
+    hits = [
+        (module(x).argmax(-1) == y).float()
+        for x, y in dealt.client_loader(client, "val", shuffle=False)
+    ]
     return float(torch.cat(hits).mean())
 
 
 @pytest.mark.parametrize("combine", ["times", "plus"])
-def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path: Path, combine: Any) -> None:
+def test_contribution_estimation_of_a_federation_equals_that_by_hand(
+    tmp_path: Path, combine: Any
+) -> None:
     aggregator, dealt = Kept(), data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
@@ -81,9 +88,16 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path: P
         assert used is not None
         np.testing.assert_allclose(used.numpy(), coefficients / coefficients.sum(), atol=1e-6)
         models = round.client_vectors.double()
-        cosines.append(reference_cosines((models - round.global_vector).numpy(), used.double().numpy()))
-        others = [sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i])) for i in range(3)]
-        scores.append(np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)]))
+        cosines.append(
+            reference_cosines((models - round.global_vector).numpy(), used.double().numpy())
+        )
+        others = [
+            sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i]))
+            for i in range(3)
+        ]
+        scores.append(
+            np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)])
+        )
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
     np.testing.assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
@@ -101,10 +115,18 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator, dealt = Kept(), data()
     metric = ContributionEstimation()
-    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[Constant()], seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        aggregator,
+        {"fedce": metric},
+        uploads=[Constant()],
+        seed=1,
+        reporting=Reporting(table=False),
+    )
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=1)
     models = aggregator.rounds[0].client_vectors
-    expected = [accuracy(models[[j for j in range(3) if j != i]].mean(0), dealt, i) for i in range(3)]
+    expected = [
+        accuracy(models[[j for j in range(3) if j != i]].mean(0), dealt, i) for i in range(3)
+    ]
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
@@ -128,11 +150,15 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
 
 def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
     metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
-    metric.update(torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model))
+    metric.update(
+        torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model)
+    )
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path: Path) -> None:
+def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
+    tmp_path: Path,
+) -> None:
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
@@ -146,7 +172,10 @@ def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accur
 
 def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
-    with pytest.raises(ConfigurationError, match=r"metrics \['fedce'\] need validation samples at every client.*0.2"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"metrics \['fedce'\] need validation samples at every client.*0.2",
+    ):
         fit(loop, tmp_path, data=toy_data())
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
         with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):

@@ -14,7 +14,10 @@ from helpers.fits import fit
 
 
 def reputation_by_hand(
-    updates: torch.Tensor, reputation: torch.Tensor | None, alpha: float, weights: torch.Tensor | None
+    updates: torch.Tensor,
+    reputation: torch.Tensor | None,
+    alpha: float,
+    weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """The reputations after a round as in the paper; reputations of None remember nothing, as in the authors' code."""
     u = updates.double() / (updates.double().norm(dim=1, keepdim=True) + 1e-7)
@@ -29,10 +32,15 @@ def reputation_by_hand(
 def test_reputations_have_a_floor_and_sum_to_one() -> None:
     reputation = None
     for _ in range(50):
-        reputation = updated_reputation(reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01)
+        reputation = updated_reputation(
+            reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01
+        )
         assert reputation.sum().item() == pytest.approx(1)
     assert 0 < reputation[4] < 0.011
-    for wrong, message in ((torch.tensor([-1.0, 1.0]), "not negative"), (torch.zeros(2), "not all 0")):
+    for wrong, message in (
+        (torch.tensor([-1.0, 1.0]), "not negative"),
+        (torch.zeros(2), "not all 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             updated_reputation(wrong, torch.ones(2))
 
@@ -45,7 +53,12 @@ def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() ->
     assert before[2].isnan()
     assert before[3] > before[0]  # the data shares weigh in the first aggregate
     assert before.nansum().item() == pytest.approx(1)
-    metric.update(torch.tensor([0, 1]), torch.tensor([[1.0, 0], [-1.0, 0.1]]), samples[:2], torch.tensor([0.7, 0.3]))
+    metric.update(
+        torch.tensor([0, 1]),
+        torch.tensor([[1.0, 0], [-1.0, 0.1]]),
+        samples[:2],
+        torch.tensor([0.7, 0.3]),
+    )
     after = metric.compute()
     torch.testing.assert_close(after[3], before[3])
     torch.testing.assert_close(after[:2].sum(), before[:2].sum())
@@ -63,7 +76,9 @@ def test_zero_updates_have_cosine_0_and_a_newcomer_gets_the_mean() -> None:
 
 
 @pytest.mark.parametrize("init", ["zero", "shares"])
-def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(tmp_path: Path, init: Any) -> None:
+def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(
+    tmp_path: Path, init: Any
+) -> None:
     seen: list[tuple[Any, torch.Tensor | None]] = []
 
     class Watch(CGSV):
@@ -71,7 +86,9 @@ def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(tmp_path: Pat
             seen.append((round, contributions.get("cgsv")))
             return super().aggregate(round, contributions)
 
-    loop = FederatedLoop(Watch(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.7, init=init)}, seed=1)
+    loop = FederatedLoop(
+        Watch(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.7, init=init)}, seed=1
+    )
     fit(loop, tmp_path, rounds=3)
     shares = seen[0][0].num_samples / seen[0][0].num_samples.sum()
     reputation = shares if init == "shares" else None

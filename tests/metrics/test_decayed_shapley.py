@@ -29,7 +29,11 @@ NAN = float("nan")
     [
         ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]], {"decay": 0.3}, (0, 0)),
         # By what rounds gain.
-        ([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]], {"decay": 0.5, "normalize": False}, (1, 1)),
+        (
+            [[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]],
+            {"decay": 0.5, "normalize": False},
+            (1, 1),
+        ),
         # A round without anything keeps its place.
         ([[0.0, 0.0], [0.2, 0.2], [1e-12, 1e-12]], {"decay": 0.5}, (2, 0)),
         # Rounds that gain nothing keep their signs.
@@ -50,7 +54,9 @@ def test_metric_equals_the_function_and_counts_rounds(
         ids = (~row.isnan()).nonzero().flatten()
 
         def utility(masks: Tensor, worth: Tensor = row[ids], index: int = index) -> Tensor:
-            assert options.get("decay", 1) ** (index + 1) >= options.get("threshold", 0), "evaluated"
+            assert options.get("decay", 1) ** (index + 1) >= options.get("threshold", 0), (
+                "evaluated"
+            )
             return masks.double() @ worth
 
         metric.update(ids, utility, round_index=index)
@@ -79,7 +85,9 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     tmp_path: Path, kind: Any, server_lr: float
 ) -> None:
     watch, kept = Watch(), KeepsRounds(server_lr=server_lr)
-    metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
+    metric = DecayedShapley(
+        decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind
+    )
     data = toy_data((3, 2, 2), server_val=0.3)
     loop = FederatedLoop(kept, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
@@ -91,12 +99,19 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
             own = weights[members].float()
             if kind == "renormalized" and members:
                 own = own / own.sum()
-            model = round.global_vector + server_lr * own @ (round.client_vectors - round.global_vector)[members]
-            assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+            model = (
+                round.global_vector
+                + server_lr * own @ (round.client_vectors - round.global_vector)[members]
+            )
+            assert -validation_loss(module, loop.space, model, data) == pytest.approx(
+                utility, abs=1e-5
+            )
     # Everybody together is the next global model, which is the next round's empty coalition.
     assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
     rows = [exact_shapley(table_game(table), 3).values for table in watch.tables]
-    torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float())
+    torch.testing.assert_close(
+        loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float()
+    )
 
 
 def shares(values: np.ndarray) -> np.ndarray:
@@ -107,13 +122,19 @@ def shares(values: np.ndarray) -> np.ndarray:
 def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None:
     """Client 2 misses the first round: it gains nothing there, and its cosine is that of its own round."""
     rounds = [([0, 1], [3.0, 1.0], [[2.0, 0.0], [1.0, 1.0]], [0.75, 0.25])]
-    rounds += [([0, 1, 2], [1.0, -4.0, 2.0], [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]], [0.5, 0.25, 0.25])]
+    rounds += [
+        ([0, 1, 2], [1.0, -4.0, 2.0], [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]], [0.5, 0.25, 0.25])
+    ]
     metric = BlendedContribution(num_clients=4, decay=0.5)
     gain, cosine, seen = np.zeros(4), np.zeros(4), np.zeros(4)
     for index, (ids, gains, updates, weights) in enumerate(rounds):
         game = additive(*gains)
         metric.update(
-            torch.tensor(ids), game, torch.tensor(updates), round_index=index, aggregation_weights=torch.tensor(weights)
+            torch.tensor(ids),
+            game,
+            torch.tensor(updates),
+            round_index=index,
+            aggregation_weights=torch.tensor(weights),
         )
         unit = np.array(updates) / np.linalg.norm(updates, axis=1, keepdims=True)
         everybody = np.array(weights) @ unit
@@ -126,22 +147,34 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
     np.testing.assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "server_lr", "drawn"), [("renormalized", 0.7, 3), ("fixed", 0.7, 2)])
+@pytest.mark.parametrize(
+    ("kind", "server_lr", "drawn"), [("renormalized", 0.7, 3), ("fixed", 0.7, 2)]
+)
 def test_one_round_shapley_models_are_the_start_plus_members_updates(
     tmp_path: Path, kind: Any, server_lr: float, drawn: int
 ) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
-    watch, kept, data = Watch(), KeepsRounds(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
-    metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
+    watch, kept, data = (
+        Watch(),
+        KeepsRounds(server_lr=server_lr),
+        toy_data((3, 2, 2), server_val=0.3),
+    )
+    metric = OneRoundShapley(
+        3, estimator=watch, performance="negative_loss", coalition_weights=kind
+    )
     loop = FederatedLoop(kept, {"or": metric}, sampler=UniformSampler(drawn), seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)
-    assert table[-1].item() == pytest.approx(-validation_loss(module, loop.space, final, data), abs=1e-5)
+    assert table[-1].item() == pytest.approx(
+        -validation_loss(module, loop.space, final, data), abs=1e-5
+    )
     for number, utility in enumerate(table.tolist()):
         model = kept.rounds[0].global_vector.clone()
         for round in kept.rounds:
-            own = round.aggregation_weights * torch.tensor([number >> i & 1 for i in round.client_ids.tolist()])
+            own = round.aggregation_weights * torch.tensor(
+                [number >> i & 1 for i in round.client_ids.tolist()]
+            )
             if kind == "renormalized" and own.sum() > 0:
                 own = own / own.sum()
             model += server_lr * own.float() @ (round.client_vectors - round.global_vector)
@@ -150,7 +183,9 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
 
 def test_one_round_shapley_evaluates_nothing_before_its_last_round(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"or": OneRoundShapley(3)}, seed=0)
-    with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
+    with pytest.warns(
+        UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"
+    ):
         fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
     (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
     assert WORDS["dash"] in text_of(write_report(folder))
@@ -161,4 +196,6 @@ def test_one_round_shapley_evaluates_nothing_before_its_last_round(tmp_path: Pat
 def test_one_round_shapley_refuses_a_run_without_round_0() -> None:
     metric = OneRoundShapley(3, num_clients=2)
     with pytest.raises(ValueError, match="has not seen round 0"):
-        metric.update(torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None)
+        metric.update(
+            torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None
+        )

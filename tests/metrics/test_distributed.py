@@ -57,7 +57,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name in METRIC_CASES if name not in WHOLE])
-def test_metric_merged_over_two_processes_equals_that_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+def test_metric_merged_over_two_processes_equals_that_of_one_process(
+    found: list[dict[str, Any]], name: str
+) -> None:
     alone = METRIC_CASES[name].whole
     assert alone["value"].isfinite().any()
     for rank in range(2):

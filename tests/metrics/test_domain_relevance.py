@@ -20,7 +20,9 @@ def rounds(count=6, seed=0):
     """Cohorts of random sizes, each client looking at some others."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        ids = torch.randperm(N, generator=generator)[: 1 + int(torch.randint(N, (), generator=generator))]
+        ids = torch.randperm(N, generator=generator)[
+            : 1 + int(torch.randint(N, (), generator=generator))
+        ]
         values = torch.randn(len(ids), N, generator=generator)
         values[torch.rand(len(ids), N, generator=generator) > 0.5] = nan
         yield ids, values
@@ -56,10 +58,14 @@ def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
     metric = DomainRelevance()
     assert metric.diagnostics() == {}
     metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
-    metric.update(torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]]))
+    metric.update(
+        torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]])
+    )
     assert metric.diagnostics()["auroc"].item() == 1
 
 
 def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"):
+    with pytest.raises(
+        ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"
+    ):
         fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

@@ -28,7 +28,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
-    clients, server = clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]), server_of(*draw(30, 0))
+    clients, server = (
+        clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]),
+        server_of(*draw(30, 0)),
+    )
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
     metric.update(torch.arange(3), clients, server, generator=seeded())
     distances = FedBary("pixels", **CHEAP).value(clients, server, seeded(), judge=False).distances
@@ -42,7 +45,9 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []
     for index in range(3):
-        metric.update(torch.tensor([0, 1]), clients[:2], server, round_index=index, generator=seeded(index))
+        metric.update(
+            torch.tensor([0, 1]), clients[:2], server, round_index=index, generator=seeded(index)
+        )
         history.append(metric.diagnostics()["distance"][:2])
     assert torch.equal(history[0], history[1])
     assert not torch.equal(history[1], history[2])
@@ -57,7 +62,10 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
 
 def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
     clients, server = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)]), server_of(*draw(20, 0))
-    default, named = WassersteinContribution(3, features="pixels"), WassersteinContribution(3, "pixels", support=12)
+    default, named = (
+        WassersteinContribution(3, features="pixels"),
+        WassersteinContribution(3, "pixels", support=12),
+    )
     default.check(torch.tensor([60, 60, 25]))
     for metric in (default, named):
         metric.update(torch.tensor([0, 1]), clients[:2], server, generator=seeded())
@@ -68,7 +76,8 @@ def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: 
     data = toy_data()
     for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
         with pytest.raises(
-            ConfigurationError, match=r"support=30: client 1 has \d+ samples.*allow_reconstruction=True"
+            ConfigurationError,
+            match=r"support=30: client 1 has \d+ samples.*allow_reconstruction=True",
         ):
             fit(FederatedLoop(metrics={"ot": metric}), tmp_path, data=data)
         assert not hasattr(metric, "rounds")  # not even bound to the federation
@@ -107,7 +116,9 @@ def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
     clients = clients_of([bad, draw_images(80, 2), draw_images(40, 3)])
     metric = CalibratedOTGradient(3, features="pixels", support=30, iterations=5, **kwargs)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
-    metric.update(torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=generator)
+    metric.update(
+        torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=generator
+    )
     return metric, clients
 
 

@@ -22,7 +22,9 @@ def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
     """The docstring's formulas for ``n`` clients, weighted by samples; full participation, in NumPy."""
     gains, cosines = np.zeros((2, len(rounds), n))
     for t, round in enumerate(rounds):
-        s, d, m = (np.asarray(each, dtype=np.float64) for each in round)  # slopes, updates and samples
+        s, d, m = (
+            np.asarray(each, dtype=np.float64) for each in round
+        )  # slopes, updates and samples
         unit = d / np.linalg.norm(d, axis=1, keepdims=True)
         everybody = (m[:, None] * unit).sum(0)
         gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
@@ -44,7 +46,9 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
+def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
+    tmp_path: Path, balanced: bool
+) -> None:
     data, kept = toy_data((4, 1, 2), server_val=0.3), KeepsRounds()
     metric = GradientAgreement(balanced=balanced)
     loop = FederatedLoop(kept, {"mine": metric}, seed=1, reporting=Reporting(table=False))
@@ -66,7 +70,10 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
 
 def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path) -> None:
     splits = Splits(max_samples=200, server_val=0.3)
-    data, kept = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), KeepsRounds()
+    data, kept = (
+        FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits),
+        KeepsRounds(),
+    )
     metrics = {"mine": GradientAgreement(loss="val_loss")}
     loop = FederatedLoop(kept, metrics, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)

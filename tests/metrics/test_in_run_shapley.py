@@ -40,7 +40,10 @@ from helpers.models import Plain, adam, network
 def test_in_run_value_of_every_sample_equals_that_by_hand(
     tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
 ) -> None:
-    dealt, loop = in_run_data(), in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+    dealt, loop = (
+        in_run_data(),
+        in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5)),
+    )
     values, kept, rounds = in_run_fit(
         loop,
         tmp_path,
@@ -54,7 +57,9 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
         labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
         for round in rounds:
-            found, model = in_run_by_hand(dealt, round, client, 0.1, momentum, window, epochs, limit)
+            found, model = in_run_by_hand(
+                dealt, round, client, 0.1, momentum, window, epochs, limit
+            )
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += found
             assert round.aggregation_weights is not None
@@ -73,13 +78,17 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
             return {name: 100 + value for name, value in super().report(local).items()}
 
     loops = [in_run_loop(), in_run_loop()]
-    loops[1] = loops[1].replace(client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds())
+    loops[1] = loops[1].replace(
+        client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds()
+    )
     honest, lying = (in_run_fit(loop, tmp_path)[0] for loop in loops)
     assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
 
-def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(tmp_path: Path) -> None:
+def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
+    tmp_path: Path,
+) -> None:
     loop, module = in_run_loop(reporting=Reporting(figures=1)), Plain(without_batch_norm())
     _, kept, _ = in_run_fit(loop, tmp_path, module, logger=True)
     plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
@@ -95,7 +104,9 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
 
 class Penalty(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) + sum(p.square().sum() for p in self.parameters())
+        return super().training_step(batch, batch_idx) + sum(
+            p.square().sum() for p in self.parameters()
+        )
 
 
 class SoftLabels(Plain):
@@ -105,7 +116,11 @@ class SoftLabels(Plain):
 
 
 REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
-    "Adam": (in_run_loop, lambda: Plain(without_batch_norm(), adam), "one torch.optim.SGD with a single learning rate"),
+    "Adam": (
+        in_run_loop,
+        lambda: Plain(without_batch_norm(), adam),
+        "one torch.optim.SGD with a single learning rate",
+    ),
     "Nesterov": (
         in_run_loop,
         lambda: Plain(without_batch_norm(), sgd_with(momentum=0.5, nesterov=True)),
@@ -116,8 +131,16 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
         lambda: Plain(without_batch_norm()),
         "needs its other side",
     ),
-    "BatchNorm": (in_run_loop, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
-    "penalty": (in_run_loop, lambda: Penalty(without_batch_norm()), "come by other ways than the layers"),
+    "BatchNorm": (
+        in_run_loop,
+        lambda: Plain(network(batch_norm=True)),
+        "BatchNorm1d, mixes the samples",
+    ),
+    "penalty": (
+        in_run_loop,
+        lambda: Penalty(without_batch_norm()),
+        "come by other ways than the layers",
+    ),
     "no classes": (
         in_run_loop,
         lambda: SoftLabels(without_batch_norm()),
@@ -143,7 +166,9 @@ def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, n
 
 def by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
     """Sorts a batch, as is usual for texts by their lengths."""
-    return torch.utils.data.default_collate(sorted(samples, key=lambda sample: float(sample[0].sum())))
+    return torch.utils.data.default_collate(
+        sorted(samples, key=lambda sample: float(sample[0].sum()))
+    )
 
 
 class Sorted(L.LightningDataModule):
@@ -153,7 +178,12 @@ class Sorted(L.LightningDataModule):
 
 def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
     dealt = FederatedDataModule(
-        Sorted(), SizePartitioner([4, 1, 2]), splits=Splits(server_val=0.2), loader=Loader(preload=False)
+        Sorted(),
+        SizePartitioner([4, 1, 2]),
+        splits=Splits(server_val=0.2),
+        loader=Loader(preload=False),
     )
-    with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
+    with pytest.raises(
+        ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"
+    ):
         fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)

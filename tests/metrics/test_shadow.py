@@ -30,18 +30,30 @@ from helpers.models import Plain, network, sgd
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS: dict[str, Any] = {
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
-    "played": lambda: {"aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}},
+    "played": lambda: {
+        "aggregator": ShapleyWeighted("ssv"),
+        "metrics": {"ssv": SurrogateFederatedShapley()},
+    },
     "many at once": lambda: {"engine": "vmap"},
     "an algorithm with a state": lambda: {"client_algorithm": SCAFFOLD()},
-    "excluded": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
+    "excluded": lambda: {
+        "uploads": [Scaling(1e4, clients=[1])],
+        "filters": [OutlierFilter(exclude=True)],
+    },
     "attacks": lambda: {  # of which one keeps something between rounds, another in each coalition
-        "uploads": [Scaling(2.0, clients=[0]), FreeRider("noise", clients=[1]), Alignment(0.7, clients=[2])]
+        "uploads": [
+            Scaling(2.0, clients=[0]),
+            FreeRider("noise", clients=[1]),
+            Alignment(0.7, clients=[2]),
+        ]
     },
     "not measured": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter()]},
 }
 
 
-@pytest.mark.parametrize("name", slow_except(("CGSV", "many at once", "excluded", "attacks"), FEDERATIONS))
+@pytest.mark.parametrize(
+    "name", slow_except(("CGSV", "many at once", "excluded", "attacks"), FEDERATIONS)
+)
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
     module, make = Plain(network(batch_norm=False), optimizer), FEDERATIONS[name]
@@ -58,10 +70,18 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
         utility.metric = "per_class_accuracy"  # of the same trainings
         classes = exact_shapley(utility, 3).values
         options = make()
-        options["metrics"] = {**options.get("metrics", {}), "classes": ShadowShapley(coalitions="all", per_class=True)}
-        federation = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), **options)
+        options["metrics"] = {
+            **options.get("metrics", {}),
+            "classes": ShadowShapley(coalitions="all", per_class=True),
+        }
+        federation = shadow_loop(
+            ShadowShapley(coalitions="all", performance="negative_loss"), **options
+        )
         fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    values, by_class = federation.contributions["shadow"].double(), federation.contributions["classes"].by_class
+    values, by_class = (
+        federation.contributions["shadow"].double(),
+        federation.contributions["classes"].by_class,
+    )
     assert not list(tmp_path.rglob("*.pt"))  # outputs, which nothing is predicted from
     # Whom a filter leaves out of every round has a value, too: coalitions train with its data.
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
@@ -70,14 +90,18 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
     starts, rounds = metric.starts[:, 0].std() / 3, metric.recent[..., 0].double().var(0).mean()
-    half = 1.6448536 * ((0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds).sqrt().expand(3)
+    half = 1.6448536 * (
+        (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
+    ).sqrt().expand(3)
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(metric.recent[-1, :, 0].double(), expected, rtol=1e-4, atol=1e-5)
     assert federation.metrics["classes"].intervals() is None
 
 
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
-    whole, some = (shadow_loop(ShadowShapley(coalitions="singles", every=every)) for every in (1, 2))
+    whole, some = (
+        shadow_loop(ShadowShapley(coalitions="singles", every=every)) for every in (1, 2)
+    )
     for each in (whole, some):
         fit(each, tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
     assert torch.equal(whole.contributions["shadow"], some.contributions["shadow"])
@@ -85,12 +109,18 @@ def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path
     assert int(whole.metrics["shadow"].evaluations) == 3 * 5
 
 
-@pytest.mark.parametrize(("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)])
-def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(of: dict[str, Any], rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)]
+)
+def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(
+    of: dict[str, Any], rounds: int
+) -> None:
     metric = ShadowShapley(num_clients=2, **of)
     metric.check_rounds(12)
     for index in range(12):
-        metric.update(torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index)
+        metric.update(
+            torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index
+        )
     assert int(metric.evaluations) == 4 * rounds
 
 
@@ -106,7 +136,9 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", REFUSED)
-def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(tmp_path: Path, what: str) -> None:
+def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
+    tmp_path: Path, what: str
+) -> None:
     match, options = REFUSED[what]
     with pytest.raises(ConfigurationError, match=match):
         fit(shadow_loop(**options()), tmp_path, Plain(network(batch_norm=False)), data(), rounds=1)
@@ -115,7 +147,9 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(t
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:
     metric, masks = ShadowShapley(num_clients=3), coalition_masks("all", 3)
     with pytest.warns(UserWarning, match="come to no finite performance"):
-        metric.update(torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1]))
+        metric.update(
+            torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1])
+        )
     assert metric.compute().isnan().all()
 
 

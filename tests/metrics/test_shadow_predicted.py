@@ -45,13 +45,20 @@ class OneNumber(L.LightningModule):
     def __init__(self, binary: bool) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.net, self.binary = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)), binary
+        self.net, self.binary = (
+            nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)),
+            binary,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).squeeze(-1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = nn.functional.binary_cross_entropy_with_logits if self.binary else nn.functional.mse_loss
+        loss = (
+            nn.functional.binary_cross_entropy_with_logits
+            if self.binary
+            else nn.functional.mse_loss
+        )
         return loss(self(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -66,8 +73,13 @@ def regression(binary: bool) -> FederatedDataModule:
     x = torch.randn(160, FEATURES, generator=draw)
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * torch.randn(160, generator=draw)
     y = (y > 0).float() if binary else y
-    sets = [torch.utils.data.TensorDataset(part, of) for part, of in zip(x.split([60, 30, 70]), y.split([60, 30, 70]))]
-    return FederatedDataModule(clients=dict(zip("abc", sets)), batch_size=8, splits=Splits(server_val=0.3))
+    sets = [
+        torch.utils.data.TensorDataset(part, of)
+        for part, of in zip(x.split([60, 30, 70]), y.split([60, 30, 70]))
+    ]
+    return FederatedDataModule(
+        clients=dict(zip("abc", sets)), batch_size=8, splits=Splits(server_val=0.3)
+    )
 
 
 class Adapted(L.LightningModule):
@@ -77,7 +89,9 @@ class Adapted(L.LightningModule):
         super().__init__()
         torch.manual_seed(seed)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
-        self.frozen = nn.ModuleList([nn.Embedding(TOKENS, 8), layer, nn.Linear(8, TOKENS)]).requires_grad_(False)
+        self.frozen = nn.ModuleList(
+            [nn.Embedding(TOKENS, 8), layer, nn.Linear(8, TOKENS)]
+        ).requires_grad_(False)
         self.adapter = nn.Linear(8, 8, bias=False)
         nn.init.zeros_(self.adapter.weight)
 
@@ -97,7 +111,10 @@ class Adapted(L.LightningModule):
 
 def texts() -> FederatedDataModule:
     draw = torch.Generator().manual_seed(3)
-    tokens = [torch.randint(low, TOKENS, (count, 6), generator=draw) for low, count in ((0, 20), (4, 12), (8, 16))]
+    tokens = [
+        torch.randint(low, TOKENS, (count, 6), generator=draw)
+        for low, count in ((0, 20), (4, 12), (8, 16))
+    ]
     sets = [torch.utils.data.TensorDataset(each, each[:, 1:]) for each in tokens]
     return FederatedDataModule(
         clients=dict(zip("abc", sets)), batch_size=4, splits=Splits(server_val=0.3), labels=False
@@ -124,16 +141,26 @@ OF_CLASSES: list[tuple[dict[str, Any], Score]] = [
     ({}, lambda out, y: hits(out, y).mean(-1)),
     (
         {"performance": "negative_loss"},
-        lambda out, y: -torch.stack([nn.functional.cross_entropy(each, y) for each in out]).double(),
+        lambda out, y: (
+            -torch.stack([nn.functional.cross_entropy(each, y) for each in out]).double()
+        ),
     ),
     (
         {"per_class": True},
-        lambda out, y: torch.stack([hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)], 1),
+        lambda out, y: torch.stack(
+            [hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)], 1
+        ),
     ),
 ]
 F1 = ({"performance": MulticlassF1Score(CLASSES)}, partial(each_by, MulticlassF1Score(CLASSES)))
-AUROC = ({"performance": BinaryAUROC()}, lambda out, y: each_by(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()))
-LIKELIHOOD = ({"performance": MeanLogLikelihood()}, lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double())
+AUROC = (
+    {"performance": BinaryAUROC()},
+    lambda out, y: each_by(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()),
+)
+LIKELIHOOD = (
+    {"performance": MeanLogLikelihood()},
+    lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double(),
+)
 ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
 #: A module, its data, such measures, and whether outputs are logits.
 CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
@@ -152,30 +179,46 @@ def outputs_of(module: Any, x: Tensor) -> Tensor:
         return torch.stack([(1 - out.exp()).log(), out], -1)
     if isinstance(module, Probabilities):
         return out.clamp_min(1e-6).log()
-    return torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
+    return (
+        torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
+    )
 
 
-@pytest.mark.parametrize(("name", "uniform"), [*((name, False) for name in CASES), ("classes", True)])
-def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path: Path, name: str, uniform: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "uniform"), [*((name, False) for name in CASES), ("classes", True)]
+)
+def test_predicted_values_are_those_of_plain_fits_of_each_client(
+    tmp_path: Path, name: str, uniform: bool
+) -> None:
     make, make_data, measures, logits = CASES[name]
     aggregator, module = FedAvg("uniform" if uniform else "samples"), make()
     dealt = make_data()
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    trained = torch.cat([torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS), torch.eye(CLIENTS)]).bool()
+    trained = torch.cat(
+        [torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS), torch.eye(CLIENTS)]
+    ).bool()
     outputs = [outputs_of(module, x)]
     for members in ([0, 1, 2], [0], [1], [2]):
-        alone = FederatedLoop(sampler=FixedCohort(members), aggregator=aggregator, seed=SEED, reporting=SILENT)
-        outputs.append(outputs_of(fit(alone, tmp_path, copy.deepcopy(module), make_data(), ROUNDS), x))
+        alone = FederatedLoop(
+            sampler=FixedCohort(members), aggregator=aggregator, seed=SEED, reporting=SILENT
+        )
+        outputs.append(
+            outputs_of(fit(alone, tmp_path, copy.deepcopy(module), make_data(), ROUNDS), x)
+        )
     stacked = torch.stack(outputs)
     weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
 
     metrics = {str(place): ShadowShapley(**options) for place, (options, _) in enumerate(measures)}
-    federation = FederatedLoop(metrics=metrics, aggregator=aggregator, seed=SEED, reporting=Reporting(table=False))
+    federation = FederatedLoop(
+        metrics=metrics, aggregator=aggregator, seed=SEED, reporting=Reporting(table=False)
+    )
     fit(federation, tmp_path, module, make_data(), ROUNDS)
     for place, (_, score) in enumerate(measures):
         utility = partial(lambda outputs, score: score(outputs, y), score=score)
-        expected = predicted_shapley(trained, utility(stacked), stacked, weights, utility, logits=logits).values
+        expected = predicted_shapley(
+            trained, utility(stacked), stacked, weights, utility, logits=logits
+        ).values
         metric: Any = federation.metrics[str(place)]
         torch.testing.assert_close(metric.compute().double(), expected, rtol=1e-4, atol=1e-5)
         assert (metric.errors > 0).all()
@@ -196,7 +239,9 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, sent = ForkedFits.train, list[Any]()
-    monkeypatch.setattr(ForkedFits, "train", lambda forks, orders: sent.append(orders) or train(forks, orders))
+    monkeypatch.setattr(
+        ForkedFits, "train", lambda forks, orders: sent.append(orders) or train(forks, orders)
+    )
 
     def loop() -> FederatedLoop:
         metrics = {"shadow": ShadowShapley(performance=MeanLogLikelihood(), every=1)}
@@ -207,7 +252,9 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
         return federation.contributions["shadow"]
 
     whole = run(2, seed=1)
-    assert [set(order.initial) for order in sent[0]] == [{"adapter.weight"}] * (CLIENTS + 1)  # with the check
+    assert [set(order.initial) for order in sent[0]] == [{"adapter.weight"}] * (
+        CLIENTS + 1
+    )  # with the check
     run(1, seed=1, callbacks=[checkpoints(tmp_path)], enable_checkpointing=True)
     path = tmp_path / "checkpoints/last.ckpt"
     saved = torch.load(path, weights_only=True)["callbacks"]
@@ -219,12 +266,16 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     assert again["value"].tolist() == pytest.approx(whole.tolist(), abs=1e-6)
 
 
-def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(tmp_path: Path) -> None:
+def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
+    tmp_path: Path,
+) -> None:
     make, make_data, [(options, _), *_], logits = CASES["classes"]
     seen = list[Any]()
 
     class Kept(ShadowShapley):
-        def complete(self, masks: Tensor, utilities: Tensor, outputs: Any, weights: Any, by: Any) -> Any:
+        def complete(
+            self, masks: Tensor, utilities: Tensor, outputs: Any, weights: Any, by: Any
+        ) -> Any:
             ends = torch.cat([self.outputs[-1], outputs[-1]])
             game = torch.cat([self.ends[-1].flatten(), utilities[-1]])
             seen.append(predicted_shapley(masks, game, ends, weights, by.score, logits=logits))

@@ -42,18 +42,29 @@ def made(name: str) -> Any:
 
 def weights(folder: Path, make: Any, names: list[str], needs: Any = dict) -> torch.Tensor:
     loop = FederatedLoop(
-        metrics={name: made(name) for name in names}, seed=5, reporting=Reporting(table=False, files=False), **needs()
+        metrics={name: made(name) for name in names},
+        seed=5,
+        reporting=Reporting(table=False, files=False),
+        **needs(),
     )
     torch.manual_seed(0)
     return vector(
-        fit(loop, folder, make(), toy_data((3, 3, 3), server_val=0.3, client_val=0.2, drop_last=True), rounds=2)
+        fit(
+            loop,
+            folder,
+            make(),
+            toy_data((3, 3, 3), server_val=0.3, client_val=0.2, drop_last=True),
+            rounds=2,
+        )
     )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", MODULES)
-def test_trained_weights_are_the_same_with_and_without_every_metric(tmp_path: Path, module: str) -> None:
+def test_trained_weights_are_the_same_with_and_without_every_metric(
+    tmp_path: Path, module: str
+) -> None:
     fitted = partial(weights, tmp_path, MODULES[module])
     without = fitted([])
     together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]
@@ -61,4 +72,6 @@ def test_trained_weights_are_the_same_with_and_without_every_metric(tmp_path: Pa
     if module in ("a generator of NumPy", "dropout"):  # a fit or two more for each
         assert torch.equal(fitted(["ShadowShapley"]), without)
         assert torch.equal(fitted(["InRunShapley"], NEEDS["InRunShapley"]), without)
-        assert torch.equal(fitted(["PrivacyLoss"], NEEDS["PrivacyLoss"]), fitted([], NEEDS["PrivacyLoss"]))
+        assert torch.equal(
+            fitted(["PrivacyLoss"], NEEDS["PrivacyLoss"]), fitted([], NEEDS["PrivacyLoss"])
+        )

@@ -85,7 +85,9 @@ def test_network_built_at_fit_equals_one_built_at_construction_from_the_same_see
 
 def test_training_step_is_the_cross_entropy():
     weights = [1.0, 2.0, 0.5]
-    client = ClassifierClient(MLP(3, (4,)), num_classes=3, label_smoothing=0.1, class_weights=weights)
+    client = ClassifierClient(
+        MLP(3, (4,)), num_classes=3, label_smoothing=0.1, class_weights=weights
+    )
     x, y = torch.randn(7, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     expected = nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.1)(client.network(x), y)
     torch.testing.assert_close(client.training_step((x, y), 0), expected)
@@ -93,7 +95,9 @@ def test_training_step_is_the_cross_entropy():
 
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
 def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class_weights):
-    client = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5), class_weights=class_weights)
+    client = ClassifierClient(
+        "softmax", optimizer=partial(torch.optim.SGD, lr=0.5), class_weights=class_weights
+    )
     fit, data = trainer(rounds=2), Digits()
     fit.fit(client, data)
     val = fit.validate(client, data, verbose=False)[0]
@@ -115,13 +119,20 @@ def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class
     assert val["val_auroc"] == pytest.approx(sum(areas) / 9)
     assert val["val_accuracy"] == pytest.approx(accuracy_score(y, predicted))
     assert val["val_balanced_accuracy"] == pytest.approx(balanced)
-    assert val["val_loss"] == pytest.approx(F.cross_entropy(logits, y, client.class_weights).item(), rel=1e-5)
-    assert {name.replace("val_", "test_"): value for name, value in val.items()} == pytest.approx(test)
+    assert val["val_loss"] == pytest.approx(
+        F.cross_entropy(logits, y, client.class_weights).item(), rel=1e-5
+    )
+    assert {name.replace("val_", "test_"): value for name, value in val.items()} == pytest.approx(
+        test
+    )
 
 
 @pytest.mark.parametrize(
     ("scheduler", "monitor"),
-    [(ReduceLROnPlateau, "val_loss"), (partial(CliPlateau, monitor="val_accuracy"), "val_accuracy")],
+    [
+        (ReduceLROnPlateau, "val_loss"),
+        (partial(CliPlateau, monitor="val_accuracy"), "val_accuracy"),
+    ],
 )
 def test_classifier_plateau_scheduler_monitors_the_right_score(trainer, scheduler, monitor):
     fit = trainer()
@@ -146,15 +157,29 @@ def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_p
 @pytest.mark.parametrize(
     ("known", "options", "message"),
     [
-        (True, {"num_classes": 7}, r"The model has num_classes=7, but the data \(Digits\) has num_classes=10"),
-        (True, {"input_shape": (1, 28, 28)}, r"model has input_shape=\(1, 28, 28\).* has input_shape=\(1, 8, 8\)"),
+        (
+            True,
+            {"num_classes": 7},
+            r"The model has num_classes=7, but the data \(Digits\) has num_classes=10",
+        ),
+        (
+            True,
+            {"input_shape": (1, 28, 28)},
+            r"model has input_shape=\(1, 28, 28\).* has input_shape=\(1, 8, 8\)",
+        ),
         (True, {"network": MLP(7, (1, 8, 8))}, r"MLP returns \(2, 7\)"),
         (True, {"network": "lenet5"}, "8x8 are too small"),
-        (False, {"network": MLP(), "network_args": {"hidden": [3]}}, "network_args are for named networks"),
+        (
+            False,
+            {"network": MLP(), "network_args": {"hidden": [3]}},
+            "network_args are for named networks",
+        ),
         (False, {"input_shape": (1, 8, 8)}, "num_classes is not known"),
     ],
 )
-def test_classifier_that_does_not_fit_the_data_is_refused_before_training(trainer, known, options, message):
+def test_classifier_that_does_not_fit_the_data_is_refused_before_training(
+    trainer, known, options, message
+):
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(known))
 
@@ -180,7 +205,9 @@ def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -
 def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
     y = (torch.arange(300) % 10 == 0).long()
     data = FederatedDataModule(
-        torch.utils.data.TensorDataset(torch.randn(300, 4), y), SizePartitioner([2, 1]), batch_size=20
+        torch.utils.data.TensorDataset(torch.randn(300, 4), y),
+        SizePartitioner([2, 1]),
+        batch_size=20,
     )
     client = ClassifierClient("softmax", class_weights="balanced")
     trainer().fit(client, data)
@@ -193,6 +220,8 @@ def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
 
 
 def test_balanced_class_weights_without_known_counts_are_refused(trainer) -> None:
-    client = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced")
+    client = ClassifierClient(
+        "softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced"
+    )
     with pytest.raises(ConfigurationError, match=r"does not say how many samples.*Give 10 numbers"):
         trainer().fit(client, Digits())

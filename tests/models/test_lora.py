@@ -29,7 +29,10 @@ def sentences() -> FederatedDataModule:
     whole = TensorDataset(x, x[:, 0] // 4)
     train, test = (TensorDataset(*whole[part]) for part in (slice(0, 130), slice(130, None)))
     data = FederatedDataModule(
-        (train, test), SizePartitioner([7, 2, 5, 2, 1]), batch_size=16, splits=Splits(client_test=0.2)
+        (train, test),
+        SizePartitioner([7, 2, 5, 2, 1]),
+        batch_size=16,
+        splits=Splits(client_test=0.2),
     )
     data.setup("fit")
     return data
@@ -41,7 +44,12 @@ class Transformer(L.LightningModule):
     def __init__(self, exact: bool = False) -> None:
         super().__init__()
         transformers = pytest.importorskip("transformers")
-        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
         torch.manual_seed(0)
         config = transformers.BertConfig(
             vocab_size=TOKENS,
@@ -51,7 +59,9 @@ class Transformer(L.LightningModule):
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
-        lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"])
+        lora = peft.LoraConfig(
+            task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"]
+        )
         self.net = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
         if exact:
             freeze_a(self.net)
@@ -69,7 +79,9 @@ class Transformer(L.LightningModule):
 
 def federated(**kwargs: Any) -> FederatedLoop:
     sampler = UniformSampler(3)
-    return FederatedLoop(share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs)
+    return FederatedLoop(
+        share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs
+    )
 
 
 def train(client: nn.Module, epochs: list[list[Any]]) -> None:
@@ -94,14 +106,20 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bo
     assert set(loop.space.names) == set(trained)
     assert loop.space.size == sum(p.numel() for p in trained.values())
     before = dict(Transformer(exact).net.named_parameters())
-    assert all(torch.equal(p, before[name]) for name, p in module.net.named_parameters() if not p.requires_grad)
+    assert all(
+        torch.equal(p, before[name])
+        for name, p in module.net.named_parameters()
+        if not p.requires_grad
+    )
     cost = loop.contributions["cost"].by_class
     assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
 
 def test_lora_without_matching_layers_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"):
+    with pytest.raises(
+        ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"
+    ):
         LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
     with pytest.raises(ValueError, match=r"Target modules .* not found"):
         LoRAClient(network="mlp", num_classes=3, input_shape=(4,), targets=["attention"])
@@ -111,9 +129,17 @@ def test_lora_without_matching_layers_is_refused() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact: bool) -> None:
-    options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "input_shape": (4,)}
+    options: dict[str, Any] = {
+        "network": "mlp",
+        "network_args": {"hidden": [8, 8]},
+        "input_shape": (4,),
+    }
     client = LoRAClient(rank=2, alpha=3.0, exact=exact, num_classes=3, **options)
-    trained = {name.removeprefix("network.classifier.") for name, p in client.named_parameters() if p.requires_grad}
+    trained = {
+        name.removeprefix("network.classifier.")
+        for name, p in client.named_parameters()
+        if p.requires_grad
+    }
     kinds = ["B"] if exact else ["A", "B"]
     adapters = {f"{layer}.lora_{kind}.default.weight" for layer in (0, 2) for kind in kinds}
     assert trained == adapters | {"4.weight", "4.bias"}

@@ -32,8 +32,18 @@ CIFAR = (27 + 1) * 16 + (144 + 1) * 32 + (32 * 64 + 1) * 512 + 513 * 10
     ("network", "num_classes", "shape", "parameters"),
     [
         (models.LeNet5, 10, (1, 28, 28), LENET),
-        (models.LeNet5, 10, (1, 32, 32), 61_706),  # the number usually quoted for LeNet-5, at LeCun's image size
-        (models.LeNet5, 7, (3, 17, 40), 456 + 2_416 + (16 * 7 + 1) * 120 + 10_164 + 85 * 7),  # not square
+        (
+            models.LeNet5,
+            10,
+            (1, 32, 32),
+            61_706,
+        ),  # the number usually quoted for LeNet-5, at LeCun's image size
+        (
+            models.LeNet5,
+            7,
+            (3, 17, 40),
+            456 + 2_416 + (16 * 7 + 1) * 120 + 10_164 + 85 * 7,
+        ),  # not square
         (models.McMahanCNN, 10, (1, 28, 28), 1_663_370),  # "1,663,370 total parameters"
         (models.McMahanCNN, 100, (3, 32, 32), MCMAHAN),
         (models.ShapFedCNN, 2, (1, 28, 28), SHAPFED),
@@ -42,7 +52,9 @@ CIFAR = (27 + 1) * 16 + (144 + 1) * 32 + (32 * 64 + 1) * 512 + 513 * 10
         (models.MLP, 10, (1, 28, 28), 199_210),  # "199,210 total parameters": McMahan's 2NN
     ],
 )
-def test_networks_have_the_parameter_counts_of_their_papers(network, num_classes, shape, parameters):
+def test_networks_have_the_parameter_counts_of_their_papers(
+    network, num_classes, shape, parameters
+):
     check_network(network(num_classes, shape), num_classes, shape, parameters)
 
 
@@ -89,7 +101,8 @@ def test_build_network_passes_options_to_timm():
 @pytest.mark.parametrize("name", ["lenet", "torchvision:nonsense"])
 def test_build_network_with_an_unknown_name_raises(name):
     with pytest.raises(
-        ConfigurationError, match=f"Unknown network '{name}'. flsv's own networks are fast_text, lenet5"
+        ConfigurationError,
+        match=f"Unknown network '{name}'. flsv's own networks are fast_text, lenet5",
     ):
         models.build_network(name, 10, (4,))
 

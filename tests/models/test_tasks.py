@@ -53,17 +53,24 @@ def test_regressor_losses_and_errors_are_means_over_samples(fitted):
     with torch.no_grad():
         error = (model(data.x) - data.y).double()
     logged = trainer.callback_metrics
-    assert model.training_step((data.x, data.y), 0).item() == pytest.approx(logged["val_loss"].item(), rel=1e-5)
+    assert model.training_step((data.x, data.y), 0).item() == pytest.approx(
+        logged["val_loss"].item(), rel=1e-5
+    )
     assert logged["val_loss"].item() == pytest.approx(error.square().mean().item(), rel=1e-5)
     assert logged["val_mae"].item() == pytest.approx(error.abs().mean().item(), rel=1e-5)
     (tested,) = trainer.test(model, data, verbose=False)
-    assert tested == pytest.approx({"test_loss": logged["val_loss"].item(), "test_mae": logged["val_mae"].item()})
+    assert tested == pytest.approx(
+        {"test_loss": logged["val_loss"].item(), "test_mae": logged["val_mae"].item()}
+    )
     predicted = torch.cat(trainer.predict(model, data))
     torch.testing.assert_close(predicted, model(data.x).detach())
 
 
 def test_regressor_with_wrong_shapes_is_refused(fitted):
-    with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)",
+    ):
         fitted(input_shape=(3,))
     with pytest.raises(ConfigurationError, match="input_shape is not known"):
         fitted(data=Lines(shape=None))
@@ -76,7 +83,9 @@ def test_regressor_with_wrong_shapes_is_refused(fitted):
 
 
 def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
-    pieces = torch.tensor([list(text[at : at + length + 1]) for at in range(0, len(text) - length, length)])
+    pieces = torch.tensor(
+        [list(text[at : at + length + 1]) for at in range(0, len(text) - length, length)]
+    )
     return DataLoader(TensorDataset(pieces), batch_size=batch_size)
 
 
@@ -95,9 +104,13 @@ def test_character_model_predicts_each_following_character(tmp_path):
                     hits.append(int(logits.argmax()) == int(piece[end]))
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert logged["val_bits_per_character"] == pytest.approx(logged["val_loss"] / math.log(2), rel=1e-5)
+    assert logged["val_bits_per_character"] == pytest.approx(
+        logged["val_loss"] / math.log(2), rel=1e-5
+    )
     assert logged["val_accuracy"] == pytest.approx(sum(hits) / len(hits))
-    assert logged["val_loss"] == pytest.approx(model.training_step([batches.dataset.tensors[0]], 0).item(), rel=1e-5)
+    assert logged["val_loss"] == pytest.approx(
+        model.training_step([batches.dataset.tensors[0]], 0).item(), rel=1e-5
+    )
     (tested,) = trainer.test(model, batches, verbose=False)
     assert tested["test_loss"] == pytest.approx(logged["val_loss"])
     assert trainer.predict(model, batches)[0].shape == (3, 8, 256)
@@ -109,7 +122,11 @@ def test_character_model_predicts_each_following_character(tmp_path):
 def client(num_components: int = 3) -> MixtureClient:
     torch.manual_seed(1)
     module = MixtureClient(
-        num_components, network="mlp", network_args={"hidden": [5]}, num_classes=CLASSES, input_shape=(FEATURES,)
+        num_components,
+        network="mlp",
+        network_args={"hidden": [5]},
+        num_classes=CLASSES,
+        input_shape=(FEATURES,),
     )
     assert isinstance(module.network, Mixture)
     module.network.responsibility.copy_(torch.tensor([6.0, 3.0, 1.0])[:num_components])
@@ -118,12 +135,16 @@ def client(num_components: int = 3) -> MixtureClient:
 
 def batch(size: int = 11) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
-    return torch.randn(size, FEATURES, generator=draw), torch.randint(CLASSES, (size,), generator=draw)
+    return torch.randn(size, FEATURES, generator=draw), torch.randint(
+        CLASSES, (size,), generator=draw
+    )
 
 
 def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
     """p_k(y|x), ``[K, B, M]``."""
-    logits = np.stack([component(x).detach().double().numpy() for component in module.network.components])
+    logits = np.stack(
+        [component(x).detach().double().numpy() for component in module.network.components]
+    )
     exponentials = np.exp(logits)
     return exponentials / exponentials.sum(-1, keepdims=True)
 
@@ -141,7 +162,9 @@ def test_mixture_loss_gradient_is_that_of_em() -> None:
     joint = np.array([0.6, 0.3, 0.1])[:, None] * p
     q = joint / joint.sum(0)
     module.training_step((x, y), 0).backward()
-    np.testing.assert_allclose(module.network.responsibility, np.array([6, 3, 1]) + q.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(
+        module.network.responsibility, np.array([6, 3, 1]) + q.sum(1), rtol=1e-5
+    )
     for component, weights in zip(module.network.components, torch.from_numpy(q).float()):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
         expected = torch.autograd.grad((weights * losses).mean(), list(component.parameters()))

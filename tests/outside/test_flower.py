@@ -53,7 +53,9 @@ def batches() -> list[Any]:
 class Grid:
     """Clients that answer at once: in each round, node id to number of samples."""
 
-    def __init__(self, *rounds: dict[int, Any], names: tuple[str, ...] = (), parts: bool = False) -> None:
+    def __init__(
+        self, *rounds: dict[int, Any], names: tuple[str, ...] = (), parts: bool = False
+    ) -> None:
         self._rounds, self._names, self._parts = iter(rounds), names, parts
         self.now: dict[int, Any] = {}
         self.begin()
@@ -65,7 +67,10 @@ class Grid:
         return [*self.now]
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node, name=name) for node, name in zip(self.now, self._names or [""] * len(self.now))]
+        return [
+            NodeInfo(node_id=node, name=name)
+            for node, name in zip(self.now, self._names or [""] * len(self.now))
+        ]
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float) -> list[Message]:
         replies: list[Message] = []
@@ -81,7 +86,10 @@ class Grid:
                 continue
             state = message.content["arrays"].to_torch_state_dict()
             drawn = torch.Generator().manual_seed(node)
-            state = {key: value + torch.randn(value.shape, generator=drawn) / 5 for key, value in state.items()}
+            state = {
+                key: value + torch.randn(value.shape, generator=drawn) / 5
+                for key, value in state.items()
+            }
             numbers = {"num-examples": told} | ({"partition-id": 10 - node} if self._parts else {})
             content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(numbers)})
             replies.append(Message(content, reply_to=message))
@@ -96,10 +104,14 @@ def _as_a_task(monkeypatch):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
 
 
-def valued(grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **more: Any) -> Any:
+def valued(
+    grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **more: Any
+) -> Any:
     """The metrics that Flower has recorded, of each round."""
     metrics = {"value": CumulativeShapley()} if metrics is None else metrics
-    strategy = Contributions(FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **more)
+    strategy = Contributions(
+        FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **more
+    )
     start = ArrayRecord(net().state_dict())
     return [*strategy.start(grid, start, num_rounds=rounds).train_metrics_clientapp.values()]  # type: ignore[arg-type]
 
@@ -112,13 +124,20 @@ def test_client_names_come_from_the_registration_or_else_replies_or_else_the_nod
         (Grid(sizes), ["1", "2", "3"]),
     ]:
         (record,) = valued(grid)
-        assert [key for key in record if key.startswith("value/")] == [f"value/{name}" for name in names]
+        assert [key for key in record if key.startswith("value/")] == [
+            f"value/{name}" for name in names
+        ]
 
 
 def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path):
-    grid = Grid({1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30})
+    grid = Grid(
+        {1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30}
+    )
     records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
-    known = [[record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)] for record in records]
+    known = [
+        [record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)]
+        for record in records
+    ]
     assert known == [[True] * 3, [True, False, True], [True, False, True], [True] * 3]
     table = flsv.read_run(tmp_path / "run")
     part = table[(table["metric"] == "value") & (table["client_name"] == "2")]
@@ -130,7 +149,9 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path)
 
 def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     sizes = {1: 10, 2: 20}
-    with pytest.warns(UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"):
+    with pytest.warns(
+        UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
+    ):
         records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
     assert [math.isnan(record["value/1"]) for record in records] == [False, True, False]
 
@@ -143,7 +164,9 @@ class Fails(CosineGradientShapley):
 
 def test_a_value_that_fails_does_not_end_the_training():
     sizes = {1: 10, 2: 20}
-    with pytest.warns(UserWarning, match="round 2 could not be valued, and training goes on without: no luck"):
+    with pytest.warns(
+        UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
+    ):
         records = valued(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
     assert len(records) == 3
 
@@ -179,7 +202,9 @@ def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
 
 
 def test_arrays_without_names_are_in_the_modules_order():
-    strategy = Contributions(FedAvg(fraction_evaluate=0.0), net(), batches(), metrics={"value": CumulativeShapley()})
+    strategy = Contributions(
+        FedAvg(fraction_evaluate=0.0), net(), batches(), metrics={"value": CumulativeShapley()}
+    )
     arrays = ArrayRecord([value.numpy() for value in net().state_dict().values()])
     result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
     assert {**result.train_metrics_clientapp[1]} == {**valued(Grid({1: 10, 2: 20}))[0]}
@@ -187,16 +212,27 @@ def test_arrays_without_names_are_in_the_modules_order():
 
 def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
     metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
-    valued(Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")), rounds=2, metrics=metrics, folder=tmp_path)
+    valued(
+        Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")),
+        rounds=2,
+        metrics=metrics,
+        folder=tmp_path,
+    )
     page = write_report(tmp_path).read_text()
     assert "These are values of single rounds that FedAvg ran" in page
     assert "<span>share" not in page
     assert "The training has not finished" not in page
-    assert "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
+    assert (
+        "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
+    )
     for by in (None, "value"):
         with pytest.raises(ConfigurationError, match="values of single rounds, which FedAvg ran"):
             write_report(tmp_path, budget=Budget(100, by=by))
-    assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {tmp_path.name, "Boston", "Lyon"}
+    assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {
+        tmp_path.name,
+        "Boston",
+        "Lyon",
+    }
 
 
 # ---- flwr run
@@ -215,7 +251,12 @@ def superlink(tmp_path):
     options = f"--insecure --simulation --host 127.0.0.1 --port {port[0]} --disable-runtime-dependency-installation"
     log = (tmp_path / "link.log").open("w")
     link = subprocess.Popen(
-        ["flower-superlink", *options.split()], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True
+        ["flower-superlink", *options.split()],
+        cwd=tmp_path,
+        env=env,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 120
@@ -236,16 +277,27 @@ def flwr(env: dict[str, str], *command: str) -> str:
 
 
 def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
-    metrics = {"value": CumulativeShapley(performance="negative_loss"), "cssv": ClassSpecificShapley()}
+    metrics = {
+        "value": CumulativeShapley(performance="negative_loss"),
+        "cssv": ClassSpecificShapley(),
+    }
     for start, states, samples in rounds:
-        found = flsv.value_round(task.Net(), start, states, task.val_loader(), metrics=metrics, num_samples=samples)
+        found = flsv.value_round(
+            task.Net(), start, states, task.val_loader(), metrics=metrics, num_samples=samples
+        )
     return found["value"], found["cssv"]
 
 
-def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(tmp_path, superlink, monkeypatch):
+def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
+    tmp_path, superlink, monkeypatch
+):
     app = shutil.copytree(APP, tmp_path / "app")
-    settings = (app / "pyproject.toml").read_text().replace("fedapp.server_app:app", "fedapp.compared:app")
-    (app / "pyproject.toml").write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
+    settings = (
+        (app / "pyproject.toml").read_text().replace("fedapp.server_app:app", "fedapp.compared:app")
+    )
+    (app / "pyproject.toml").write_text(
+        settings.replace('folder = "runs"', f'folder = "{tmp_path}"')
+    )
     printed = flwr(superlink, "run", str(app), "--stream")
     assert (tmp_path / "kept.pt").is_file(), printed
     kept = torch.load(tmp_path / "kept.pt", weights_only=False)
@@ -255,7 +307,10 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(tm
     from fedapp import task  # type: ignore[import-not-found]
 
     for name in ("FedAvg", "FedAdam", "Halfway"):
-        (_, plain, before, done), (rounds, model, records, too) = kept[name, False], kept[name, True]
+        (_, plain, before, done), (rounds, model, records, too) = (
+            kept[name, False],
+            kept[name, True],
+        )
         assert all(torch.equal(plain[key], model[key]) for key in plain), name
         assert done == too == (12 if name == "Halfway" else 0)
         told = records[len(rounds)]
@@ -264,4 +319,6 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(tm
             assert [told[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
         page = write_report(tmp_path / name).read_text()
         assert f"values of single rounds that {name} ran" in page
-    assert (kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]).abs().max() > 0.01
+    assert (
+        kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]
+    ).abs().max() > 0.01

@@ -29,15 +29,21 @@ class Judged:
         self.asked: list[Tensor] = []
         self.id, self.accuracy, self.model = id, accuracy, model
         counts = torch.tensor([1, 1])
-        self.data = LocalData(f"client {id}", lambda split: [], counts, counts, lambda batches: self)
+        self.data = LocalData(
+            f"client {id}", lambda split: [], counts, counts, lambda batches: self
+        )
 
     def __call__(self, vectors: Tensor) -> Any:
         self.asked.append(vectors.clone())
-        values = torch.tensor([float(self.accuracy(vector)) for vector in vectors], dtype=torch.float64)
+        values = torch.tensor(
+            [float(self.accuracy(vector)) for vector in vectors], dtype=torch.float64
+        )
         return SimpleNamespace(value=lambda measure: values)
 
 
-NETWORK = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))  # 3 + 4 parameters, the last 4 are the head
+NETWORK = nn.Sequential(
+    nn.Linear(2, 1), nn.Linear(1, 2)
+)  # 3 + 4 parameters, the last 4 are the head
 SPACE = ParameterSpace(NETWORK)
 
 
@@ -61,7 +67,9 @@ def play(
     board.contributions = {} if relevance is None else {"relevance": relevance}
     strategies = {"aggregator": FedAvg("uniform"), "personalizer": method}
     server = RoundServer(board, strategies, space, channel)
-    state = FederationState(method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0]))
+    state = FederationState(
+        method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0])
+    )
     instructions = server.instruct([each.id for each in clients], state)
     server.send(instructions)
     for each, vector in zip(clients, vectors):
@@ -73,7 +81,9 @@ def play(
     round = server.finish(server.receive(updates, vectors, instructions, state, known), state)
     assert state.starts == {}  # the clients keep their models themselves
     traffic = round.uploaded, round.downloaded
-    assert all(len(each) == len(clients) for each in traffic)  # counted before the clients are asked for their models
+    assert all(
+        len(each) == len(clients) for each in traffic
+    )  # counted before the clients are asked for their models
     return {each.id: client.ask(own_model) for each, client in zip(clients, known.values())}, round
 
 
@@ -97,7 +107,9 @@ def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
 
 
 def random_models(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, SPACE.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        count, SPACE.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def closeness(target: Any) -> Any:

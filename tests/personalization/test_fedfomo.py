@@ -26,8 +26,13 @@ DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
 def kept(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     """What has crossed, and the models that the clients go on from."""
     traffic = round.uploaded, round.downloaded
-    assert len(round.matrix.starts) == len(round)  # the clients are asked for them, which is not counted any more
-    return traffic, {client.id: client.ask(lambda local: local.state[OWN_MODEL].clone()) for client in round.clients}
+    assert len(round.matrix.starts) == len(
+        round
+    )  # the clients are asked for them, which is not counted any more
+    return traffic, {
+        client.id: client.ask(lambda local: local.state[OWN_MODEL].clone())
+        for client in round.clients
+    }
 
 
 def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
@@ -46,7 +51,9 @@ def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tens
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None:
     personalizer, data = FedFomo(num_downloads=2), DATA()
-    seen = watched(personalizer, lambda *_: deepcopy((personalizer._uploads, personalizer._affinity)), kept)
+    seen = watched(
+        personalizer, lambda *_: deepcopy((personalizer._uploads, personalizer._affinity)), kept
+    )
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
     fit(loop, tmp_path, data=data, rounds=4)
     moved = 0
@@ -59,17 +66,23 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
             assert client in looked_at
             assert len(looked_at) == 1 + min(2, len(uploads) - 1)
             # The first model that it starts from, and the others'; up a model, and what all these are worth to it.
-            assert downloaded[row] == ((client not in before) + len(looked_at) - 1) * loop.space.size
+            assert (
+                downloaded[row] == ((client not in before) + len(looked_at) - 1) * loop.space.size
+            )
             assert uploaded[row] == loop.space.size + len(looked_at)
             base, *others = losses(loop, data, client, [start, *(uploads[j] for j in looked_at)])
             cut = loop.space.num_parameters
             distance = [float((uploads[j] - start)[:cut].double().norm()) for j in looked_at]
             signed = (base - np.array(others)) / np.array(distance)
-            np.testing.assert_allclose(values[looked_at], signed / abs(signed).sum(), rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(
+                values[looked_at], signed / abs(signed).sum(), rtol=1e-3, atol=1e-6
+            )
             weights = np.maximum(signed, 0)
             if weights.sum() > 0:
                 weights = weights / weights.sum()
-                expected = start.double() + sum(w * (uploads[j] - start).double() for w, j in zip(weights, looked_at))
+                expected = start.double() + sum(
+                    w * (uploads[j] - start).double() for w, j in zip(weights, looked_at)
+                )
                 moved += 1
             else:
                 expected = start.double()
@@ -83,7 +96,9 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
 def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
     start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
     losses = torch.tensor([1.0, 1.0, 0.5, float("nan"), float("inf")], dtype=torch.float64)
-    local = SimpleNamespace(start=start, model=start, state={}, utility=lambda vectors, performance: -losses)
+    local = SimpleNamespace(
+        start=start, model=start, state={}, utility=lambda vectors, performance: -losses
+    )
     values = mix_models(local, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
     assert torch.equal(local.state[OWN_MODEL], other)
     assert values.tolist() == [0, 1, 0, 0]

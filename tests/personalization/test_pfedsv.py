@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from personalization.judged import SPACE, Judged, begun, closeness, exact_values, nan, play, random_models
+from personalization.judged import (
+    SPACE,
+    Judged,
+    begun,
+    closeness,
+    exact_values,
+    nan,
+    play,
+    random_models,
+)
 from torch import nn
 
 from flsv.core import FederationState, Instruction, opened
@@ -41,7 +50,11 @@ def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative()
     own = vectors[0] + 7
     models, round = play(
         begun(3, PFedSV()),
-        [Judged(0, lambda vector: -1 - len(vector), own), Judged(1, lambda vector: 0), Judged(2, lambda vector: 0)],
+        [
+            Judged(0, lambda vector: -1 - len(vector), own),
+            Judged(1, lambda vector: 0),
+            Judged(2, lambda vector: 0),
+        ],
         vectors,
     )
     assert (round.peer_values[0] < 0).all()
@@ -92,7 +105,10 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
 
 def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     vectors = random_models(3)
-    method, clients = begun(3, PFedSV(mode="extractor")), [Judged(i, closeness(vectors[1])) for i in range(3)]
+    method, clients = (
+        begun(3, PFedSV(mode="extractor")),
+        [Judged(i, closeness(vectors[1])) for i in range(3)],
+    )
     models, round = play(method, clients, vectors)
     server = round.server_vector
     torch.testing.assert_close(server, vectors.mean(0))
@@ -103,11 +119,15 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     # Shapley values and distances are those of heads on the common extractor.
     whole = torch.cat([server[:3].expand(3, -1), vectors[:, 3:]], dim=1)
     values = round.peer_values[0].double()
-    np.testing.assert_allclose(values, exact_values(whole.numpy(), closeness(vectors[1])), atol=1e-6)
+    np.testing.assert_allclose(
+        values, exact_values(whole.numpy(), closeness(vectors[1])), atol=1e-6
+    )
     distances = (vectors[:, 3:] - vectors[0, 3:]).norm(dim=1)
     distances[0] = distances[1:].mean()
     weights = values.clamp_min(0) / distances
-    torch.testing.assert_close(models[0][3:], weights / weights.sum() @ vectors[:, 3:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        models[0][3:], weights / weights.sum() @ vectors[:, 3:], atol=1e-6, rtol=0
+    )
     # Up: a model, and three values. Down: the first model, the extractor, 3 parameters, and two heads of 4.
     assert round.uploaded.tolist() == [7 + 3] * 3
     assert round.downloaded.tolist() == [7 + 3 + 2 * 4] * 3
@@ -123,7 +143,10 @@ def test_pfedsv_start_points_depend_on_the_mode_and_on_absence() -> None:
     state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
     # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
     # chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
-    for mode, new, back in (("model", [0] * 7, [-1] * 7), ("extractor", [0, 1, 2, *[0] * 4], [0, 1, 2, *[-1] * 4])):
+    for mode, new, back in (
+        ("model", [0] * 7, [-1] * 7),
+        ("extractor", [0, 1, 2, *[0] * 4], [0, 1, 2, *[-1] * 4]),
+    ):
         method = begun(2, PFedSV(mode=mode))
         assert method.start(1, state).tolist() == new
         assert method.send(1, method.start(1, state), state) == {}
@@ -133,7 +156,10 @@ def test_pfedsv_start_points_depend_on_the_mode_and_on_absence() -> None:
             with opened(local):
                 local.state[OWN_MODEL] = own
                 assert (
-                    method.receive(local, Instruction(4, 1, 0, None, method.send(1, None, state))).tolist() == expected
+                    method.receive(
+                        local, Instruction(4, 1, 0, None, method.send(1, None, state))
+                    ).tolist()
+                    == expected
                 )
     assert torch.equal(state.model(), vector)
     assert own.tolist() == [-1] * 7
@@ -153,8 +179,12 @@ def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
 
 
 def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> None:
-    space = ParameterSpace(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))  # 4 + 3 parameters, 4 statistics
-    vectors = torch.randn(3, space.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    space = ParameterSpace(
+        nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    )  # 4 + 3 parameters, 4 statistics
+    vectors = torch.randn(
+        3, space.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     vectors[:, 7:] = 1 + 1000 * vectors[:, 7:].abs()
     clients = [Judged(i, lambda v: 0.5 + 0.01 * float(v[0])) for i in range(3)]
     models, round = play(begun(3, PFedSV(), space=space), clients, vectors, space=space)
@@ -194,8 +224,15 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     """What a question returns is one number for each model that was played with; of the last round."""
     loop = federation()
     fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2), rounds=2)
-    sent = [(message.direction, message.name, message.traffic.numbers) for message in loop.channel.messages]
-    assert {each[:2] for each in sent} == {("up", "update"), ("up", "collaborate"), ("down", "collaborate")}
+    sent = [
+        (message.direction, message.name, message.traffic.numbers)
+        for message in loop.channel.messages
+    ]
+    assert {each[:2] for each in sent} == {
+        ("up", "update"),
+        ("up", "collaborate"),
+        ("down", "collaborate"),
+    }
     assert {numbers for _, name, numbers in sent if name == "update"} == {loop.space.size}
     answers = [numbers for way, name, numbers in sent if (way, name) == ("up", "collaborate")]
     assert len(answers) == 3

@@ -27,7 +27,9 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
     values[0] = accuracy(vectors[0])
     orders = list(itertools.permutations(range(1, len(vectors))))
     for order in orders:
-        worth = [float(accuracy(vectors[[0, *order[:place]]].mean(0))) for place in range(len(order) + 1)]
+        worth = [
+            float(accuracy(vectors[[0, *order[:place]]].mean(0))) for place in range(len(order) + 1)
+        ]
         values[list(order)] += np.diff(worth) / len(orders)
     return values
 
@@ -41,7 +43,9 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     values = joining_values(vectors.numpy(), accuracy)
     np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
     assert values[1] > values[2] > 0 > values[3]
-    weights = np.maximum(values, 0) / np.linalg.norm(vectors.numpy() - vectors[0].numpy(), axis=1).clip(1e-9)
+    weights = np.maximum(values, 0) / np.linalg.norm(
+        vectors.numpy() - vectors[0].numpy(), axis=1
+    ).clip(1e-9)
     weights[0] = 0
     mixture = weights / weights.sum() @ vectors.numpy()
     path = [(1 - step / 10) * vectors[0].numpy() + step / 10 * mixture for step in range(11)]
@@ -98,19 +102,27 @@ def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Pa
             )
         )
         data = toy_data(client_val=0.3, client_test=0.2)
-        vectors.append(vector(fit(loops[-1], tmp_path / str(len(loops)), Plain(network(False)), data, rounds=1)))
+        vectors.append(
+            vector(
+                fit(loops[-1], tmp_path / str(len(loops)), Plain(network(False)), data, rounds=1)
+            )
+        )
     assert torch.equal(*vectors)
     fedavg, ours = loops
     received = ours.received()
     for client, model in ours.trained.items():
         assert torch.equal(model, fedavg.trained[client])
         assert not torch.equal(received[client], vectors[0])
-        after, before = ours.clients[client].ask(scores, torch.stack([received[client], model])).tolist()
+        after, before = (
+            ours.clients[client].ask(scores, torch.stack([received[client], model])).tolist()
+        )
         assert after >= before
         tested = ours.clients[client].ask(scores, received[client][None], "test", "accuracy")
         assert ours.client_accuracy[client] == pytest.approx(float(tested))
     assert not torch.equal(fedavg.client_accuracy, ours.client_accuracy)
 
 
-def scores(local: LocalData, models: Tensor, split: Any = "val", by: Any = "negative_loss") -> Tensor:
+def scores(
+    local: LocalData, models: Tensor, split: Any = "val", by: Any = "negative_loss"
+) -> Tensor:
     return local.evaluate(models, split).value(by)

@@ -37,10 +37,16 @@ from helpers.models import Plain, loop_of, network, sgd
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_path: Path, sampler: Any) -> None:
+def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(
+    tmp_path: Path, sampler: Any
+) -> None:
     personalizer, metric = SparsifiedReward(beta=1.0), CosineGradientShapley(alpha=0.5)
-    loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2)
-    seen = watched(personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models))))
+    loop = FederatedLoop(
+        CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2
+    )
+    seen = watched(
+        personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models)))
+    )
     fit(loop, tmp_path, rounds=4)
     for round, (reputation, held), own, _ in seen:
         assert sorted(own) == sorted(round.client_ids.tolist())
@@ -50,14 +56,19 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_pa
         step = loop.space.unflatten(round.server_vector - round.global_vector)
         for client in own:
             start = loop.space.unflatten(held.get(client, round.global_vector))
-            new, server = loop.space.unflatten(own[client]), loop.space.unflatten(round.server_vector)
+            new, server = (
+                loop.space.unflatten(own[client]),
+                loop.space.unflatten(round.server_vector),
+            )
             for name in loop.space.names:
                 if "running" in name:
                     torch.testing.assert_close(new[name], server[name])
                     continue
                 flat = step[name].flatten()
                 count = min(math.ceil(shares[client] * len(flat)), len(flat) - 1)
-                best = sorted(range(len(flat)), key=lambda i, flat=flat: -abs(float(flat[i])))[:count]
+                best = sorted(range(len(flat)), key=lambda i, flat=flat: -abs(float(flat[i])))[
+                    :count
+                ]
                 expected = start[name].flatten().clone()
                 expected[best] += flat[best]
                 torch.testing.assert_close(new[name].flatten(), expected, msg=name)
@@ -78,7 +89,9 @@ def test_heurfedamp_attention_equals_numpys() -> None:
     w = np.random.default_rng(1).normal(size=(4, 7))
     expected = np.zeros((4, 4))
     for i in range(4):
-        cos = {j: w[i] @ w[j] / np.linalg.norm(w[i]) / np.linalg.norm(w[j]) for j in range(4) if j != i}
+        cos = {
+            j: w[i] @ w[j] / np.linalg.norm(w[i]) / np.linalg.norm(w[j]) for j in range(4) if j != i
+        }
         total = sum(math.exp(3.0 * c) for c in cos.values())
         for j, c in cos.items():
             expected[i, j] = 0.6 * math.exp(3.0 * c) / total
@@ -88,7 +101,9 @@ def test_heurfedamp_attention_equals_numpys() -> None:
 
 
 @pytest.mark.parametrize("amp", [FedAMP(2.0, 5.0), HeurFedAMP(0.6, 5.0)])
-def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp: FedAMP) -> None:
+def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(
+    tmp_path: Path, amp: FedAMP
+) -> None:
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
     seen, loop = watched(amp), FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
     fit(loop, tmp_path, data=toy_data((2, 2, 3, 2)), rounds=4)
@@ -128,10 +143,14 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
     personalizer, begun, counts = FedEM(), Begun(), []
     keep = personalizer.keep
     personalizer.keep = lambda local: (counts.append(local.state[NAME].clone()), keep(local))  # type: ignore[method-assign]
-    seen = watched(personalizer, after=lambda round: (round.uploaded.tolist(), round.downloaded.tolist()))
+    seen = watched(
+        personalizer, after=lambda round: (round.uploaded.tolist(), round.downloaded.tolist())
+    )
     loop = FederatedLoop(FedAvg(), personalizer=personalizer, sampler=UniformSampler(2), seed=1)
     torch.manual_seed(0)
-    mixture = MixtureClient(num_components=3, network="mlp", network_args={"hidden": [8]}, optimizer=sgd)
+    mixture = MixtureClient(
+        num_components=3, network="mlp", network_args={"hidden": [8]}, optimizer=sgd
+    )
     module = fit(loop, tmp_path, mixture, toy_data((2, 3, 2, 3)), rounds=5, callbacks=[begun])
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
     assert not [name for name in loop.space.names if "responsibility" in name]
@@ -149,7 +168,9 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
             assert float(count.sum()) == pytest.approx(1 + samples, rel=1e-4)
             weights[client] = count / count.sum()
         assert traffic == ([loop.space.size] * 2, [loop.space.size] * 2)
-        average = (round.num_samples.double() / round.num_samples.sum()) @ round.client_vectors.double()
+        average = (
+            round.num_samples.double() / round.num_samples.sum()
+        ) @ round.client_vectors.double()
         torch.testing.assert_close(round.server_vector.double(), average, rtol=1e-4, atol=1e-5)
     assert len(weights) > 2
     assert any(float(w.max()) > 0.4 for w in weights.values())
@@ -176,7 +197,9 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
 
     def after(round: Any) -> Any:
         traffic = round.uploaded.tolist(), round.downloaded.tolist()
-        assert round.start_vectors is not None  # the clients are asked for them, which is not counted any more
+        assert (
+            round.start_vectors is not None
+        )  # the clients are asked for them, which is not counted any more
         return personalizer._clusters.clone(), traffic
 
     seen = watched(personalizer, lambda *_: personalizer._clusters.clone(), after)
@@ -227,7 +250,9 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
             torch.testing.assert_close(start[:cut], reference(client).detach())
             assert torch.equal(start[cut:], round.global_vector[cut:])
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.02)
-        for client, start, trained in zip(round.client_ids, round.start_vectors, round.client_vectors):
+        for client, start, trained in zip(
+            round.client_ids, round.start_vectors, round.client_vectors
+        ):
             optimizer.zero_grad()
             (reference(client) * (start - trained)[:cut]).sum().backward()
             optimizer.step()
@@ -238,13 +263,18 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
 
 def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_path: Path) -> None:
     personalizer, metrics = ShapFedPersonalizer(), {"cssv": ClassSpecificShapley(momentum=0.5)}
-    seen, loop = watched(personalizer), FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1)
+    seen, loop = (
+        watched(personalizer),
+        FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1),
+    )
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
     starts, share, running = None, torch.full((3,), 1 / 3), None
     for round, *_ in seen:
         rows = round.space.head.rows
         begun = round.global_vector.expand(3, -1) if starts is None else starts
-        torch.testing.assert_close(share @ round.client_vectors, round.server_vector, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            share @ round.client_vectors, round.server_vector, rtol=1e-5, atol=1e-6
+        )
         heads = rows(round.client_vectors) - rows(begun)  # updates from where each client started
         now = class_specific_shapley(heads, torch.einsum("k,kmd->md", share, heads))
         running = now if running is None else 0.5 * running + 0.5 * now
@@ -262,5 +292,10 @@ def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_pat
     sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]
     seen = watched(personalizer, lambda round, *_: round.matrix.starts[0])
     initial = ParameterSpace(module).read(module)
-    fit(FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0), tmp_path, module, rounds=4)
+    fit(
+        FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0),
+        tmp_path,
+        module,
+        rounds=4,
+    )
     assert [torch.equal(start, initial) for _, start, _, _ in seen] == [True, False, True, True]

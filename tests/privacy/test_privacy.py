@@ -36,20 +36,31 @@ def analytic_delta(epsilon: float, noise_multiplier: float) -> float:
 @pytest.mark.parametrize(
     ("noise_multiplier", "rounds"), [(0.5, 1), (1.0, 1), (1.0, 20), (2.0, 7), (2.0, 100), (8.0, 3)]
 )
-def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier: float, rounds: int, delta: float) -> None:
+def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(
+    noise_multiplier: float, rounds: int, delta: float
+) -> None:
     epsilon = gaussian_epsilon(noise_multiplier, rounds, delta)
-    assert analytic_delta(epsilon, noise_multiplier / math.sqrt(rounds)) == pytest.approx(delta, rel=1e-6)
+    assert analytic_delta(epsilon, noise_multiplier / math.sqrt(rounds)) == pytest.approx(
+        delta, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("noise_multiplier", "rounds"), [(2.0, 1), (2.0, 10), (5.0, 20)])
-def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(noise_multiplier: float, rounds: int) -> None:
+def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(
+    noise_multiplier: float, rounds: int
+) -> None:
     exact = gaussian_epsilon(noise_multiplier, rounds)
-    for accountant, most in ((dp_accounting.pld.PLDAccountant(), 1.0001), (dp_accounting.rdp.RdpAccountant(), 1.15)):
+    for accountant, most in (
+        (dp_accounting.pld.PLDAccountant(), 1.0001),
+        (dp_accounting.rdp.RdpAccountant(), 1.15),
+    ):
         accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
         assert 0.9999 * exact < accountant.get_epsilon(1e-5) < most * exact
 
 
-def test_accountant_without_dp_accounting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accountant_without_dp_accounting_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
@@ -63,7 +74,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize(("length", "dtype"), [(0.3, torch.float32), (2.0, torch.float64), (1e4, torch.float32)])
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(0.3, torch.float32), (2.0, torch.float64), (1e4, torch.float32)]
+)
 def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     length: float, dtype: torch.dtype
 ) -> None:
@@ -131,10 +144,14 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> 
     assert rounds["private"].losses.isnan().all()
 
 
-@pytest.mark.parametrize("update", [torch.full((4,), torch.nan), torch.tensor([torch.inf, 1.0, 1.0, 1.0])])
+@pytest.mark.parametrize(
+    "update", [torch.full((4,), torch.nan), torch.tensor([torch.inf, 1.0, 1.0, 1.0])]
+)
 def test_update_that_is_not_finite_becomes_noise(update: Tensor) -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
-    assert torch.equal(privacy.protect(update, generator()), privacy.protect(torch.zeros(4), generator()))
+    assert torch.equal(
+        privacy.protect(update, generator()), privacy.protect(torch.zeros(4), generator())
+    )
 
 
 class Watching(Personalizer):
@@ -152,7 +169,9 @@ class Watching(Personalizer):
 def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path: Path) -> None:
     watching = Watching()
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
-    fit(FederatedLoop(personalizer=watching, uploads=[privacy], seed=1), tmp_path, plain(), rounds=2)
+    fit(
+        FederatedLoop(personalizer=watching, uploads=[privacy], seed=1), tmp_path, plain(), rounds=2
+    )
     for round, own in zip(watching.rounds, watching.own):
         steps = round.client_vectors - round.global_vector
         # The second round's clients start far from the global model: their own start points count as secrets, too.
@@ -166,10 +185,14 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3
     loop = FederatedLoop(uploads=[privacy], seed=0)
-    with pytest.warns(UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"):
+    with pytest.warns(
+        UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"
+    ):
         fit(loop, tmp_path, plain(), rounds=10)
     assert loop.round_index == 3
-    torch.testing.assert_close(loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3)))
+    torch.testing.assert_close(
+        loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3))
+    )
     rows = (tmp_path / "contributions.csv").read_text()
     assert "2,epsilon,0,,3.70" in rows
     assert "2,epsilon/affordable,0,,0" in rows
@@ -181,15 +204,28 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) ->
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
     if how == "min_epochs":
-        with pytest.warns(UserWarning, match="stops"), pytest.raises(ConfigurationError, match="no budget for"):
+        with (
+            pytest.warns(UserWarning, match="stops"),
+            pytest.raises(ConfigurationError, match="no budget for"),
+        ):
             fit(loop(), tmp_path, plain(), rounds=5, min_epochs=4)
         return
-    fit(loop(), tmp_path, plain(), rounds=2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
+    fit(
+        loop(),
+        tmp_path,
+        plain(),
+        rounds=2,
+        enable_checkpointing=True,
+        callbacks=[checkpoints(tmp_path)],
+    )
     with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
         fit(loop(), tmp_path, plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
 
-NOISE, BOTH = GaussianPrivacy(1.0, 0.5), {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+NOISE, BOTH = (
+    GaussianPrivacy(1.0, 0.5),
+    {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()},
+)
 
 
 @pytest.mark.parametrize(
@@ -212,5 +248,7 @@ def test_metrics_of_noised_updates_are_warned_about(
     lines = [str(each.message) for each in caught if "privacy_contributions" in str(each.message)]
     assert len(lines) == warned
     if warned:
-        assert "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in lines[0]
+        assert (
+            "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in lines[0]
+        )
         assert lines[0].endswith("See docs/results/privacy_contributions.md.")

@@ -27,7 +27,9 @@ def by_hand(size: int, key: bytes) -> list[float]:
     uniform = [(word + 0.5) / 2**53 for word in words]
     radius = [math.sqrt(-2 * math.log(u)) for u in uniform[:pairs]]
     turns = [2 * math.pi * u for u in uniform[pairs:]]
-    both = [r * math.cos(a) for r, a in zip(radius, turns)] + [r * math.sin(a) for r, a in zip(radius, turns)]
+    both = [r * math.cos(a) for r, a in zip(radius, turns)] + [
+        r * math.sin(a) for r, a in zip(radius, turns)
+    ]
     return both[:size]
 
 
@@ -61,7 +63,9 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(dtype: torch.dtype) -> None:
+def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
+    dtype: torch.dtype,
+) -> None:
     update = torch.randn(100_000, generator=torch.Generator().manual_seed(1)).to(dtype)
     before = update.clone()
     context = UploadContext(0, 3, len(update), 0, secret=KEY)
@@ -74,9 +78,15 @@ def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(dt
     assert abs(torch.cosine_similarity(drawn, free.double(), dim=0)) < 5 / math.sqrt(len(update))
     # The smallest change of the update has other noise, and so has another message's key.
     moved = update.clone()
-    moved[0] = torch.nextafter(moved[0], moved[0] + 1) if dtype != torch.bfloat16 else moved[0] * 1.01
+    moved[0] = (
+        torch.nextafter(moved[0], moved[0] + 1) if dtype != torch.bfloat16 else moved[0] * 1.01
+    )
     changed = GaussianPrivacy(2.0, 1.5).apply(moved, context).double() - free.double()
-    elsewhere = GaussianPrivacy(2.0, 1.5).apply(update, UploadContext(0, 3, len(update), 0, secret=KEY[::-1])).double()
+    elsewhere = (
+        GaussianPrivacy(2.0, 1.5)
+        .apply(update, UploadContext(0, 3, len(update), 0, secret=KEY[::-1]))
+        .double()
+    )
     for other in (changed, elsewhere - free.double()):
         assert abs(torch.corrcoef(torch.stack([drawn, other]))[0, 1]) < 5 / math.sqrt(len(update))
 

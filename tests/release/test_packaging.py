@@ -31,7 +31,9 @@ def targets(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
-def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(hook: ModuleType) -> None:
+def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
+    hook: ModuleType,
+) -> None:
     shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
     assert len(targets(shown)) == len(targets(README)) > 20
     assert all(target.startswith("https://") for target in targets(shown))
@@ -48,30 +50,45 @@ def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType)
     assert "![" not in shown
     assert re.search(r"\d+ published algorithms are", " ".join(shown.split()))
     # The code is not touched: an index shows what README.md shows.
-    assert re.findall(r"```.*?```", shown, flags=re.DOTALL) == re.findall(r"```.*?```", README, flags=re.DOTALL)
+    assert re.findall(r"```.*?```", shown, flags=re.DOTALL) == re.findall(
+        r"```.*?```", README, flags=re.DOTALL
+    )
 
 
 @pytest.mark.slow
 def test_built_metadata_have_versions_and_links() -> None:
     found = json.loads(
         subprocess.run(
-            [sys.executable, "-m", "hatchling", "metadata"], cwd=ROOT, check=True, capture_output=True, text=True
+            [sys.executable, "-m", "hatchling", "metadata"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     )
     assert (found["name"], found["version"]) == ("flsv", flsv.__version__)
     assert found["license"] == "Apache-2.0"
-    assert not [each for each in found["classifiers"] if each.startswith("License ::")]  # not beside an SPDX licence
+    assert not [
+        each for each in found["classifiers"] if each.startswith("License ::")
+    ]  # not beside an SPDX licence
     assert found["readme"]["content-type"] == "text/markdown"
     assert found["readme"]["text"].startswith("# flsv")
     lowest = found["requires-python"].removeprefix(">=")
-    named = [each.rpartition(" ")[2] for each in found["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    named = [
+        each.rpartition(" ")[2] for each in found["classifiers"] if re.search(r":: 3\.\d+$", each)
+    ]
     assert named[0] == lowest
     assert named == [f"3.{minor}" for minor in range(int(lowest[2:]), int(named[-1][2:]) + 1)]
 
 
 def test_constraints_have_all_that_ci_installs() -> None:
     """`make constraints` after a new requirement; what has an environment of its own in CI is not among them."""
-    extras = re.sub(r"^(flower|conformance) = .*$", "", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    extras = re.sub(
+        r"^(flower|conformance) = .*$",
+        "",
+        (ROOT / "pyproject.toml").read_text(),
+        flags=re.MULTILINE,
+    )
     asked = {name for name, _ in _REQUIREMENT.findall(extras)}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     held = {line.partition("==")[0] for line in lines if not line.startswith("#")}
@@ -84,6 +101,8 @@ def plain(name: str) -> str:
 
 
 def test_lowest_version_is_read_from_requirements_with_several_bounds() -> None:
-    text = 'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
+    text = (
+        'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
+    )
     assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
     assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))

@@ -35,7 +35,13 @@ def repository(tmp_path):
     git(tmp_path, "init", "-q")
     commit(tmp_path, "1.0", version="1.0", date="2026-01-01", new="")
     git(tmp_path, "tag", "v1.0")
-    commit(tmp_path, "1.1", version="1.1", date="2026-02-01", new="## [1.1] - 2026-02-01\n\n- More.\n\n")
+    commit(
+        tmp_path,
+        "1.1",
+        version="1.1",
+        date="2026-02-01",
+        new="## [1.1] - 2026-02-01\n\n- More.\n\n",
+    )
     return tmp_path
 
 
@@ -50,8 +56,18 @@ def test_repository_ready_for_release_has_no_problem(repository):
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("CHANGELOG.md", "[Unreleased]\n", "[Unreleased]\n\n- A thing.\n", "[Unreleased] is missing or not empty"),
-        ("CHANGELOG.md", "- The first.", "- The first, and more.", "the section of 1.0 is not that of its tag"),
+        (
+            "CHANGELOG.md",
+            "[Unreleased]\n",
+            "[Unreleased]\n\n- A thing.\n",
+            "[Unreleased] is missing or not empty",
+        ),
+        (
+            "CHANGELOG.md",
+            "- The first.",
+            "- The first, and more.",
+            "the section of 1.0 is not that of its tag",
+        ),
         ("CHANGELOG.md", "[1.1] - 2026-02-01", "[1.1]", "no section with a date for 1.1"),
         ("CITATION.cff", "2026-02-01", "2026-02-02", "expected 1.1 and 2026-02-01"),
         ("pyproject.toml", "Repository", "Homepage", "no [project.urls] Repository"),
@@ -81,4 +97,6 @@ def test_only_the_job_that_publishes_may_sign():
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         workflow = yaml.safe_load(path.read_text())
         assert workflow["permissions"] == {"contents": "read"}
-        assert {name for name, job in workflow["jobs"].items() if "permissions" in job} <= {"publish"}
+        assert {name for name, job in workflow["jobs"].items() if "permissions" in job} <= {
+            "publish"
+        }

@@ -70,7 +70,10 @@ def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = N
             start = memory.get("starts", {}).get(i, x)
             vector_to_parameters(start.clone(), client.parameters())
             train(client, given)
-            rows[i], steps[i] = x + parameters_to_vector(client.parameters()).detach() - start, len(given)
+            rows[i], steps[i] = (
+                x + parameters_to_vector(client.parameters()).detach() - start,
+                len(given),
+            )
         samples = {i: int(data.num_samples[i]) for i in rows}
         made = PlainRound(r, x, rows, samples, steps, data.class_counts, memory)
         if send is not None:

@@ -72,7 +72,10 @@ def trimmed(round: PlainRound) -> Tensor:
 
 def median(round: PlainRound) -> Tensor:
     """Weiszfeld's steps in float64 until they stand still."""
-    points, alpha = torch.stack([*round.rows.values()]).double(), torch.tensor(shares(round)).double()
+    points, alpha = (
+        torch.stack([*round.rows.values()]).double(),
+        torch.tensor(shares(round)).double(),
+    )
     z = alpha @ points
     for _ in range(2000):
         weights = alpha / (points - z).norm(dim=1)
@@ -148,7 +151,10 @@ def estimated(round: PlainRound) -> Tensor:
 
 def normalized(round: PlainRound) -> Tensor:
     """FedNova, equation 4: what a client's gradients count in its update adds up to |a|; the mean of it is gone."""
-    lengths = [sum(MOMENTUM**k for first in range(n) for k in range(n - first)) for n in round.steps.values()]
+    lengths = [
+        sum(MOMENTUM**k for first in range(n) for k in range(n - first))
+        for n in round.steps.values()
+    ]
     effective = sum(p * length for p, length in zip(shares(round), lengths))
     return round.moved([effective * p / length for p, length in zip(shares(round), lengths)])
 
@@ -224,7 +230,9 @@ def moreau(net: nn.Module, epochs: Batches) -> None:
     w = [p.detach().clone() for p in net.parameters()]
     for x, y in epochs:
         for _ in range(2):
-            gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+            gradients = torch.autograd.grad(
+                nn.functional.cross_entropy(net(x), y), list(net.parameters())
+            )
             with torch.no_grad():
                 for theta, gradient, own in zip(net.parameters(), gradients, w):
                     theta -= 0.05 * (gradient + 3.0 * (theta - own))
@@ -246,32 +254,51 @@ class Case:
     tolerance: float = 1e-5
 
 
-def reads(metric: Callable[[], ContributionMetric], name: str = "moved") -> Callable[[], dict[str, Any]]:
+def reads(
+    metric: Callable[[], ContributionMetric], name: str = "moved"
+) -> Callable[[], dict[str, Any]]:
     return lambda: {"metrics": {name: metric()}}
 
 
 CASES: dict[str, Case] = {
     "FedAvg": Case(),
     "TrimmedMean": Case(trimmed, lambda: aggregation.TrimmedMean(0.34)),
-    "GeometricMedian": Case(median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4),
+    "GeometricMedian": Case(
+        median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4
+    ),
     "Bucketing": Case(bucketed, lambda: aggregation.Bucketing(aggregation.FedAvg("samples"), 2)),
     "DivergenceWeighted": Case(diverging, lambda: aggregation.DivergenceWeighted(0.3, 0.2)),
     "CGSV": Case(
-        reputed, lambda: aggregation.CGSV(scale=0.5), options=reads(lambda: CosineGradientShapley(alpha=0.6), "cgsv")
+        reputed,
+        lambda: aggregation.CGSV(scale=0.5),
+        options=reads(lambda: CosineGradientShapley(alpha=0.6), "cgsv"),
     ),
-    "ShapFedWA": Case(class_weighted, lambda: aggregation.ShapFedWA("moved"), options=reads(MovedByClass)),
-    "ShapleySoftmax": Case(softmax, lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)),
-    "ShapleyWeighted": Case(weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=reads(Moved)),
+    "ShapFedWA": Case(
+        class_weighted, lambda: aggregation.ShapFedWA("moved"), options=reads(MovedByClass)
+    ),
+    "ShapleySoftmax": Case(
+        softmax, lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)
+    ),
+    "ShapleyWeighted": Case(
+        weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=reads(Moved)
+    ),
     "FedCE": Case(estimated, lambda: aggregation.FedCE("moved"), options=reads(Moved)),
     "FedNova": Case(normalized, aggregation.FedNova),
     "FedAvgM": Case(optimized("momentum", 0.5), lambda: aggregation.FedAvgM(lr=0.5)),
     "FedAdam": Case(optimized("adam", 0.03), lambda: aggregation.FedAdam(lr=0.03, beta2=0.5)),
     "FedYogi": Case(optimized("yogi", 0.03), lambda: aggregation.FedYogi(lr=0.03, beta2=0.5)),
     "FedProx": Case(train=proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
-    "MoreauSGD": Case(train=moreau, optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2)),
+    "MoreauSGD": Case(
+        train=moreau,
+        optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2),
+    ),
     "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),
-    "TopK alone": Case(send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]),
-    "InnerProductManipulation": Case(send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]),
+    "TopK alone": Case(
+        send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]
+    ),
+    "InnerProductManipulation": Case(
+        send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]
+    ),
 }
 
 
@@ -283,7 +310,9 @@ def federation(case: Case) -> FederatedLoop:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
+def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
+    name: str, tmp_path: Path
+) -> None:
     """A whole fit is the same to the bit, as tests/federation/test_resume.py shows."""
     case, net = CASES[name], network(batch_norm=False)
     module = Plain(copy.deepcopy(net), *([case.optimizer] if case.optimizer else []))
@@ -292,11 +321,18 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name: str, tm
     path = tmp_path / "checkpoints/last.ckpt"
     fit(federation(case), tmp_path / "rest", module, unequal_data(), rounds=ROUNDS, ckpt_path=path)
     expected = replay(net, case.rule, case.train, case.send)
-    torch.testing.assert_close(vector(module).float(), expected, rtol=case.tolerance, atol=case.tolerance)
+    torch.testing.assert_close(
+        vector(module).float(), expected, rtol=case.tolerance, atol=case.tolerance
+    )
 
 
 def test_plain_loops_of_different_cases_differ() -> None:
     """Or one of them would pass for another."""
-    found = {name: replay(network(batch_norm=False), case.rule, case.train, case.send) for name, case in CASES.items()}
-    alike = [(a, b) for a in found for b in found if a < b and (found[a] - found[b]).abs().max() < 1e-3]
+    found = {
+        name: replay(network(batch_norm=False), case.rule, case.train, case.send)
+        for name, case in CASES.items()
+    }
+    alike = [
+        (a, b) for a in found for b in found if a < b and (found[a] - found[b]).abs().max() < 1e-3
+    ]
     assert alike == []

@@ -22,10 +22,14 @@ def drawn(seed: int, who: list[int], total: float) -> dict[int, float]:
     """A number for each of these clients, with this sum."""
     generator = random.Random(seed)
     numbers = [generator.uniform(0.2, 0.9) for _ in who]
-    return {client: number + (total - sum(numbers)) / len(who) for client, number in zip(who, numbers)}
+    return {
+        client: number + (total - sum(numbers)) / len(who) for client, number in zip(who, numbers)
+    }
 
 
-def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float) -> dict[int, float]:
+def a_run(
+    folder: Path, clients: int, known: list[int], seed: int, total: float
+) -> dict[int, float]:
     """A run, with all that is reported of it. What the ``known`` clients have is always the same; what the others
     have and are called hangs on the seed, but for the sums of their last values and of their samples.
 
@@ -43,20 +47,28 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     samples[others[-1]] -= shift if len(others) > 1 else 0
 
     def own(client: int, *what: object) -> float:
-        return random.Random(repr((client, *what, *([] if client in known else [seed])))).uniform(0.1, 1.0)
+        return random.Random(repr((client, *what, *([] if client in known else [seed])))).uniform(
+            0.1, 1.0
+        )
 
     file = CSV(folder / "contributions.csv", names)
     (folder / "contributions.csv").unlink()
     file.begin(0)
     everybody = range(clients)
     for r in range(ROUNDS):
-        ends = [[last[i] - own(i, r, "low") for i in everybody], [last[i] + own(i, r, "high") for i in everybody]]
+        ends = [
+            [last[i] - own(i, r, "low") for i in everybody],
+            [last[i] + own(i, r, "high") for i in everybody],
+        ]
         of_class = [[own(client, r, j) for j in range(CLASSES)] for client in everybody]
         numbers = [Numbers("cssv", of_class, {str(j): str(j) for j in range(CLASSES)})]
         for metric in METRICS:
             values = [last[i] if r + 1 == ROUNDS else own(i, r, metric) for i in everybody]
             numbers.append(Numbers(metric, values, ends=ends if metric == "cssv" else None))
-        numbers += [Numbers(w, [own(i, r, w) for i in everybody]) for w in ("weight", "accuracy", "update_norm")]
+        numbers += [
+            Numbers(w, [own(i, r, w) for i in everybody])
+            for w in ("weight", "accuracy", "update_norm")
+        ]
         file.append(round_rows(r, numbers, names))
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     metrics["sv"] = {**metrics["cssv"], "class": "PartialFederatedShapley", "per_class": False}
@@ -66,10 +78,24 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         samples=[samples[i] for i in everybody],
         class_counts=[[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in everybody],
         hashes={str(i): f"{own(i, 'hash'):.16f}" for i in everybody},
-        logged={"val_accuracy": 0.1 + sum(last.values()), **{f"loss of {name}": 7.75 for name in names}},
+        logged={
+            "val_accuracy": 0.1 + sum(last.values()),
+            **{f"loss of {name}": 7.75 for name in names},
+        },
     )
     retrained = [
-        (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), 0.5, "7 8", 2)
+        (
+            i,
+            names[i],
+            "accuracy",
+            x,
+            x - own(i, "a"),
+            x + own(i, "b"),
+            x / sum(last.values()),
+            0.5,
+            "7 8",
+            2,
+        )
         for i, x in sorted(last.items())
     ]
     save_csv(folder / "retrained.csv", [RETRAINED.split(), *retrained])
@@ -116,7 +142,9 @@ def test_report_for_one_client_shows_only_its_own_values(tmp_path):
     own = ("Oslo", f"{made_value(3, 0, 4):.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
     assert not [each for each in own if each not in text]
     # From the seed the others' parts of the data follow, settings name clients, and columns may be other clients.
-    assert not [each for each in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]) if each in text]
+    assert not [
+        each for each in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]) if each in text
+    ]
     assert "Class by class" in text
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
@@ -124,15 +152,27 @@ def test_report_for_one_client_shows_only_its_own_values(tmp_path):
 
 
 def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
-    text = text_of(write_report(make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")))
+    text = text_of(
+        write_report(
+            make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")
+        )
+    )
     assert f"| sv | 0.0610 | {NONE} | 13.2 % | 13.23 |" in text
     assert "Your share of 100.00" in text
-    assert "The only exception is your share of the budget, from which the sum of the others' values follows" in text
+    assert (
+        "The only exception is your share of the budget, from which the sum of the others' values follows"
+        in text
+    )
     assert "coalition" not in text.partition("How to read")[0]
 
 
 def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
-    folder = retold(make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)])
+    folder = retold(
+        make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)]
+    )
     own = text_of(write_report(folder, client="Graz"))
-    assert "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds" in own
+    assert (
+        "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds"
+        in own
+    )
     assert not any(name in own for name in ("Lyon", "Oslo"))

@@ -32,7 +32,11 @@ NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)"
 
 
 def retrained(
-    folder: Path, by: str = "accuracy", seeds: str = "0 1 2", majority: float = 0.2, trainings: str = "all"
+    folder: Path,
+    by: str = "accuracy",
+    seeds: str = "0 1 2",
+    majority: float = 0.2,
+    trainings: str = "all",
 ) -> Path:
     """Values by retraining that differ from the run's in their order."""
     values, shares = [0.1, 0.3, 0.05, 0.15], [1 / 6, 0.5, 1 / 12, 0.25]
@@ -40,7 +44,19 @@ def retrained(
     head, rows = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS], []
     for i, (value, share) in enumerate(zip(values, shares)):
         loss = [0.25, 0.4, 0.1, 0.25][i]
-        cells = [i, f"client {i}", by, value, value - 0.02, value + 0.02, share, majority, seeds, 3, trainings]
+        cells = [
+            i,
+            f"client {i}",
+            by,
+            value,
+            value - 0.02,
+            value + 0.02,
+            share,
+            majority,
+            seeds,
+            3,
+            trainings,
+        ]
         rows.append(",".join(map(str, [*cells, share, loss, *others[i]])))
     (folder / "retrained.csv").write_text(",".join(head) + "\n" + "\n".join(rows) + "\n")
     return folder
@@ -65,7 +81,9 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> Non
 
     gone = made("unfinished")
     record = json.loads((gone / "run.json").read_text())
-    (gone / "run.json").write_text(json.dumps({name: of for name, of in record.items() if name != "ended"}))
+    (gone / "run.json").write_text(
+        json.dumps({name: of for name, of in record.items() if name != "ended"})
+    )
     cases = {
         made("metric"): {"metric"},
         gone: {"metric", "unfinished"},
@@ -96,7 +114,12 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path)
     folder = retrained(make_game(tmp_path, VALUES))
     for budget in (None, Budget(1000.0)):
         front = front_of(folder, budget=budget)
-        assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == ["Lyon", "Oslo", "Boston", "Graz"]
+        assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == [
+            "Lyon",
+            "Oslo",
+            "Boston",
+            "Graz",
+        ]
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
     one = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one
@@ -120,12 +143,23 @@ def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> No
         assert NAMES[client] in page
         assert number(made_value(client, 0, 4)) in page or f"{made_value(client, 0, 4):.3f}" in page
         assert f"{client:02d}" * 8 in page  # its hash
-    parts = ("cssv by class", "Over the rounds", "class 2", "4402", "0.875", "77123", "cosine", "more is better")
+    parts = (
+        "cssv by class",
+        "Over the rounds",
+        "class 2",
+        "4402",
+        "0.875",
+        "77123",
+        "cosine",
+        "more is better",
+    )
     assert not [part for part in parts if part not in page]
 
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
-    one, loss, none = bars([0.5, -0.5, NAN], [0.25, NAN, NAN], [1.5, NAN, NAN])  # the scale is from -0.5 to 1.5
+    one, loss, none = bars(
+        [0.5, -0.5, NAN], [0.25, NAN, NAN], [1.5, NAN, NAN]
+    )  # the scale is from -0.5 to 1.5
     assert "var(--ink) 37.5% 100.0%" in one.style
     assert ") 25.0% 50.0%, transparent" in one.style
     assert ") 0.0% 25.0%, transparent" in loss.style
@@ -142,13 +176,17 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: 
 
 
 def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
-    assert "2 of 2 rounds (not ended)" in front_of(make_run(tmp_path / "killed", ended=False, rounds=2))
+    assert "2 of 2 rounds (not ended)" in front_of(
+        make_run(tmp_path / "killed", ended=False, rounds=2)
+    )
     assert "0 rounds" in front_of(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
 def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
+    kept = [
+        x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"
+    ]
     (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
     front = front_of(folder)
     assert f"| Lyon | {NONE} |" in front
@@ -158,10 +196,14 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:
     path = make_run(tmp_path) / "contributions.csv"
     rows = (line.split(",") for line in path.read_text().splitlines())
-    ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
+    ends = [
+        ",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows
+    ]
     path.write_text("\n".join(ends) + "\n")
     text = text_of(write_report(tmp_path))
-    assert "[" not in text.partition("\nAppendix\n")[0]  # brackets hold the mean over many seeds, and these do not
+    assert (
+        "[" not in text.partition("\nAppendix\n")[0]
+    )  # brackets hold the mean over many seeds, and these do not
     assert BRACKETS not in text
 
 
@@ -192,6 +234,11 @@ def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
     table = pandas.read_csv(TABLE)
     table = table[table["way"] == "alone, predicted"]
     drawn, few = table["federation"].str.contains("_of_"), table["clients"] <= 7
-    means = [table[rows]["misallocated_percent"].mean() for rows in (drawn, ~drawn & few, ~drawn & ~few)]
-    assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in WORDS["against"]["one_seed"]
+    means = [
+        table[rows]["misallocated_percent"].mean() for rows in (drawn, ~drawn & few, ~drawn & ~few)
+    ]
+    assert (
+        f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %"
+        in WORDS["against"]["one_seed"]
+    )
     assert f"up to {table['clients'].max()} clients" in WORDS["against"]["one_seed"]

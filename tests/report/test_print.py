@@ -39,7 +39,11 @@ onload = event => {
 };
 </script>
 """
-LONG = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
+LONG = (
+    "Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung",
+    "Hôpital de la Pitié-Salpêtrière, Paris",
+    "x",
+)
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (name one by the variable CHROMIUM)"
@@ -47,7 +51,13 @@ pytestmark = pytest.mark.skipif(
 
 
 def browse(*arguments: str) -> str:
-    quiet = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+    quiet = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    )
     command = [str(CHROMIUM), *quiet, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
@@ -66,15 +76,23 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
     frames = []
     for name, folder in runs.items():
         budget = Budget(1_234_567.0, "sv" if name == "few" else "cssv", currency="EUR")
-        text = re.sub(r"<meta http-equiv[^>]*>", "", write_report(folder, budget=budget).read_text(encoding="utf-8"))
+        text = re.sub(
+            r"<meta http-equiv[^>]*>",
+            "",
+            write_report(folder, budget=budget).read_text(encoding="utf-8"),
+        )
         for look, (width, paper) in LOOKS.items():
             if paper:
-                text = text.replace("@media screen", "@media not all").replace("@media print", "@media all")
+                text = text.replace("@media screen", "@media not all").replace(
+                    "@media print", "@media all"
+                )
             page, style = html.escape(text, quote=True), f"width:{width}px;height:4000px;border:0"
             frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
     looking = tmp_path / "look.html"
     looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
-    seen = browse("--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200", looking.as_uri())
+    seen = browse(
+        "--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200", looking.as_uri()
+    )
     found = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
     assert found is not None
     assert json.loads(html.unescape(found[1])) == []

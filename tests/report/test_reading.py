@@ -32,14 +32,18 @@ def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     assert run.taken_part() == [4, 4, 4]
     assert open_run(tmp_path / "contributions.csv").table.equals(run.table)
     frame = flsv.read_run(tmp_path)
-    of_class = frame[(frame["metric"] == "cssv") & (frame["class"] == "1") & (frame["client_name"] == "Lyon")]
+    of_class = frame[
+        (frame["metric"] == "cssv") & (frame["class"] == "1") & (frame["client_name"] == "Lyon")
+    ]
     assert of_class["value"].tolist() == [made_value(1, 1, r) for r in range(4)]
     assert set(of_class["class_name"]) == {"class 1"}
 
 
 def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -> None:
     make_run(tmp_path, clients=2)
-    write_rows(tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]])
+    write_rows(
+        tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]]
+    )
     run = open_run(tmp_path)
     assert run.history("cssv").loc[1].tolist() == [0.5, 0.25]
     weights = run.history("weight")
@@ -71,7 +75,9 @@ def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path: Path) -> N
         ("run.json", '{"version": 2}', "is of version 2, and this flsv reads version 3"),
     ],
 )
-def test_run_folder_with_files_of_another_kind_is_refused(tmp_path: Path, file: str, text: str, said: str) -> None:
+def test_run_folder_with_files_of_another_kind_is_refused(
+    tmp_path: Path, file: str, text: str, said: str
+) -> None:
     make_run(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(ConfigurationError, match=said):
@@ -85,7 +91,9 @@ def test_run_folder_with_files_of_another_kind_is_refused(tmp_path: Path, file: 
         ("2,cssv/stderr,1,,nan,,,,", "value is 'nan', expected a number"),
     ],
 )
-def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path: Path, line: str, words: str) -> None:
+def test_invalid_line_of_contributions_csv_is_reported_with_its_number(
+    tmp_path: Path, line: str, words: str
+) -> None:
     path = make_run(tmp_path) / "contributions.csv"
     number = len(path.read_text().splitlines()) + 1
     path.write_text(path.read_text() + line + "\n")
@@ -93,8 +101,12 @@ def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path:
         open_run(tmp_path)
 
 
-def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False)
+def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(
+        tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False
+    )
     path = folder / "contributions.csv"
     whole, table = path.read_bytes(), read_contributions(path)
     for end in range(whole.index(b"\n") + 1, len(whole)):

@@ -34,9 +34,16 @@ def fitted(tmp_path_factory):
     """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
     folder = tmp_path_factory.mktemp("fitted")
     games = {"sv": CumulativeShapley, "decayed": DecayedShapley}
-    metrics: dict[str, Any] = {name: kind(performance="negative_loss") for name, kind in games.items()}
+    metrics: dict[str, Any] = {
+        name: kind(performance="negative_loss") for name, kind in games.items()
+    }
     metrics["cssv"] = ClassSpecificShapley()
-    fit(FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False)), folder, data=toy_data(), rounds=2)
+    fit(
+        FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False)),
+        folder,
+        data=toy_data(),
+        rounds=2,
+    )
     return folder
 
 
@@ -47,7 +54,9 @@ def part(fitted: Path, folder: Path, *metrics: str, **told: Any) -> Path:
     retold(folder, metrics={name: known[name] for name in metrics}, **told)
     gone = tuple(name for name in known if name not in metrics)
     lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
-    (folder / "contributions.csv").write_text("".join(x for x in lines if x.split(",")[1].split("/")[0] not in gone))
+    (folder / "contributions.csv").write_text(
+        "".join(x for x in lines if x.split(",")[1].split("/")[0] not in gone)
+    )
     return folder
 
 
@@ -69,14 +78,24 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     folder = part(fitted, tmp_path / "run", "sv", "cssv")
     command = ["report", str(folder), "--budget", "1000.01", "--rule", "shift", "--currency", "EUR"]
     assert main(command) == 0  # the only metric to pay by is taken
-    assert "Not suitable as a basis for payment: No model was trained" in " ".join(capsys.readouterr().out.split())
-    found, expected = rows(folder), shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR"))
+    assert "Not suitable as a basis for payment: No model was trained" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    found, expected = (
+        rows(folder),
+        shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR")),
+    )
     assert [float(row["amount"]) for row in found] == expected.table["amount"].tolist()
     assert {row["of"] for row in found} == {"seed 3, 2 of 2 rounds"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of(folder / "report.html")
     assert all(
-        said in text for said in ("Shares of 1,000.01 EUR", "Source of the values: sv; seed 3, 2 of 2 rounds", *shown)
+        said in text
+        for said in (
+            "Shares of 1,000.01 EUR",
+            "Source of the values: sv; seed 3, 2 of 2 rounds",
+            *shown,
+        )
     )
     assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
@@ -89,8 +108,16 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("metrics", "by", "said"),
     [
-        (["cssv"], None, "documentation advises against as a basis for payment. flsv retrain .*: --by cssv"),
-        (["sv", "decayed", "cssv"], None, "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed"),
+        (
+            ["cssv"],
+            None,
+            "documentation advises against as a basis for payment. flsv retrain .*: --by cssv",
+        ),
+        (
+            ["sv", "decayed", "cssv"],
+            None,
+            "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed",
+        ),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
         (["sv"], "retrained", "flsv retrain RUN adds retrained"),
         ([], None, "no contribution was measured"),
@@ -108,7 +135,10 @@ def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
     known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
     others = ("ContributionMetric", "DomainRelevance")
     kinds = [kind for kind in known if kind.higher_is_better and kind.__name__ not in others]
-    said = {kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "") for kind in kinds}
+    said = {
+        kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "")
+        for kind in kinds
+    }
     assert said == {kind.__name__: kind.to_pay_by for kind in kinds}
     assert not said["ClassSpecificShapley"]
     assert said["CumulativeShapley"]
@@ -116,11 +146,22 @@ def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
 
 def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_path):
     folder = part(fitted, tmp_path / "run", "cssv")
-    lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
+    lines = [
+        f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n"
+        for i, v in enumerate([0.3, 0.1, 0.2])
+    ]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
-    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace("|  |", "| |")
-    assert "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds." in text
-    assert "| client 0 | 0.300 [0.200 to 0.400] | | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
+    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
+        "|  |", "| |"
+    )
+    assert (
+        "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds."
+        in text
+    )
+    assert (
+        "| client 0 | 0.300 [0.200 to 0.400] | | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |"
+        in text
+    )
     assert f"| client 2 | {NONE} | {NONE} | {NONE} | {NONE} |" in text
     assert WORDS["dash"] in text
     assert [row["amount"] for row in rows(folder)] == ["75", "25", ""]
@@ -164,7 +205,9 @@ def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path):
     measured = frame["metric"] == "sv"
     frame.loc[measured, "low"], frame.loc[measured, "high"] = frame["value"] - 1, frame["value"] + 1
     frame.to_csv(path, index=False)
-    assert shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()  # they promise less
+    assert (
+        shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()
+    )  # they promise less
     told = open_run(folder).record["metrics"]["sv"]
     retold(folder, metrics={"sv": {**told, "class": "ShadowShapley"}})
     found = shares_of(open_run(folder), Budget(100.0))
@@ -173,7 +216,9 @@ def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path):
     assert found.table.loc[0, ["amount_low", "amount_high"]].tolist() == [66.67, 80.0]
     alone = shares_of(open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})), Budget(100.0))
     assert alone.missing == [1]
-    assert all(end != end for end in alone.table[["share_low", "share_high"]].values.flatten())  # nothing is known
+    assert all(
+        end != end for end in alone.table[["share_low", "share_high"]].values.flatten()
+    )  # nothing is known
     with pytest.raises(ConfigurationError, match="no client has a claim"):
         shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
 

@@ -27,12 +27,16 @@ FILES = {".lock", "contributions.csv", "run.json", "clients"}
 
 def run(folder: Path | str | None, **options: Any) -> None:
     reporting = Reporting(figures=1, table=False)
-    loop = FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting)
+    loop = FederatedLoop(
+        metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting
+    )
     trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 
-def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_writes_into_its_named_folder_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     held = FolderLock(tmp_path)  # nobody else is kept out of it either
     run(None)
@@ -60,7 +64,15 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
     fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[second])
     assert str(tmp_path) in second.error
     assert "--trainer.default_root_dir" in second.error
-    assert len({line.split(",")[0] for line in (tmp_path / "contributions.csv").read_text().splitlines()}) == 2
+    assert (
+        len(
+            {
+                line.split(",")[0]
+                for line in (tmp_path / "contributions.csv").read_text().splitlines()
+            }
+        )
+        == 2
+    )
 
 
 HOLD = """
@@ -79,7 +91,9 @@ time.sleep(60)
 @pytest.mark.slow
 def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         process.send_signal(signal.SIGKILL)

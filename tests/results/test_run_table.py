@@ -46,7 +46,10 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> Non
         (rows([1.0, 2.5, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [1]),
         (rows([1.0, 2.0, 3.0], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [2]),
         (rows([1.0, 2.0, NAN], [0.5, 1.0, NAN], [2.0, 3.0, NAN]), [0]),
-        (rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),  # no longer known: the value is as it was
+        (
+            rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]),
+            [],
+        ),  # no longer known: the value is as it was
         (rows([NAN, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
     ):
         assert [row.client for row in changes(now, before)] == changed
@@ -66,7 +69,9 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
 
 
 def round_of(r: int) -> list[Row]:
-    return round_rows(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
+    return round_rows(
+        r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES
+    )
 
 
 def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | None = None) -> Path:
@@ -78,7 +83,9 @@ def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | N
 
 
 @pytest.mark.parametrize("damage", ["", "2,cssv,0,", '2,"cs'])
-def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path: Path, damage: str) -> None:
+def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
+    tmp_path: Path, damage: str
+) -> None:
     whole = written(tmp_path / "whole.csv", range(4)).read_text()
     path = written(tmp_path / "c.csv", range(3))
     with path.open("a") as out:
@@ -93,13 +100,19 @@ def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_pat
     path = written(tmp_path / "c.csv", range(4))
     first = path.read_bytes()
     for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
-        with pytest.warns(UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"):
+        with pytest.warns(
+            UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"
+        ):
             written(path, range(begin, 4), begin)
         assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
 
 
 def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) -> None:
-    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    metrics = {
+        "cssv": ClassSpecificShapley(),
+        "sv": CumulativeShapley(),
+        "cost": CommunicationCost(),
+    }
     loop = FederatedLoop(
         ShapFedWA("cssv"),
         metrics,
@@ -118,9 +131,16 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     assert weights.groupby("round")["value"].sum().tolist() == pytest.approx([1] * 4)
     assert set(run.loc[run["metric"] == "accuracy", "round"]) == {1, 3}
     final = loop.contributions["cssv"].by_class
-    of_class = run[(run["metric"] == "cssv") & run["class"].notna()].groupby(["client", "class"])["value"].last()
+    of_class = (
+        run[(run["metric"] == "cssv") & run["class"].notna()]
+        .groupby(["client", "class"])["value"]
+        .last()
+    )
     assert len(of_class) == int(final.isfinite().sum())
-    assert all(value == pytest.approx(final[i, int(j)].item(), rel=1e-6) for (i, j), value in of_class.items())
+    assert all(
+        value == pytest.approx(final[i, int(j)].item(), rel=1e-6)
+        for (i, j), value in of_class.items()
+    )
 
     assert set(now["round"]) == {3}
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
@@ -134,10 +154,15 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
 
 def late(value: float) -> list[RoundResult]:
     of_rounds = [round_rows(r, [Numbers("value", [value + r, value])], NAMES) for r in (0, 1)]
-    return [RoundResult(r, of_rounds[r], changes(of_rounds[r], of_rounds[0] if r else [])) for r in (0, 1)]
+    return [
+        RoundResult(r, of_rounds[r], changes(of_rounds[r], of_rounds[0] if r else []))
+        for r in (0, 1)
+    ]
 
 
-def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp_path: Path) -> None:
+def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
     for value in (3.0, 5.0):
@@ -167,16 +192,35 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
-    metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
-    loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
+    metrics = {
+        "relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)),
+        "cost": CommunicationCost(),
+    }
+    loop = FederatedLoop(
+        metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False)
+    )
     fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)
-    found = flsv.read_run(tmp_path).dropna(subset="class").groupby(["metric", "client", "class"])["value"].last()
+    found = (
+        flsv.read_run(tmp_path)
+        .dropna(subset="class")
+        .groupby(["metric", "client", "class"])["value"]
+        .last()
+    )
     final = loop.contributions["relevance"].by_class
-    known = {(i, str(j)): final[i, j].item() for i in range(3) for j in range(3) if not final[i, j].isnan()}
+    known = {
+        (i, str(j)): final[i, j].item()
+        for i in range(3)
+        for j in range(3)
+        if not final[i, j].isnan()
+    }
     assert len(known) > 3
     assert found["relevance"].to_dict() == pytest.approx(known)
     size = loop.space.size
     # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
     downloads = [int(found["cost", i, "down"]) // size - 1 for i in range(3)]
-    assert [found["cost", i, "up"] for i in range(3)] == [2 * size + 2 + downloads[i] for i in range(3)]
-    assert [found["cost", i, "down"] for i in range(3)] == [(1 + downloads[i]) * size for i in range(3)]
+    assert [found["cost", i, "up"] for i in range(3)] == [
+        2 * size + 2 + downloads[i] for i in range(3)
+    ]
+    assert [found["cost", i, "down"] for i in range(3)] == [
+        (1 + downloads[i]) * size for i in range(3)
+    ]

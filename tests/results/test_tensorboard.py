@@ -42,12 +42,19 @@ def named() -> FederatedDataModule:
 
 
 def events(folder: Path) -> EventAccumulator:
-    return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+    return EventAccumulator(
+        str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}
+    ).Reload()
 
 
 def test_clients_named_like_files_of_a_run_get_other_folders(tmp_path: Path) -> None:
     names = ["config.yaml", "Checkpoints", "contributions.csv", "St. Anna", "Clinic no. 2"]
-    assert client_folders(names) == ["config.yaml_0", "Checkpoints_1", "contributions.csv_2", *names[3:]]
+    assert client_folders(names) == [
+        "config.yaml_0",
+        "Checkpoints_1",
+        "contributions.csv_2",
+        *names[3:],
+    ]
 
 
 def logger(folder: Path) -> TensorBoardLogger:
@@ -60,14 +67,20 @@ def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     for place in sorted({file.parent for file in folder.rglob("events*")}):
         seen = events(place)
         for tag in seen.Tags()["scalars"]:
-            found[place.relative_to(folder).as_posix()][tag] = [(e.step, e.value) for e in seen.Scalars(tag)]
+            found[place.relative_to(folder).as_posix()][tag] = [
+                (e.step, e.value) for e in seen.Scalars(tag)
+            ]
     return found
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
     folder = tmp_path_factory.mktemp("named")
-    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    metrics = {
+        "cssv": ClassSpecificShapley(),
+        "sv": CumulativeShapley(),
+        "cost": CommunicationCost(),
+    }
     loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
     fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger(folder))
     return loop, folder / "run"
@@ -77,7 +90,14 @@ def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) 
     loop, folder = fitted
     found = scalars(folder)
     assert set(found) == {".", *RUNS}
-    tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "weight", "train_loss", "update_norm"}
+    tags = {
+        "cssv/class_0_T-shirt_top",
+        "cssv/class_1_Dress",
+        "cssv/class_2",
+        "weight",
+        "train_loss",
+        "update_norm",
+    }
     tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
     groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
@@ -97,7 +117,9 @@ def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) 
 
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) -> None:
     data = toy_data((1,) * 31, client_test=0)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0))
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0)
+    )
     fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
     found = scalars(tmp_path / "run")
     assert set(found) == {"."}
@@ -115,7 +137,9 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_hparams_tab_has_the_settings(fitted: tuple[FederatedLoop, Path]) -> None:
-    plugins = {tag: each.plugin_data.content for tag, each in events(fitted[1]).summary_metadata.items()}
+    plugins = {
+        tag: each.plugin_data.content for tag, each in events(fitted[1]).summary_metadata.items()
+    }
     start = HParamsPluginData.FromString(plugins["_hparams_/session_start_info"]).session_start_info
     assert start.hparams["aggregator"].string_value == repr(ShapFedWA("cssv"))
     assert start.hparams["federation_seed"].number_value == 1
@@ -134,20 +158,28 @@ class Noting(Plain):
 class Dies(InRound):
     """In the middle of a round, when the curves of its first batches are written."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *hook: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *hook: Any
+    ) -> None:
         if trainer.current_epoch == 3 and self.place(trainer) == 4:
             trainer.loggers[0].save()
             raise KeyError("killed")
 
 
-def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
     """TensorBoard drops steps, and takes those of batches for those of rounds. The run is killed, goes on with more
     rounds, and goes on from a checkpoint before that."""
 
     def run(folder: Path, rounds: int, ckpt_path: Path | None = None, *more: L.Callback) -> None:
         saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
         loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-        options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [saving, *more], "logger": logger(folder)}
+        options: dict[str, Any] = {
+            "enable_checkpointing": True,
+            "callbacks": [saving, *more],
+            "logger": logger(folder),
+        }
         fit(loop, folder, Noting(), rounds=rounds, ckpt_path=ckpt_path, **options)
 
     run(tmp_path / "straight", 5)

@@ -29,7 +29,9 @@ class Shows(Plain):
 
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(make_bar, tmp_path, monkeypatch):
+def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
+    make_bar, tmp_path, monkeypatch
+):
     """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
     shown, events = [], []
 
@@ -44,13 +46,17 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
             shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
-    monkeypatch.setattr("flsv.results.terminal.print_contributions", lambda *_: events.append("table"))
+    monkeypatch.setattr(
+        "flsv.results.terminal.print_contributions", lambda *_: events.append("table")
+    )
     bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
     assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
-    assert [row["round"] for row in shown] == [f"{1 + 2 * place // len(shown)}/2" for place in range(len(shown))]
+    assert [row["round"] for row in shown] == [
+        f"{1 + 2 * place // len(shown)}/2" for place in range(len(shown))
+    ]
     assert shown[-1]["val_acc"] == 0.5
     fit(loop, tmp_path / "none", rounds=1)  # without a bar
     assert events == ["bar stopped", "table", "table"]
@@ -64,19 +70,31 @@ class LogsByGroup(Plain):
 @pytest.mark.parametrize(
     ("metrics", "head", "classes"),
     [
-        ({"sv": CumulativeShapley(), "value": ShadowShapley()}, "client samples value share", False),  # the nearest
-        ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share", False),
+        (
+            {"sv": CumulativeShapley(), "value": ShadowShapley()},
+            "client samples value share",
+            False,
+        ),  # the nearest
+        (
+            {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()},
+            "client samples sv share",
+            False,
+        ),
         ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
     ],
 )
 def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path, capsys):
     module = LogsByGroup(network(batch_norm=False))
-    fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1)
+    fit(
+        FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1
+    )
     text = capsys.readouterr().out
     table = text[text.index("Contributions") :]
     assert table.splitlines()[1].split() == head.split()
     assert ("cssv by class" in table) == classes
-    assert "Model:   val/f1 0.5, lr 0.1" in table.splitlines()  # and no contribution, of whenever it is
+    assert (
+        "Model:   val/f1 0.5, lr 0.1" in table.splitlines()
+    )  # and no contribution, of whenever it is
 
 
 def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
@@ -85,8 +103,15 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     rows = shown_clients(values, 100)
     highest = values.nan_to_num(-1).argsort(descending=True)
     assert rows[:10] == highest[:10].tolist()
-    assert rows[10:] == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][::-1]
-    print_table("Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows)
+    assert (
+        rows[10:]
+        == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][
+            ::-1
+        ]
+    )
+    print_table(
+        "Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows
+    )
     assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
     assert shown_clients(values[:20], 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
@@ -95,13 +120,18 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     def said(*numbers: Numbers, **changes: Any) -> str:
         table = frame(round_rows(19, [*numbers, Numbers("samples", torch.full((5,), 20.0))], names))
-        result = RunResult(19, 20, table, {"value": "class"}, ["value"], {}, {}, {}, trained=["value"])
+        result = RunResult(
+            19, 20, table, {"value": "class"}, ["value"], {}, {}, {}, trained=["value"]
+        )
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
             patch.setenv("COLUMNS", "100")
             print_contributions(replace(result, **changes), names, [])
         return out.getvalue()
 
-    names, values = [str(client) for client in range(5)], torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191])
+    names, values = (
+        [str(client) for client in range(5)],
+        torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191]),
+    )
     text = said(Numbers("value", values), Numbers("weight", values), Numbers("accuracy", values))
     assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert BRACKETS not in text

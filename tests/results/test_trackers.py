@@ -40,16 +40,22 @@ class OfWandb(Recorded, WandbLogger):
 class OfMLflow(Recorded, MLFlowLogger):
     @property
     def experiment(self) -> Any:
-        return SimpleNamespace(log_figure=lambda run_id, figure, file: self.pictures.update({file: figure}))
+        return SimpleNamespace(
+            log_figure=lambda run_id, figure, file: self.pictures.update({file: figure})
+        )
 
 
 class OfComet(Recorded, CometLogger):
     @property
     def experiment(self) -> Any:
-        return SimpleNamespace(log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure}))
+        return SimpleNamespace(
+            log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure})
+        )
 
 
-def test_wandb_mlflow_and_comet_get_pictures_of_contributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_mlflow_and_comet_get_pictures_of_contributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = {OfWandb: "charts/{}", OfMLflow: "charts/{}.png", OfComet: "{}"}
     loggers = [kind() for kind in (*names, OfWandb)]

@@ -11,17 +11,31 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 
-def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cost_of_coalitions_is_said_before_the_first_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     logged: dict[str, Any] = {"performance": "val_acc", "mode": "max"}
     said = []
     for options in ({}, {"coalitions": "all"}, {"coalitions": [[0], [1, 2]]}, logged):
         caplog.clear()
         with caplog.at_level("INFO", "lightning.pytorch"):
-            fit(shadow_loop(ShadowShapley(**options)), tmp_path, Plain(network(batch_norm=False)), data(), rounds=1)
-        (line,) = (text for text in caplog.messages if "trained after the run, each by a fit of its own," in text)
+            fit(
+                shadow_loop(ShadowShapley(**options)),
+                tmp_path,
+                Plain(network(batch_norm=False)),
+                data(),
+                rounds=1,
+            )
+        (line,) = (
+            text
+            for text in caplog.messages
+            if "trained after the run, each by a fit of its own," in text
+        )
         said.append(line)
     assert "each of 3 clients alone is trained" in said[0]
-    assert "costs 1 more fit and 3 models' validations. The others' outputs are predicted." in said[0]
+    assert (
+        "costs 1 more fit and 3 models' validations. The others' outputs are predicted." in said[0]
+    )
     assert "6 coalitions are trained" in said[1]
     assert said[1].endswith("costs 3 more fits and 6 models' validations.")
     assert "to predict outputs, train each client alone" in said[2]

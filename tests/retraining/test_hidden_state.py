@@ -48,7 +48,9 @@ PICKLED = (
 def of(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
     """The utility of each coalition, the metric and the module after the fit."""
     loop, module = fitted(
-        KINDS[name], folder, metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")}
+        KINDS[name],
+        folder,
+        metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")},
     )
     found: Any = loop.metrics["shadow"]
     members = vars(found).get("members", [])  # none if there are no values
@@ -62,11 +64,15 @@ def furthest(game: dict[Any, float], utilities: list[float]) -> float:
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
-def test_every_coalition_equals_a_fit_in_its_own_process(tmp_path: Path, name: str, alone: Alone) -> None:
+def test_every_coalition_equals_a_fit_in_its_own_process(
+    tmp_path: Path, name: str, alone: Alone
+) -> None:
     expected = alone(name)
     game, _, module = of(name, tmp_path)
     assert furthest(game, expected["utilities"]) <= 1e-6
-    assert torch.equal(vector(module), torch.tensor(expected["model"])), "the metric has changed the training"
+    assert torch.equal(vector(module), torch.tensor(expected["model"])), (
+        "the metric has changed the training"
+    )
 
 
 @pytest.mark.slow
@@ -76,7 +82,9 @@ def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_va
 ) -> None:
     """Where the process cannot be forked."""
     for module in ("kept_beginning", "forked_fits"):
-        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
+        monkeypatch.setattr(
+            f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
+        )
     expected = alone(name)
     try:
         game, _, module = of(name, tmp_path)

@@ -31,7 +31,9 @@ class SavesBest(L.Callback):
         self.path, self.best = path, float("inf")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loss = abs(float(trainer.callback_metrics["val_loss"]) - 0.9)  # the best is not always the last
+        loss = abs(
+            float(trainer.callback_metrics["val_loss"]) - 0.9
+        )  # the best is not always the last
         if loss < self.best:
             self.best = loss
             torch.save(pl_module.state_dict(), self.path)
@@ -132,17 +134,24 @@ Made = Callable[[], tuple[Any, list[L.Callback]]]
 
 def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tuple[Any, Any]:
     module, callbacks = make()
-    metrics = {"shadow": Recorded(coalitions="singles", performance="negative_loss")} if shadow else {}
+    metrics = (
+        {"shadow": Recorded(coalitions="singles", performance="negative_loss")} if shadow else {}
+    )
     members = options.pop("members", None)
     sampler = {} if members is None else {"sampler": FixedCohort(members)}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler)
+    loop = FederatedLoop(
+        metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler
+    )
     trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, data())
     return loop, module
 
 
 def files(folder: Path) -> dict[str, str]:
     found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+    }
 
 
 def check(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -181,11 +190,15 @@ class MakesFolder(L.Callback):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_coalitions_read_and_write_separate_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coalitions_read_and_write_separate_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(KINDS[name], tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("logger", [lambda: CSVLogger("logs"), lambda: WithFolder()], ids=["files", "a service"])
+@pytest.mark.parametrize(
+    "logger", [lambda: CSVLogger("logs"), lambda: WithFolder()], ids=["files", "a service"]
+)
 def test_module_writes_into_the_folder_of_its_logger(
     logger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +226,9 @@ def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     loop = FederatedLoop(
-        metrics={"shadow": Recorded(coalitions="singles")}, seed=SEED, reporting=Reporting(table=False)
+        metrics={"shadow": Recorded(coalitions="singles")},
+        seed=SEED,
+        reporting=Reporting(table=False),
     )
     (temporary / ".coalitions").mkdir()
     (temporary / ".coalitions" / "left").touch()  # by a run that was killed
@@ -236,7 +251,9 @@ def test_file_writes_are_refused_by_name_without_a_private_file_view(
     fitted(KINDS[name], place / "root")
     without = files(place)
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
-    monkeypatch.setattr("flsv.retraining.kept_beginning.KeptBeginning.fresh", lambda *_: None)  # they have a view here
+    monkeypatch.setattr(
+        "flsv.retraining.kept_beginning.KeptBeginning.fresh", lambda *_: None
+    )  # they have a view here
     place = fill(tmp_path / "user", monkeypatch)
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
         loop, _ = fitted(KINDS[name], place / "root", shadow=True)
@@ -244,7 +261,9 @@ def test_file_writes_are_refused_by_name_without_a_private_file_view(
     assert files(place) == without
 
 
-def test_coalitions_read_files_without_a_private_file_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coalitions_read_files_without_a_private_file_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
     check(KINDS["files that are read"], tmp_path, monkeypatch)
 
@@ -279,7 +298,9 @@ def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 9)
     monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
     caplog.set_level("INFO", "lightning.pytorch")
-    with pytest.warns(UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"):
+    with pytest.warns(
+        UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"
+    ):
         loop, _ = fitted(lambda: (Endless(), []), user, shadow=True)
     assert "fresh processes, since forks have failed (it took longer than 9 s)" in caplog.text
     assert loop.contributions["shadow"].isnan().all()

@@ -57,7 +57,9 @@ class Weighs(L.LightningModule):
         return torch.optim.SGD(self.parameters(), RATE)
 
 
-def by_hand(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> tuple[Weighs, list[dict[str, Tensor]]]:
+def by_hand(
+    data: FederatedDataModule, kept: str, members: tuple[int, ...]
+) -> tuple[Weighs, list[dict[str, Tensor]]]:
     """The global model, and each client's part."""
     server = Weighs()
     names = [name for name in server.state_dict() if name.startswith(kept)]
@@ -68,7 +70,9 @@ def by_hand(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> t
             client = copy.deepcopy(server)
             client.load_state_dict({**client.state_dict(), **own[i]})
             optimizer = torch.optim.SGD(client.parameters(), RATE)
-            for batch in data.client_loader(i, "train", generator=generator_for(SEED, "shuffle", r, i, 0)):
+            for batch in data.client_loader(
+                i, "train", generator=generator_for(SEED, "shuffle", r, i, 0)
+            ):
                 optimizer.zero_grad()
                 client.training_step(batch, 0).backward()
                 optimizer.step()
@@ -77,7 +81,9 @@ def by_hand(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> t
         total = sum(int(data.num_samples[i]) for i in members)
         for name, value in server.state_dict().items():
             if name not in names:
-                value.copy_(sum(int(data.num_samples[i]) / total * s[name] for i, s in zip(members, states)))
+                value.copy_(
+                    sum(int(data.num_samples[i]) / total * s[name] for i, s in zip(members, states))
+                )
     return server, own
 
 
@@ -85,11 +91,17 @@ def by_hand(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> t
 def score(model: Weighs, batches: Any, by: str) -> float:
     x, y = (torch.cat(part) for part in zip(*batches))
     logits = model(x)
-    return float((logits.argmax(1) == y).double().mean()) if "acc" in by else -float(entropy(logits, y))
+    return (
+        float((logits.argmax(1) == y).double().mean())
+        if "acc" in by
+        else -float(entropy(logits, y))
+    )
 
 
 def federation(kept: str, **metrics: Any) -> FederatedLoop:
-    return FederatedLoop(metrics=metrics, share=[f"!{kept}*"], seed=SEED, reporting=Reporting(table=False))
+    return FederatedLoop(
+        metrics=metrics, share=[f"!{kept}*"], seed=SEED, reporting=Reporting(table=False)
+    )
 
 
 ON_SERVER = {"server_val": 0.3, "client_test": 0.0}
@@ -104,8 +116,12 @@ def data_of(splits: dict[str, float]) -> FederatedDataModule:
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
 @pytest.mark.parametrize("by", ["negative_loss", "val_acc"])
-def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(tmp_path: Path, by: str) -> None:
-    metric = Recorded(coalitions="all", performance=by, mode="max" if by == "val_acc" else None, every=1)
+def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
+    tmp_path: Path, by: str
+) -> None:
+    metric = Recorded(
+        coalitions="all", performance=by, mode="max" if by == "val_acc" else None, every=1
+    )
     loop, data = federation("_class_weight", shadow=metric), data_of(ON_SERVER)
     module = Weighs()
     fit(loop, tmp_path, module, data, ROUNDS)
@@ -118,7 +134,9 @@ def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(tmp
     assert len(set(found.game.tolist())) > 4
     plain = Weighs()
     fit(federation("_class_weight"), tmp_path, plain, data_of(ON_SERVER), ROUNDS)
-    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, plain.state_dict()[name]) for name, value in module.state_dict().items()
+    )
 
 
 def judged(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> float:
@@ -134,7 +152,9 @@ def judged(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> fl
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation|has changed)")
-@pytest.mark.parametrize(("kept", "resumed"), [("head", False), ("head", True), ("_class_weight", False)])
+@pytest.mark.parametrize(
+    ("kept", "resumed"), [("head", False), ("head", True), ("_class_weight", False)]
+)
 def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
     tmp_path: Path, kept: str, resumed: bool
 ) -> None:
@@ -144,7 +164,15 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
 
     last, data = loop(), data_of(AT_CLIENTS)
     if resumed:
-        fit(loop(), tmp_path, Weighs(), data, 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
+        fit(
+            loop(),
+            tmp_path,
+            Weighs(),
+            data,
+            2,
+            enable_checkpointing=True,
+            callbacks=[checkpoints(tmp_path)],
+        )
     path = tmp_path / "checkpoints/last.ckpt" if resumed else None
     fit(last, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
     found: Any = last.metrics["shadow"]
@@ -168,15 +196,30 @@ def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
 @pytest.mark.parametrize(
     ("kept", "options", "zero"),
-    [("head", {}, False), ("body", {}, True), ("_class_weight", {"performance": "val_loss", "mode": "min"}, False)],
+    [
+        ("head", {}, False),
+        ("body", {}, True),
+        ("_class_weight", {"performance": "val_loss", "mode": "min"}, False),
+    ],
 )
 def test_server_score_that_depends_on_a_private_part_is_refused(
     tmp_path: Path, kept: str, options: dict[str, Any], zero: bool
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"'shadow' scores .* the score depends: of '{kept}.*judges=.clients"):
-        fit(federation(kept, shadow=ShadowShapley(**options)), tmp_path, Weighs(zero), data_of(ON_SERVER))
+    with pytest.raises(
+        ConfigurationError,
+        match=f"'shadow' scores .* the score depends: of '{kept}.*judges=.clients",
+    ):
+        fit(
+            federation(kept, shadow=ShadowShapley(**options)),
+            tmp_path,
+            Weighs(zero),
+            data_of(ON_SERVER),
+        )
     loop = federation(kept, shadow=ShadowShapley(**options), other=PartialFederatedShapley())
-    with pytest.raises(ConfigurationError, match=r"metrics \['other'\] evaluate models .* the server has no whole mod"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"metrics \['other'\] evaluate models .* the server has no whole mod",
+    ):
         fit(loop, tmp_path, Weighs(), data_of(ON_SERVER))
 
 
@@ -190,7 +233,10 @@ def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_
     masks = torch.tensor([[True, False, True], [False, True, False]])
     with pytest.warns(UserWarning, match="stay at their clients"):
         found = utility(masks)
-    expected = [score(by_hand(data, "_class_weight", m)[0], data.val_dataloader(), "loss") for m in ((0, 2), (1,))]
+    expected = [
+        score(by_hand(data, "_class_weight", m)[0], data.val_dataloader(), "loss")
+        for m in ((0, 2), (1,))
+    ]
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
@@ -198,5 +244,7 @@ def test_sites_that_keep_a_part_train_no_coalitions(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
         return FederatedLoop(metrics={"shadow": ShadowShapley()}, share=["!head"], seed=SEED)
 
-    with pytest.raises(ConfigurationError, match="others stay at the sites. Share all that is trained"):
+    with pytest.raises(
+        ConfigurationError, match="others stay at the sites. Share all that is trained"
+    ):
         Remotely(tmp_path, loop).fit(own=ServerData())

@@ -33,19 +33,29 @@ def run(folder: Path, path: str | None = None) -> list[float]:
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
     trainer.fit(Slow(), data(), ckpt_path=path)
-    return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+    return (
+        loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_killed_run_leaves_no_process_and_resumes_bitwise(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+)
+def test_killed_run_leaves_no_process_and_resumes_bitwise(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     process = Forked(tmp_path / "process", run, tmp_path / "killed", FLSV_TEST_HANGS="1")
     file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
     alive: list[int] = []
     while len(alive) < 3 and time.monotonic() < end:  # the run, its beginning, and a coalition
         status, said = process.wait(0.1)
         assert status is None, said
-        alive = processes(process.pid) if file.is_file() and len(file.read_text().splitlines()) > 2 else []
+        alive = (
+            processes(process.pid)
+            if file.is_file() and len(file.read_text().splitlines()) > 2
+            else []
+        )
     assert len(alive) >= 3
     os.kill(process.pid, number)
     status, said = process.wait(60)

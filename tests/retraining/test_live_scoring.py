@@ -189,7 +189,9 @@ def alone(
     if by in BY_VALIDATION:
         if not members:
             trainer = trainer_for(None, folder)
-            trainer.validate(module, dealt, verbose=False)  # a federation that came to nothing has its first model
+            trainer.validate(
+                module, dealt, verbose=False
+            )  # a federation that came to nothing has its first model
         value = float(trainer.callback_metrics[by])
         return -value if BY_VALIDATION[by] == "min" else value
     dealt.setup("fit")
@@ -197,12 +199,21 @@ def alone(
     module.eval()
     with torch.no_grad():
         logits = module(x)
-    return -float(entropy(logits, y)) if by == "negative_loss" else float((logits.argmax(1) == y).double().mean())
+    return (
+        -float(entropy(logits, y))
+        if by == "negative_loss"
+        else float((logits.argmax(1) == y).double().mean())
+    )
 
 
-def played(make: Callable[[], Any], by: str, folder: Path, sampler: Any = None, **trained: Any) -> tuple[Recorded, Any]:
+def played(
+    make: Callable[[], Any], by: str, folder: Path, sampler: Any = None, **trained: Any
+) -> tuple[Recorded, Any]:
     metric = Recorded(coalitions="singles", performance=by, mode=BY_VALIDATION.get(by), every=1)
-    loop, module = federation(metrics={"shadow": metric}, **({} if sampler is None else {"sampler": sampler})), make()
+    loop, module = (
+        federation(metrics={"shadow": metric}, **({} if sampler is None else {"sampler": sampler})),
+        make(),
+    )
     trainer_for(loop, folder, ROUNDS, **trained).fit(module, data())
     found: Any = loop.metrics["shadow"]
     return found, module
@@ -245,6 +256,11 @@ def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> 
         return trainer_for(federation(sampler=cohort), tmp_path, ROUNDS)
 
     utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), data(), "negative_loss")
-    found = utility(torch.tensor([[False, False, False], [False, True, False], [True, False, True]]))
-    expected = [alone(TemperatureAtTheEnd, "negative_loss", each, ROUNDS, tmp_path) for each in ((), (1,), (0, 2))]
+    found = utility(
+        torch.tensor([[False, False, False], [False, True, False], [True, False, True]])
+    )
+    expected = [
+        alone(TemperatureAtTheEnd, "negative_loss", each, ROUNDS, tmp_path)
+        for each in ((), (1,), (0, 2))
+    ]
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)

@@ -5,7 +5,9 @@ import torch
 from flsv.retraining.coalitions_at_sites import NEAR, doubtful_own_models
 
 
-def honest(clients: int = 5, size: int = 400) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def honest(
+    clients: int = 5, size: int = 400
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return own models, the initial model, the federation's model, and the sums of updates."""
     draw = torch.Generator().manual_seed(0)
     common, initial = torch.randn(size, generator=draw), torch.randn(size, generator=draw)
@@ -29,7 +31,9 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
 
 def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
     own, initial, model, updates = honest()
-    aside = torch.nn.functional.normalize(torch.randn(own.shape[1], generator=torch.Generator().manual_seed(1)), dim=0)
+    aside = torch.nn.functional.normalize(
+        torch.randn(own.shape[1], generator=torch.Generator().manual_seed(1)), dim=0
+    )
     for part, doubted in ((0.9 * NEAR, True), (1.2 * NEAR, False)):
         own[0] = model + part * (model - initial).norm() * aside
         found = doubtful_own_models(own[:2], initial, model, updates[:2])

@@ -27,7 +27,9 @@ from helpers.fits import trainer_for, vector
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
 
-@pytest.mark.parametrize("name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`"]))
+@pytest.mark.parametrize(
+    "name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`"])
+)
 def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
     module, loop = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False))
@@ -38,7 +40,10 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     assert torch.equal(torch.get_rng_state(), drawn)
     assert (trainer.current_epoch, loop.round_index, list(tmp_path.iterdir())) == (0, 0, [])
     masks = coalition_masks("all", 3)
-    by_hand = [kind.hand(kind.module().net, module.optimizer).utility(m.nonzero()[:, 0].tolist()) for m in masks]
+    by_hand = [
+        kind.hand(kind.module().net, module.optimizer).utility(m.nonzero()[:, 0].tolist())
+        for m in masks
+    ]
     expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
     torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
 
@@ -55,11 +60,15 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
         return found
 
     def rows(module: Any) -> Any:
-        trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
+        trainer = trainer_for(
+            FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1
+        )
         return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
 
     if fresh:
-        monkeypatch.setattr("flsv.retraining.retrain.why_not_fork", lambda device: "it is another test")
+        monkeypatch.setattr(
+            "flsv.retraining.retrain.why_not_fork", lambda device: "it is another test"
+        )
     found = rows(module)
     assert len(list(tmp_path.iterdir())) == 2
     assert (found["low"] < found["value"]).all()
@@ -67,7 +76,9 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
 
 
 @pytest.mark.slow
-def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(tmp_path: Path) -> None:
+def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
+    tmp_path: Path,
+) -> None:
     distributed = pytest.importorskip("distributed")
 
     def module() -> Any:
@@ -76,7 +87,9 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(t
 
     def rows(folder: str) -> Any:
         (tmp_path / "begun").unlink(missing_ok=True)
-        trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path / folder, 1)
+        trainer = trainer_for(
+            FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path / folder, 1
+        )
         return flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
 
     expected, killed = rows("here"), list[int]()
@@ -96,7 +109,9 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(t
     assert_frame_equal(found, expected)
 
 
-def test_retrain_refuses_fitted_trainers_and_missing_loops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrain_refuses_fitted_trainers_and_missing_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
     trainer.fit(Plateau(), data())
     with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):

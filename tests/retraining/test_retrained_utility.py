@@ -24,7 +24,9 @@ Fits = list[list[int]]
 def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort], L.Trainer]:
     def trainer(cohort: FixedCohort) -> L.Trainer:
         fits.append(cohort.clients)
-        return trainer_for(FederatedLoop(sampler=cohort, seed=5), folder, rounds, limit_val_batches=0)
+        return trainer_for(
+            FederatedLoop(sampler=cohort, seed=5), folder, rounds, limit_val_batches=0
+        )
 
     return trainer
 
@@ -45,7 +47,13 @@ def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_pat
             starts.append(vector(pl_module))
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(FederatedLoop(sampler=cohort, seed=5), tmp_path, 1, callbacks=[Start()], limit_val_batches=0)
+        return trainer_for(
+            FederatedLoop(sampler=cohort, seed=5),
+            tmp_path,
+            1,
+            callbacks=[Start()],
+            limit_val_batches=0,
+        )
 
     utility = RetrainedUtility(trainer, ClassifierClient("mlp"), data(), "auroc")
     assert all(0 < value < 1 for value in utility(masks((0,), (1, 2), (0, 1, 2))).tolist())
@@ -60,7 +68,9 @@ def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
     utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
     exact = exact_shapley(utility, utility.num_players)
     assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
-    tmc = permutation_shapley(utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0))
+    tmc = permutation_shapley(
+        utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0)
+    )
     assert len(fits) == 7
     torch.testing.assert_close(tmc.values, exact.values, rtol=0, atol=0.05)
     assert all(utility.seconds[tuple(members)] > 0 for members in fits)
@@ -71,7 +81,9 @@ def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
         RetrainedUtility(trainers(tmp_path, []), Plain(), many)
     assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
-    with pytest.raises(ConfigurationError, match=r"metric='f2'\): for a value that the module logs"):
+    with pytest.raises(
+        ConfigurationError, match=r"metric='f2'\): for a value that the module logs"
+    ):
         RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f2")
     utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val=0.0))
     with pytest.raises(ConfigurationError, match="samples"):
@@ -80,7 +92,11 @@ def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> No
 
 def test_retrained_utility_with_private_layers_is_refused(tmp_path: Path) -> None:
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(FederatedLoop(sampler=cohort, share=["!head"], seed=5), tmp_path, 1, limit_val_batches=0)
+        return trainer_for(
+            FederatedLoop(sampler=cohort, share=["!head"], seed=5), tmp_path, 1, limit_val_batches=0
+        )
 
-    with pytest.raises(ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"):
+    with pytest.raises(
+        ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"
+    ):
         RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))

@@ -16,7 +16,14 @@ from flsv.aggregation import FedAdam
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import coalition_masks
-from flsv.sampling import BernoulliSampler, ClientSampler, FixedCohort, PowerOfChoice, SoftmaxSampler, UniformSampler
+from flsv.sampling import (
+    BernoulliSampler,
+    ClientSampler,
+    FixedCohort,
+    PowerOfChoice,
+    SoftmaxSampler,
+    UniformSampler,
+)
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -76,7 +83,9 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     plain = copy.deepcopy(module)
     trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
     without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
-    assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
+    assert torch.equal(
+        vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained)
+    )
     torch.testing.assert_close(metric.game.flatten(), by_hand(start, draw), rtol=0, atol=1e-5)
 
 
@@ -86,20 +95,26 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, n
     make, draw = SAMPLERS[name]
     module = Plain(network(batch_norm=False))
     loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
-    retrain = partial(flsv.retrain, module=module, data=data(), seeds=1, which="all", metric="negative_loss")
+    retrain = partial(
+        flsv.retrain, module=module, data=data(), seeds=1, which="all", metric="negative_loss"
+    )
     found = retrain(trainer_for(loop, tmp_path, ROUNDS))["value"]
     everybody = retrain(trainer_for(loop, tmp_path, ROUNDS), participation="all")["value"]
     start, masks = copy.deepcopy(module), coalition_masks("all", 3)
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
     metric: Any = loop.metrics["shadow"]
-    torch.testing.assert_close(metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5
+    )
     assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
     for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
         expected = few_coalitions_shapley(masks, by_hand(start, cohorts)).values
         torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
     games = torch.stack([by_hand(start, draw, rounds) for rounds in (2, 3, 4)], dim=1)
     expected = few_coalitions_shapley(masks, games).values.mean(1)
-    torch.testing.assert_close(loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
@@ -156,14 +171,18 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
 
 def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:
     loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
-    with pytest.warns(UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"):
+    with pytest.warns(
+        UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"
+    ):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
     assert loop.contributions["shadow"].isnan().all()
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
 @pytest.mark.parametrize("members", [[3], [0, 3], [1, 2, 4], [0, 1, 2, 3, 4]])
-def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(sampler: Any, members: list[int]) -> None:
+def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(
+    sampler: Any, members: list[int]
+) -> None:
     own, counts = sampler.among(members), torch.zeros(5)
     for index in range(2000):
         counts[own.sample(5, {}, generator_for(0, "cohort", index))] += 1

@@ -73,7 +73,9 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
     third = Game()
     assert train(third, store(path)) == 0
     assert third.asked == []
-    expected = torch.tensor([[worth(members)] for members in members_of(MASKS)], dtype=torch.float64)
+    expected = torch.tensor(
+        [[worth(members)] for members in members_of(MASKS)], dtype=torch.float64
+    )
     torch.testing.assert_close(store(path).table(0, MASKS), expected, rtol=0, atol=0)
     # The order in which trainings end does not show in the file.
     other = store(tmp_path / "other.csv")
@@ -93,7 +95,9 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
 def test_error_of_failed_coalitions_can_be_pickled() -> None:
     failed = FitsFailed({(0, 2): ChildFailed("a wrong shape")})
     again = pickle.loads(pickle.dumps(failed))
-    assert str(again) == str(failed) == "1 coalition failed to train, clients 0 and 2: a wrong shape."
+    assert (
+        str(again) == str(failed) == "1 coalition failed to train, clients 0 and 2: a wrong shape."
+    )
     assert [*again.failed] == [(0, 2)]
 
 
@@ -102,7 +106,9 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     kept = store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
     kept.add(7, (0, 2), rows)
-    kept.add(8, (1,), {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
+    kept.add(
+        8, (1,), {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]}
+    )  # is held, and not written
     assert kept.missing(8, [(1,)]) == []
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
@@ -126,7 +132,9 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
         (HEAD + b"0,2,nan\n", "line 3: utility is 'nan', expected a number"),
     ],
 )
-def test_utility_file_of_other_settings_is_refused_and_unchanged(tmp_path: Path, before: bytes, words: str) -> None:
+def test_utility_file_of_other_settings_is_refused_and_unchanged(
+    tmp_path: Path, before: bytes, words: str
+) -> None:
     path = tmp_path / "game.csv"
     path.write_bytes(before)
     with pytest.raises(ConfigurationError, match=words):

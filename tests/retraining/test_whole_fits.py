@@ -51,7 +51,8 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     loop, module = fitted(kind, tmp_path, {"shadow": metric})
     masks = coalition_masks("all", 3)
     by_hand = [
-        kind.hand(copy.deepcopy(start.net), start.optimizer).utility(mask.nonzero()[:, 0].tolist()) for mask in masks
+        kind.hand(copy.deepcopy(start.net), start.optimizer).utility(mask.nonzero()[:, 0].tolist())
+        for mask in masks
     ]
     expected = torch.tensor(by_hand, dtype=torch.float64)
     found = loop.metrics["shadow"]
@@ -63,7 +64,9 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     assert torch.equal(vector(module), vector(without))
 
 
-def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_during_coalitions_keeps_finished_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
     kept, trained = list[Any](), list[Any]()
 
@@ -82,9 +85,16 @@ def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch:
 
     def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
         saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-        trainer = trainer_for(federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
+        trainer = trainer_for(
+            federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
+        )
         trainer.fit(kind.module(), data(), ckpt_path=path)
-        return federation.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+        return (
+            federation.history()
+            .query("metric == 'shadow'")
+            .sort_values(["round", "client"])
+            .value.tolist()
+        )
 
     whole = fit(loop(), tmp_path / "whole")
     monkeypatch.setattr(UtilityStore, "add", counted)
@@ -94,9 +104,13 @@ def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch:
     assert stopped.contributions["shadow"].isnan().all()
     assert "values stand after training" in repr(stopped.contributions["shadow"])
     monkeypatch.setattr(UtilityStore, "add", keep)
-    monkeypatch.setattr(ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders))
+    monkeypatch.setattr(
+        ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders)
+    )
     again = loop()
-    assert fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
+    assert (
+        fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
+    )
     assert len(whole) == 3 * FIT_ROUNDS
     again_trained = [order.members for order in trained]
     assert again_trained[0] == (0, 1, 2)  # the proof
@@ -104,9 +118,12 @@ def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("max_fits", "clients", "costs"), [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)]
+    ("max_fits", "clients", "costs"),
+    [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)],
 )
-def test_design_within_max_fits_has_the_expected_cost(max_fits: float, clients: int, costs: float) -> None:
+def test_design_within_max_fits_has_the_expected_cost(
+    max_fits: float, clients: int, costs: float
+) -> None:
     assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
@@ -116,7 +133,9 @@ class Diverges(Manual):
     def loss(self, batch: Any) -> Tensor:
         loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
         broken = (
-            self.training and loop.round_index == 1 and loop.sampler.sample(3, {}, torch.Generator()).tolist() == [1]
+            self.training
+            and loop.round_index == 1
+            and loop.sampler.sample(3, {}, torch.Generator()).tolist() == [1]
         )
         return super().loss(batch) * (float("nan") if broken else 1.0)
 
@@ -125,11 +144,15 @@ def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path:
     kind, found = Kind(Diverges), list[Tensor]()
     for module in (Diverges, Manual):
         kind.module = module
-        loop, _ = fitted(kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")})
+        loop, _ = fitted(
+            kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")}
+        )
         metric: Any = loop.metrics["shadow"]
         found.append(metric.game)
     differ = (found[0] != found[1]).tolist()
-    assert differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
+    assert (
+        differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
+    )
 
 
 class Lucky(Manual):
@@ -140,7 +163,11 @@ class Lucky(Manual):
 
 
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
-    loop, _ = fitted(Kind(Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")})
+    loop, _ = fitted(
+        Kind(Lucky),
+        tmp_path,
+        {"shadow": Recorded(coalitions="all", performance="luck", mode="max")},
+    )
     metric: Any = loop.metrics["shadow"]
     assert metric.game[1:].tolist() == [metric.game[1].item()] * 7  # the first one has not trained
 
@@ -166,10 +193,13 @@ def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
     loop, _ = fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
     in_fresh_processes(monkeypatch)
-    with pytest.raises(ConfigurationError, match="since it is a test. But the Trainer, .* cannot be pickled .*lock"):
+    with pytest.raises(
+        ConfigurationError, match="since it is a test. But the Trainer, .* cannot be pickled .*lock"
+    ):
         fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     with pytest.warns(
-        UserWarning, match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError"
+        UserWarning,
+        match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError",
     ):
         loop, _ = fitted(Kind(callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
@@ -231,7 +261,9 @@ class StopsAlone(L.Callback):
 
 def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> None:
     kind = Kind(callback=StopsAlone)
-    with pytest.warns(UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"):
+    with pytest.warns(
+        UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"
+    ):
         loop, _ = fitted(kind, tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
 

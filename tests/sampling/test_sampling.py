@@ -41,10 +41,17 @@ from helpers.loops_by_hand import (
 )
 from helpers.models import Plain, network
 
-SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1])}
+SSV = {
+    "ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]),
+    "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1]),
+}
 
 
-OTHERS = [BernoulliSampler(1.2), BernoulliSampler(1.5, min_cohort=1), SoftmaxSampler(3, "sv", temperature=0.1)]
+OTHERS = [
+    BernoulliSampler(1.2),
+    BernoulliSampler(1.5, min_cohort=1),
+    SoftmaxSampler(3, "sv", temperature=0.1),
+]
 
 
 @pytest.mark.parametrize("sampler", OTHERS, ids=repr)
@@ -68,7 +75,9 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
-def test_tiny_probabilities_draw_a_cohort_of_minimum_size(min_cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
+    min_cohort: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
@@ -96,7 +105,9 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
     p, size = coins.double(), np.ones(1)
     for coin in p.tolist():
         size = np.convolve(size, [1 - coin, coin])
-    someone_else = torch.stack([1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)])
+    someone_else = torch.stack(
+        [1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)]
+    )
     torch.testing.assert_close(said, (p * someone_else / size[2:].sum()).float())
 
 
@@ -110,7 +121,9 @@ def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None
     for clients in ([], [1, 1]):
         with pytest.raises(ConfigurationError, match="expected different client ids"):
             FixedCohort(clients)
-    with pytest.raises(ConfigurationError, match=r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"):
+    with pytest.raises(
+        ConfigurationError, match=r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
+    ):
         fit(FederatedLoop(sampler=FixedCohort([0, 3]), seed=0), tmp_path, data=toy_data((3, 2, 2)))
 
 
@@ -125,16 +138,26 @@ class Own(ClientSampler):
         return self.chances
 
 
-@pytest.mark.parametrize("drawn", [[2, 0, 2], [True, False, True], [0.0, 1.0], [-1, 0], [0, 3], [[0, 1]], []], ids=repr)
+@pytest.mark.parametrize(
+    "drawn", [[2, 0, 2], [True, False, True], [0.0, 1.0], [-1, 0], [0, 3], [[0, 1]], []], ids=repr
+)
 def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, drawn: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"):
+    with pytest.raises(
+        RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
+    ):
         fit(FederatedLoop(sampler=Own(drawn)), tmp_path, rounds=1)
 
 
-@pytest.mark.parametrize("chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr)
-def test_sampler_that_returns_invalid_probabilities_is_refused(tmp_path: Path, chances: Any) -> None:
+@pytest.mark.parametrize(
+    "chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr
+)
+def test_sampler_that_returns_invalid_probabilities_is_refused(
+    tmp_path: Path, chances: Any
+) -> None:
     loop = FederatedLoop(
-        ShapleyWeighted("ssv"), metrics={"ssv": SurrogateFederatedShapley()}, sampler=Own([0, 1], chances)
+        ShapleyWeighted("ssv"),
+        metrics={"ssv": SurrogateFederatedShapley()},
+        sampler=Own([0, 1], chances),
     )
     with pytest.raises(RuntimeError, match=r"Own.*inclusion_probabilities gave .* expected \[3\]"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)
@@ -150,8 +173,15 @@ class Counts(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.seen: list[dict[str, list[int]]] = []
 
-    def update(self, client_ids: Tensor, reached: Tensor, downloaded: Tensor, uploaded: Tensor) -> None:
-        row = {"cohort": client_ids, "reached": reached.sort().values, "down": downloaded, "up": uploaded}
+    def update(
+        self, client_ids: Tensor, reached: Tensor, downloaded: Tensor, uploaded: Tensor
+    ) -> None:
+        row = {
+            "cohort": client_ids,
+            "reached": reached.sort().values,
+            "down": downloaded,
+            "up": uploaded,
+        }
         self.seen.append({name: values.tolist() for name, values in row.items()})
 
     def compute(self) -> Tensor:
@@ -159,7 +189,13 @@ class Counts(ContributionMetric):
 
 
 def loop(**kwargs: Any) -> FederatedLoop:
-    parts = {"aggregator": FedAvg("uniform"), "sampler": PowerOfChoice(M, D), "local_epochs": 2, "seed": SEED, **kwargs}
+    parts = {
+        "aggregator": FedAvg("uniform"),
+        "sampler": PowerOfChoice(M, D),
+        "local_epochs": 2,
+        "seed": SEED,
+        **kwargs,
+    }
     return FederatedLoop(**parts)
 
 
@@ -168,11 +204,15 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
     sizes = torch.tensor([len(data.client_indices(k)) for k in range(len(PROPORTIONS))]).double()
     candidates, cohorts = [], []
     for r in range(ROUNDS):
-        draw = torch.multinomial(sizes / sizes.sum(), D, generator=generator_for(SEED, "cohort", r)).tolist()
+        draw = torch.multinomial(
+            sizes / sizes.sum(), D, generator=generator_for(SEED, "cohort", r)
+        ).tolist()
         losses = {}
         server.eval()
         for k in draw:
-            x, y = (torch.cat(parts) for parts in zip(*data.client_loader(k, "train", shuffle=False)))
+            x, y = (
+                torch.cat(parts) for parts in zip(*data.client_loader(k, "train", shuffle=False))
+            )
             losses[k] = nn.functional.cross_entropy(server(x), y).item()
         chosen = sorted(sorted(draw, key=lambda k: -losses[k])[:M])
         models, buffers = [], []
@@ -192,7 +232,13 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
     net, counts = network(batch_norm=False), Counts()
     expected, candidates, cohorts = by_hand(net)
     module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
-    fit(loop(metrics={"counts": counts}, engine=engine), tmp_path, module, unequal_data(), rounds=ROUNDS)
+    fit(
+        loop(metrics={"counts": counts}, engine=engine),
+        tmp_path,
+        module,
+        unequal_data(),
+        rounds=ROUNDS,
+    )
     assert_same(module.net, expected)
     size = sum(p.numel() for p in net.parameters())
     assert [row["cohort"] for row in counts.seen] == cohorts

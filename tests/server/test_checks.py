@@ -56,7 +56,9 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
-        with pytest.raises(ConfigurationError, match="runs in one process on one device, and the trainer has 2"):
+        with pytest.raises(
+            ConfigurationError, match="runs in one process on one device, and the trainer has 2"
+        ):
             trainer.fit(NeverTrained(), toy_data())
 
 
@@ -101,21 +103,58 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
 @pytest.mark.parametrize(
     ("make", "loop", "said", "options"),
     [
-        (Bare, ELSEWHERE, r"ShapFedWA\(\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]", {}),
-        (lambda: NeverTrained(WIDE), {"metrics": cssv()}, "head 'net.0' has 7 rows and the data have 3 classes", {}),
-        (lambda: NeverTrained(NO_LINEAR), {"metrics": cssv()}, r"metrics \['cssv'\] need a classifier head", {}),
-        (Calls, EVALUATED, r"clients \[0, 1, 2\] have none. Set .*client_test", {"data": toy_data(client_test=0)}),
-        (Calls, {}, "val_check_interval=0.5: in the middle of a round there is no", {"val_check_interval": 0.5}),
+        (
+            Bare,
+            ELSEWHERE,
+            r"ShapFedWA\(\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]",
+            {},
+        ),
+        (
+            lambda: NeverTrained(WIDE),
+            {"metrics": cssv()},
+            "head 'net.0' has 7 rows and the data have 3 classes",
+            {},
+        ),
+        (
+            lambda: NeverTrained(NO_LINEAR),
+            {"metrics": cssv()},
+            r"metrics \['cssv'\] need a classifier head",
+            {},
+        ),
+        (
+            Calls,
+            EVALUATED,
+            r"clients \[0, 1, 2\] have none. Set .*client_test",
+            {"data": toy_data(client_test=0)},
+        ),
+        (
+            Calls,
+            {},
+            "val_check_interval=0.5: in the middle of a round there is no",
+            {"val_check_interval": 0.5},
+        ),
         (Bare, {"metrics": OF_LOSS}, r"validation_step, .*\. Define it, or", {}),
-        (Bare, {"metrics": {"mine": ContributionEstimation()}}, r"metrics \['mine'\] call Bare\.forward", {}),
-        (Calls, {"metrics": {"mine": OF_CLIENTS}}, r"metrics \['mine'\] ask .* Define it, or measure by forward", {}),
+        (
+            Bare,
+            {"metrics": {"mine": ContributionEstimation()}},
+            r"metrics \['mine'\] call Bare\.forward",
+            {},
+        ),
+        (
+            Calls,
+            {"metrics": {"mine": OF_CLIENTS}},
+            r"metrics \['mine'\] ask .* Define it, or measure by forward",
+            {},
+        ),
         (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) ends in NotImplementedError", {}),
     ],
 )
 def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, said, options):
     module = make()
     with pytest.raises(ConfigurationError, match=said):
-        fit(FederatedLoop(**loop), tmp_path, module, **{"data": toy_data(client_val=0.2), **options})
+        fit(
+            FederatedLoop(**loop), tmp_path, module, **{"data": toy_data(client_val=0.2), **options}
+        )
     assert module.trainer.global_step == 0
 
 
@@ -144,7 +183,9 @@ def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metri
     loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
     fit(loop, tmp_path)
     assert (loop.contributions["norm"] > 0).all()
-    with pytest.raises(ValueError, match=r"metric 'norm': compute\(\) must give one row per .*it gave \[5\]"):
+    with pytest.raises(
+        ValueError, match=r"metric 'norm': compute\(\) must give one row per .*it gave \[5\]"
+    ):
         fit(FederatedLoop(metrics={"norm": Wants((5,))}), tmp_path)
 
 
@@ -153,12 +194,17 @@ def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             schedulers = [
-                {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": interval}
+                {
+                    "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+                    "interval": interval,
+                }
                 for interval in ("step", "epoch")
             ]
             return [optimizer], schedulers
 
-    with pytest.raises(ConfigurationError, match="steps per batch and one that steps per round.*SequentialLR"):
+    with pytest.raises(
+        ConfigurationError, match="steps per batch and one that steps per round.*SequentialLR"
+    ):
         fit(FederatedLoop(), tmp_path, Two(network()))
 
 
@@ -168,10 +214,26 @@ CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRel
 @pytest.mark.parametrize(
     ("loop", "metric", "needed"),
     [
-        ({"aggregator": ShapFedWA("m")}, CLIENTS, r"aggregator ShapFedWA\(metric='m'\) needs a metric \[n, M\] ="),
-        ({"aggregator": CGSV("m")}, CLASSES, r"CGSV.* needs a metric \[n\] = \[4\], and 'm' .* gives \[4, 3\]"),
-        ({"sampler": SoftmaxSampler(2, "m")}, PAIRS, r"gives \[4, 4\]. Name a metric with one value per client"),
-        ({"personalizer": ShapFedPersonalizer("m")}, CLIENTS, r"ShapFedPersonalizer.* = \[4, 3\].* gives \[4\]"),
+        (
+            {"aggregator": ShapFedWA("m")},
+            CLIENTS,
+            r"aggregator ShapFedWA\(metric='m'\) needs a metric \[n, M\] =",
+        ),
+        (
+            {"aggregator": CGSV("m")},
+            CLASSES,
+            r"CGSV.* needs a metric \[n\] = \[4\], and 'm' .* gives \[4, 3\]",
+        ),
+        (
+            {"sampler": SoftmaxSampler(2, "m")},
+            PAIRS,
+            r"gives \[4, 4\]. Name a metric with one value per client",
+        ),
+        (
+            {"personalizer": ShapFedPersonalizer("m")},
+            CLIENTS,
+            r"ShapFedPersonalizer.* = \[4, 3\].* gives \[4\]",
+        ),
     ],
 )
 def test_metric_of_the_wrong_shape_is_refused(tmp_path, loop, metric, needed):
@@ -222,7 +284,11 @@ class Heights(ContributionMetric):
 def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
     loop = FederatedLoop(Height(), metrics={"heights": Heights()})
     fit(loop, tmp_path, rounds=1)
-    assert loop.contributions["heights"].by_class.tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
+    assert loop.contributions["heights"].by_class.tolist() == [
+        [54.0, 108.0],
+        [14.0, 28.0],
+        [26.0, 52.0],
+    ]
 
 
 class Losses(FedAvg):
@@ -237,13 +303,25 @@ class Another(Height):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"metrics": {**cssv("b"), "other": ClassSpecificShapley(head="a")}}, "name different heads"),
+        (
+            {"metrics": {**cssv("b"), "other": ClassSpecificShapley(head="a")}},
+            "name different heads",
+        ),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
-        ({"metrics": {"mine": Asks()}}, r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'"),
-        ({"aggregator": Height(), "sampler": AlsoHeight()}, r"sampler AlsoHeight.* and .* reports = 'height'"),
+        (
+            {"metrics": {"mine": Asks()}},
+            r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'",
+        ),
+        (
+            {"aggregator": Height(), "sampler": AlsoHeight()},
+            r"sampler AlsoHeight.* and .* reports = 'height'",
+        ),
         ({"aggregator": Losses()}, "a name in every round"),
-        ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
+        (
+            {"metrics": {"heights": Heights()}, "personalizer": Standalone()},
+            r"asks for \['height'\]",
+        ),
     ],
 )
 def test_loop_with_wrong_arguments_is_refused(options, said):
@@ -252,5 +330,8 @@ def test_loop_with_wrong_arguments_is_refused(options, said):
 
 
 def test_undeclared_report_of_a_client_is_an_error(tmp_path):
-    with pytest.warns(UserWarning, match="discarded"), pytest.raises(RuntimeError, match=r"report \['width'\]"):
+    with (
+        pytest.warns(UserWarning, match="discarded"),
+        pytest.raises(RuntimeError, match=r"report \['width'\]"),
+    ):
         fit(FederatedLoop(Another()), tmp_path, rounds=1)

@@ -22,9 +22,13 @@ FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "part", "options"), FAULTS, ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS]
+    ("kind", "name", "part", "options"),
+    FAULTS,
+    ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS],
 )
-def test_each_check_fails_for_the_part_with_its_fault(kind: Any, name: str, part: Any, options: dict[str, Any]) -> None:
+def test_each_check_fails_for_the_part_with_its_fault(
+    kind: Any, name: str, part: Any, options: dict[str, Any]
+) -> None:
     case = kind(part, **options)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
@@ -43,11 +47,17 @@ def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
 
 def test_expected_failures_are_allowed_only_if_they_fail() -> None:
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
-    with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
+    with pytest.raises(
+        AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"
+    ):
         check_metric(faulty_parts.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
-    with pytest.raises(ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "):
+    with pytest.raises(
+        ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "
+    ):
         check_metric(faulty_parts.Norm(), expected_failures={"guide": "it has none"})
-    with pytest.raises(ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."):
+    with pytest.raises(
+        ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."
+    ):
         parametrize_with_checks([3])
 
 

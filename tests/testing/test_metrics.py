@@ -20,13 +20,17 @@ def test_every_metric_passes_the_checks_for_metrics(check: PartCheck) -> None:
     check()
 
 
-@pytest.mark.skipif(not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
+@pytest.mark.skipif(
+    not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
+)
 def test_only_metrics_that_depend_on_round_order_refuse_merging() -> None:
     def merge(case: MetricCase) -> None:
         later = case.fed(EVERY[HALF:])
         later.merge_state(case.half())
 
-    assert {name for name, case in METRIC_CASES.items() if refused(lambda case=case: merge(case))} == {
+    assert {
+        name for name, case in METRIC_CASES.items() if refused(lambda case=case: merge(case))
+    } == {
         "CosineGradientShapley",
         "OneRoundShapley",
     }

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
-from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
+from flsv.metrics import (
+    ContributionEstimation,
+    CosineGradientShapley,
+    DomainRelevance,
+    InRunShapley,
+)
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
@@ -19,11 +24,21 @@ Checks = list[PartCheck]
 
 
 def of(case: Any, part: Any, **options: Any) -> Checks:
-    return checks_of(case(part, **options), MORE if case in (AggregatorCase, ClientAlgorithmCase) else ())
+    return checks_of(
+        case(part, **options), MORE if case in (AggregatorCase, ClientAlgorithmCase) else ()
+    )
 
 
-aggregator, personalizer, sampler = partial(of, AggregatorCase), partial(of, PersonalizerCase), partial(of, SamplerCase)
-algorithm, upload, update_filter = partial(of, ClientAlgorithmCase), partial(of, UploadCase), partial(of, FilterCase)
+aggregator, personalizer, sampler = (
+    partial(of, AggregatorCase),
+    partial(of, PersonalizerCase),
+    partial(of, SamplerCase),
+)
+algorithm, upload, update_filter = (
+    partial(of, ClientAlgorithmCase),
+    partial(of, UploadCase),
+    partial(of, FilterCase),
+)
 #: Multi-Krum compares three clients at least.
 SHUFFLES = {"clients_permuted_in_a_fit": "buckets are of the clients as they are shuffled"}
 AGGREGATORS: Sequence[Checks] = [
@@ -48,7 +63,8 @@ AGGREGATORS: Sequence[Checks] = [
 PERSONALIZERS: Sequence[Checks] = [
     personalizer(personalization.FedAMP()),
     personalizer(
-        personalization.FedEM(), module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,))
+        personalization.FedEM(),
+        module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,)),
     ),
     personalizer(personalization.FedFomo()),
     personalizer(personalization.HeurFedAMP()),

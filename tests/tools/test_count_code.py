@@ -1,6 +1,11 @@
-"""What is counted of code, pages, tests and tools."""
+"""What is counted of code, and what makes it hard to read."""
 
-from count_code import code_lines
+import ast
+from pathlib import Path
+
+import count_code
+import pytest
+from count_code import DENSITY_OF_CODE, digest_of, hard_to_read, is_dense, tokens_by_line
 
 SOURCE = '''"""Text."""
 
@@ -12,6 +17,62 @@ def f(x):
     return 1 if x and ast else 2
 '''
 
+PACKED = """
+def total(values):
+    found = sum(value if value > 0 else 0 for value in values if value is not None and value != 1)
+    return found, [value * 2 for value in values if value], [value * 3 for value in values if value]
+"""
+
+
+@pytest.fixture
+def packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(count_code, "ROOT", tmp_path)
+    path = tmp_path / "flsv" / "packed.py"
+    path.parent.mkdir()
+    path.write_text(PACKED)
+    return path
+
 
 def test_docstrings_comments_and_blank_lines_are_no_code() -> None:
-    assert code_lines(SOURCE) == 3
+    assert tokens_by_line(SOURCE) == {3: 2, 6: 6, 8: 8}
+
+
+def test_packed_function_is_named_with_its_vague_name_and_its_long_lines(packed_file: Path) -> None:
+    problems = hard_to_read(packed_file, exempt=set())
+
+    assert len(problems) == 2
+    assert "flsv/packed.py:3 found" in problems[0]
+    assert "[3, 4]" in problems[1]
+
+
+def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_file: Path) -> None:
+    (function,) = ast.parse(PACKED).body
+    exempt = {digest_of(function)}
+
+    assert hard_to_read(packed_file, exempt) == []
+
+    packed_file.write_text(PACKED.replace("value * 2", "value * 4"))
+    assert len(hard_to_read(packed_file, exempt)) == 2
+
+
+def test_layout_and_docstring_of_an_exempt_function_may_change() -> None:
+    packed = digest_of(ast.parse("def f(x):\n    return g(x, 1)").body[0])
+    unfolded = digest_of(
+        ast.parse('def f(x):\n    """Text."""\n    return g(\n        x, 1\n    )').body[0]
+    )
+
+    assert packed == unfolded
+
+
+@pytest.mark.parametrize(
+    ("counts", "dense"),
+    [
+        ([], False),
+        ([9, 9, 9], False),
+        ([9, 9, 10], True),
+        ([2, 3, 20], False),
+        ([2, 2, 2, 2, 2, 2, 20, 20], True),
+    ],
+)
+def test_average_and_a_second_long_line_make_code_dense(counts: list[int], dense: bool) -> None:
+    assert is_dense(counts, DENSITY_OF_CODE) is dense

@@ -19,9 +19,13 @@ def report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
 
 
 @pytest.mark.slow
-def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_report_passes_all_checks_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In two precisions of four, since the CPU is compared with itself, and with rounds of few images."""
-    monkeypatch.setattr(gpu_report, "ALLOWED", {name: ALLOWED[name] for name in ("32-true", "bf16-true")})
+    monkeypatch.setattr(
+        gpu_report, "ALLOWED", {name: ALLOWED[name] for name in ("32-true", "bf16-true")}
+    )
     images = bench_round.images
     monkeypatch.setattr(bench_round, "IMAGES", 60)
     monkeypatch.setattr(bench_round, "images", lambda total=60 * bench_round.CLIENTS: images(total))
@@ -34,7 +38,9 @@ def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path: Path, monkeypatch: py
     assert found.loc["transformer: .item() a batch", "verdict"] == "ok"
 
 
-def test_gpu_report_with_a_failed_check_ends_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_report_with_a_failed_check_ends_with_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def apart(device: str, short: bool) -> Iterator[Row]:
         yield near("near", 1e-5, 1e-3)
         yield near("far", 1.0, 1e-3)

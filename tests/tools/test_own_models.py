@@ -34,7 +34,13 @@ def by_hand(module: Plain, batches: Any) -> list[float]:
 
 def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
     evaluation = ClientEvaluation(keep_trained=True)
-    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), sampler=UniformSampler(1), evaluation=evaluation, seed=1)
+    loop = FederatedLoop(
+        FedAvg(),
+        personalizer=Standalone(),
+        sampler=UniformSampler(1),
+        evaluation=evaluation,
+        seed=1,
+    )
     own, data, module = OwnModels(loop), toy_data(), Plain()
     initial = flsv.ParameterSpace(module).read(module)
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
@@ -46,7 +52,9 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
         loop.space.write(module, received[client])
         expected = by_hand(module, data.test_dataloader())
         for models in ("received", "trained"):
-            assert [own.scores[models][m][client].item() for m in MEASURES] == pytest.approx(expected, abs=1e-6)
+            assert [own.scores[models][m][client].item() for m in MEASURES] == pytest.approx(
+                expected, abs=1e-6
+            )
 
 
 def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
@@ -55,9 +63,14 @@ def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
     own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
     for measure in MEASURES:
-        torch.testing.assert_close(own.scores["received"][measure].float(), loop.client_scores[measure])
+        torch.testing.assert_close(
+            own.scores["received"][measure].float(), loop.client_scores[measure]
+        )
     module.eval()
-    parts = [[torch.cat(each) for each in zip(*data.client_loader(client, "test"))] for client in range(3)]
+    parts = [
+        [torch.cat(each) for each in zip(*data.client_loader(client, "test"))]
+        for client in range(3)
+    ]
     right = [(module(x).argmax(1) == y).double().mean().item() for x, y in parts]
     assert own.scores["global"]["accuracy"].item() == pytest.approx(sum(right) / 3)
 
@@ -65,4 +78,6 @@ def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
 def test_own_tests_without_test_samples_are_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
-        fit(loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")])
+        fit(
+            loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")]
+        )

@@ -48,11 +48,20 @@ def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights, expected):
     """Two others, at distances 1 and 3 of the parameters; the last entry is a buffer."""
     start, own = torch.tensor([0.0, -1, 0, 0]), torch.zeros(4)
     others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]
-    losses = {tuple(v.tolist()): loss for v, loss in zip([start, own, *others], (4.0, 2.0, 0.0, 8.0))}
+    losses = {
+        tuple(v.tolist()): loss for v, loss in zip([start, own, *others], (4.0, 2.0, 0.0, 8.0))
+    }
     client = Judged(0, lambda vector: -losses[tuple(vector.tolist())])
     client.data.set_models(start, own)
     with opened(client.data):
-        found = one_by_one(client.data, others, None, weights=weights, num_parameters=3, generator=torch.Generator())
+        found = one_by_one(
+            client.data,
+            others,
+            None,
+            weights=weights,
+            num_parameters=3,
+            generator=torch.Generator(),
+        )
         torch.testing.assert_close(found.float(), torch.tensor(expected))
         mixed = torch.tensor([expected[1], 0, 3 * expected[2], 9 * (expected[1] + expected[2])])
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
@@ -74,11 +83,15 @@ def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
 
 def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
-    found = communication({"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST")
+    found = communication(
+        {"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST"
+    )
     size, head = 44426, 84 * 10 + 10
     expected = (20 * size + 20 * (size - head) + 46 * head, 66 * size, 120 * size, 40 * size)
     names = ("pFedSV (D+C)", "pFedSV (D)", "FedFomo, pFedSV with k fixed", "FedAMP, FedAvg")
-    assert [found[name]["lenet5"] for name in names] == pytest.approx([each / 1e6 for each in expected])
+    assert [found[name]["lenet5"] for name in names] == pytest.approx(
+        [each / 1e6 for each in expected]
+    )
 
 
 def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
@@ -93,10 +106,18 @@ def test_coalition_utilities_are_those_of_averaged_models():
     draw = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
     space = ParameterSpace(network)
-    vectors, start = torch.randn(4, space.size, generator=draw), torch.randn(space.size, generator=draw)
-    images, labels = torch.randn(40, 1, 2, 3, generator=draw), torch.randint(3, (40,), generator=draw)
+    vectors, start = (
+        torch.randn(4, space.size, generator=draw),
+        torch.randn(space.size, generator=draw),
+    )
+    images, labels = (
+        torch.randn(40, 1, 2, 3, generator=draw),
+        torch.randint(3, (40,), generator=draw),
+    )
     table = utilities(vectors, start, images, labels)
     for coalition in range(16):
         members = [i for i in range(4) if coalition >> i & 1]
         space.write(network, vectors[members].mean(0) if members else start)
-        assert float(table[coalition]) == pytest.approx(float((network(images).argmax(1) == labels).double().mean()))
+        assert float(table[coalition]) == pytest.approx(
+            float((network(images).argmax(1) == labels).double().mean())
+        )

@@ -44,11 +44,20 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     path.write_text(TABLE)
     table = read_table(path)
     small = {cell.key: cell for cell in cells_of(table, False, [0, 5])}
-    assert list(small)[:3] == [("FedAvg", "digits, 0.1", 0), ("pFedMe", "digits, 0.1", 0), ("pFedMe", "digits, 1", 0)]
+    assert list(small)[:3] == [
+        ("FedAvg", "digits, 0.1", 0),
+        ("pFedMe", "digits, 0.1", 0),
+        ("pFedMe", "digits, 1", 0),
+    ]
     assert len(small) == 2 * 3
     last = small["pFedMe", "digits, 1", 5]
     assert last.files == ("digits.yaml", "pfedme.yaml")
-    assert last.overrides == {"data.source": "digits", "lr": 1, "data.splits.max_samples": 300, "a": 1}
+    assert last.overrides == {
+        "data.source": "digits",
+        "lr": 1,
+        "data.splits.max_samples": 300,
+        "a": 1,
+    }
     assert last.measure == "tools.test_tables:marked"
     assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
     assert [shortened(table, cell).overrides["e"] for cell in list(small.values())[:2]] == [1, 2]
@@ -67,24 +76,40 @@ def test_table_file_with_an_unknown_entry_raises(tmp_path):
 def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path, monkeypatch):
     attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
     files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
-    cell = Cell("FedProx", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
+    cell = Cell(
+        "FedProx",
+        "digits",
+        3,
+        files,
+        {"data.splits.max_samples": 400, "federation.uploads": attacks},
+    )
     with built(cell, "data") as cli:
         data, loop = cli.datamodule, federated_loop(cli.trainer)
         random = (data.splits, data.partitioner, data.corruptions[0], loop.uploads[0])
         assert [each.seed for each in random] == [3, 3, 3, 3]
         assert cli.config.seed_everything == cli.config.federation.seed == 3
-    assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {"seed": 7, "a": [{"seed": 7, "b": "seed"}]}
+    assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {
+        "seed": 7,
+        "a": [{"seed": 7, "b": "seed"}],
+    }
     monkeypatch.setattr(cells, "CONFIGS", tmp_path)
-    text = "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
+    text = (
+        "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
+    )
     (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ValueError, match="another seed than the cell's, 3"), built(Cell("r", "c", 3, ("a.yaml",)), "."):
+    with (
+        pytest.raises(ValueError, match="another seed than the cell's, 3"),
+        built(Cell("r", "c", 3, ("a.yaml",)), "."),
+    ):
         pass
 
 
 @pytest.mark.slow
 def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
-    files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
+    files = [
+        part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]
+    ]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
     cli = make_cli([*files, *quiet, "--trainer.default_root_dir", str(tmp_path)], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -111,11 +136,20 @@ RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "guo": (
         "ours",
         "mnist, softmax, biased",
-        {**DIGITS, "data.batch_size": 10, "data.partitioner.init_args.total": 150, "data.splits.server_val": 0.1},
+        {
+            **DIGITS,
+            "data.batch_size": 10,
+            "data.partitioner.init_args.total": 150,
+            "data.splits.server_val": 0.1,
+        },
     ),
     "pfedsv": ("pFedSV", "pathological, MNIST", {**DIGITS, "data.splits.max_samples": None}),
     "shapfed": ("values", "figure 3", {"data.splits.max_samples": None}),
-    "shapleyfl": ("AFedSV", "Fashion-MNIST, data noise", {**DIGITS, "data.splits.max_samples": None}),
+    "shapleyfl": (
+        "AFedSV",
+        "Fashion-MNIST, data noise",
+        {**DIGITS, "data.splits.max_samples": None},
+    ),
 }
 
 
@@ -125,7 +159,9 @@ RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_a_cell_of_every_table_runs_and_is_reported(name):
     row, column, more = RUN[name]
     table = read_table(TABLES / f"{name}.yaml")
-    (cell,) = (each for each in cells_of(table, False, [0]) if (each.row, each.column) == (row, column))
+    (cell,) = (
+        each for each in cells_of(table, False, [0]) if (each.row, each.column) == (row, column)
+    )
     cell = shortened(table, cell)
     cell = replace(cell, overrides={**cell.overrides, **more})
     made = report(table["tables"], {cell.key: measure(cell, ROOT or "data")})
@@ -151,22 +187,30 @@ def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
     ]
 
 
-def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(tmp_path, monkeypatch):
+def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "kept.jsonl"
     found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
     assert found["three", "c", 1] == {"value": 15.0}
     assert len((tmp_path / "ran.txt").read_text().splitlines()) == 4
     path.write_text(path.read_text()[:-20])  # killed while it was writing
     for _ in range(2):
-        assert finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
+        assert (
+            finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
+        )
         assert len((tmp_path / "ran.txt").read_text().splitlines()) == 5
     monkeypatch.setattr(cells, "source_version", lambda: "another")
     assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):
-    with pytest.raises(RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"):
-        finish(made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1)
+    with pytest.raises(
+        RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
+    ):
+        finish(
+            made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1
+        )
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
     with pytest.raises(ValueError, match="the same row, column and seed"):
         finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
@@ -179,7 +223,15 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         "blocks: [{axes: {column: [small, large], row: [a, bb]}, files: [fedavg.yaml]}]\n"
         "tables: [{title: Values, value: value, minus: {bb: [a]}}]\n"
     )
-    given = [str(path), "--kept", str(tmp_path / "kept.jsonl"), "--root", str(tmp_path), "--workers", "1"]
+    given = [
+        str(path),
+        "--kept",
+        str(tmp_path / "kept.jsonl"),
+        "--root",
+        str(tmp_path),
+        "--workers",
+        "1",
+    ]
     main([*given, "--seeds", "2", "--csv", str(tmp_path / "out.csv")])
     out = capsys.readouterr().out
     assert "| bb | 7.0 ± 7.1 |" in out
@@ -187,7 +239,10 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     assert "large" not in out
     assert "Values,bb,small,7.0 ± 7.1\n" in (tmp_path / "out.csv").read_text()
     main([*given, "--list", "--seeds", "1"])
-    assert capsys.readouterr().out.count("flsv fit --config configs/fedavg.yaml --seed_everything=0") == 4
+    assert (
+        capsys.readouterr().out.count("flsv fit --config configs/fedavg.yaml --seed_everything=0")
+        == 4
+    )
     main([*given, "--columns", "large", "--seeds", "1"])
     assert "| bb | 2.0 ± 0.0 |" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -216,13 +271,23 @@ def test_tables_show_rows_columns_and_paired_differences():
         for column in ("noise", "tail")
         for seed, value in values.items()
     }
-    results["FedAvg", "tail", 9] = {"accuracy": [1.0]}  # of a seed that the other column does not have
-    show = {"title": "T", "value": "accuracy", "rows": ["ours", "FedAvg"], "columns": ["n*"], "ours": ["ours"]}
+    results["FedAvg", "tail", 9] = {
+        "accuracy": [1.0]
+    }  # of a seed that the other column does not have
+    show = {
+        "title": "T",
+        "value": "accuracy",
+        "rows": ["ours", "FedAvg"],
+        "columns": ["n*"],
+        "ours": ["ours"],
+    }
     (_, means), (_, differences) = report([{**show, "paper": {"noise": {"FedAvg": "60"}}}], results)
     assert means == [["", "noise"], ["ours", "63.4 ± 2.0"], ["FedAvg", "61.7 ± 1.1 (60)"]]
     assert differences[1][0] == "ours minus the best other"
     assert differences[1][1].endswith("]** against FedAvg")
     both = report([{**show, "columns": ["*"], "average": "mean"}], results)
     assert both[2] == ("T: mean", [["", "mean"], ["ours", "63.4 ± 2.0"], ["FedAvg", "61.7 ± 1.1"]])
-    (_, tokens) = report([{"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}], results)[0]
+    (_, tokens) = report(
+        [{"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}], results
+    )[0]
     assert tokens == [["", "p"], ["x", "63.4 ± 2.0"]]

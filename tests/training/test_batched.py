@@ -53,7 +53,9 @@ class Tied(nn.Module):
         self.other.weight = self.one.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(self.one(x))
+        return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(
+            self.one(x)
+        )
 
 
 class Recurrent(nn.LSTM):
@@ -90,7 +92,9 @@ def sgd(**options: Any) -> Make:
 
 def groups(parameters: Any) -> torch.optim.Optimizer:
     first, *rest = parameters
-    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
+    return torch.optim.SGD(
+        [{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1
+    )
 
 
 def named(name: str) -> Make:
@@ -114,7 +118,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | N
     "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), sgd(), None),
     "tied": (Tied, (4,), sgd(), None),
     "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), sgd(), None),
-    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (3, 4), sgd(), None),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        (3, 4),
+        sgd(),
+        None,
+    ),
     "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), sgd(), None),
     "buffers": (Counting, (4,), slow, None),
 }
@@ -132,11 +141,19 @@ def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]
             return torch.arange(len(STEPS)) + tensor
         return tensor + 0.1 * torch.rand(len(STEPS), *tensor.shape)
 
-    states = {n: differ(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())}
-    return module, states, [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS]
+    states = {
+        n: differ(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())
+    }
+    return (
+        module,
+        states,
+        [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS],
+    )
 
 
-def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, limit: Any) -> Any:
+def one_by_one(
+    module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, limit: Any
+) -> Any:
     for i, batches in enumerate(given):
         own = copy.deepcopy(module)
         own.load_state_dict({name: tensor[i] for name, tensor in states.items()}, strict=False)
@@ -180,7 +197,9 @@ def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> 
     begun = {name: tensor.clone() for name, tensor in states.items()}
     trained, _ = training.train({**begun, "spare": spare.clone()}, given)
     assert torch.equal(trained.pop("spare"), spare)
-    states |= {f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()}
+    states |= {
+        f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()
+    }
     del module.spare
     for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
         for key, tensor in trained.items():

@@ -86,7 +86,10 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     ("where", "match"),
     [
         ("training_step", f"last batch {PLACE}: a hook raised"),
-        ("skip", f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
+        (
+            "skip",
+            f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1",
+        ),
     ],
 )
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
@@ -109,18 +112,27 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> 
 
     read = Items(item, range(len(samples)))
     read.targets = samples.tensors[1]
-    data = FederatedDataModule(read, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
+    data = FederatedDataModule(
+        read, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
+    )
     data.prepare_data()
     data.setup("fit")
     bad[0] = int(data.client_indices(CLIENT)[0])
-    expected = rf"client {CLIENT} gave .* batches in round {ROUND + 1}: its data set raised StopIteration"
-    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=expected):
+    expected = (
+        rf"client {CLIENT} gave .* batches in round {ROUND + 1}: its data set raised StopIteration"
+    )
+    with (
+        pytest.warns(UserWarning, match="is discarded"),
+        pytest.raises(RuntimeError, match=expected),
+    ):
         fit(loop, tmp_path, module, data)
     assert loop.round_index == ROUND
     assert vector(module).isfinite().all()
 
 
-def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_whose_restoring_fails_still_releases_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("half a model")
 

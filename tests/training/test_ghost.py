@@ -42,23 +42,37 @@ def words() -> Tensor:
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3, bias=False)), floats(4)),
-    "linear on tokens": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), floats(7, 4)),
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3, bias=False)),
+        floats(4),
+    ),
+    "linear on tokens": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        floats(7, 4),
+    ),
     "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2), floats(2, 6)),
     "conv2d": (
         lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, stride=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 3, 2, padding=1, padding_mode="circular")
+            nn.Conv2d(2, 4, 3, stride=2, dilation=2),
+            nn.ReLU(),
+            nn.Conv2d(4, 3, 2, padding=1, padding_mode="circular"),
         ),
         floats(2, 9, 9),
     ),
     "conv3d": (lambda: nn.Conv3d(1, 2, 2), floats(1, 3, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), floats(2, 3, 3)),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)), words),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)),
+        words,
+    ),
     "layer norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), floats(4)),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4)), floats(2, 4, 4)),
     "rms norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), floats(4)),
     "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), floats(2, 3, 3)),
-    "batch norm that rests": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval()), floats(4)),
+    "batch norm that rests": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval()),
+        floats(4),
+    ),
     "tied": (Twice, floats(4)),
 }
 
@@ -92,7 +106,9 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
     found = ghost.take()
     torch.testing.assert_close(found, expected)
     assert expected.abs().max() > 1e-3
-    torch.testing.assert_close(found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters()))
+    torch.testing.assert_close(
+        found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters())
+    )
     ghost.remove()  # nothing is watched any more
     F.cross_entropy(module(x), y).backward()
     assert len(ghost.take()) == 0
@@ -114,10 +130,16 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
     ("module", "says"),
     [
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "'1', BatchNorm1d, mixes the samples"),
-        (nn.MultiheadAttention(4, 2), "'in_proj_weight' is MultiheadAttention's, for which there is no ghost"),
+        (
+            nn.MultiheadAttention(4, 2),
+            "'in_proj_weight' is MultiheadAttention's, for which there is no ghost",
+        ),
         (nn.Embedding(4, 4, sparse=True), "sparse"),
         (nn.InstanceNorm1d(4, affine=True, track_running_stats=True), "track_running_stats"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrizations.weight.original0"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            "parametrizations.weight.original0",
+        ),
     ],
 )
 def test_layers_without_a_ghost_product_are_named(module: nn.Module, says: str) -> None:

@@ -36,7 +36,9 @@ class Remembers(Plain):
         if not hasattr(self, "first"):
             self.first = x[0]
             self.register_buffer("queue", x[:2], persistent=False)
-        loss = nn.functional.cross_entropy(self(x + self.bank + self.mean + self.first + self.queue.mean(0)), y)
+        loss = nn.functional.cross_entropy(
+            self(x + self.bank + self.mean + self.first + self.queue.mean(0)), y
+        )
         self.bank = 0.9 * self.bank + 0.1 * x.mean(0)
         self.mean += 0.1 * x.mean(0)
         self.grown = x[:1] if self.grown is None else torch.cat([self.grown, x[:1]])
@@ -50,7 +52,9 @@ def augmented() -> FederatedDataModule:
     x, y = train.tensors
     noisy = Items(lambda i: (x[i] + torch.randn(6), y[i]), range(len(y)))
     noisy.targets = y
-    return FederatedDataModule((noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
+    return FederatedDataModule(
+        (noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
+    )
 
 
 def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
@@ -72,8 +76,12 @@ def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path
     seen = []
 
     class Watch(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
-            buffers = loop_of(module).state_dict()["buffers"]["buffers"]  # before the loop's own hook: between clients
+        def on_train_batch_start(
+            self, trainer: L.Trainer, module: L.LightningModule, *_: Any
+        ) -> None:
+            buffers = loop_of(module).state_dict()["buffers"][
+                "buffers"
+            ]  # before the loop's own hook: between clients
             seen.append(buffers["bank"].clone())
 
     fit(FederatedLoop(seed=1), tmp_path, Remembers(), rounds=1, callbacks=[Watch()])

@@ -34,7 +34,9 @@ CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
 ]
 
 
-def by_hand(data: FederatedDataModule, round: Round, client: int, passes: list[int], window: int) -> tuple[Tensor, int]:
+def by_hand(
+    data: FederatedDataModule, round: Round, client: int, passes: list[int], window: int
+) -> tuple[Tensor, int]:
     model, steps = without_batch_norm(), 0
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
@@ -86,20 +88,28 @@ class Decays(Plainest):
 
 
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(tmp_path: Path, work: Any) -> None:
+def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(
+    tmp_path: Path, work: Any
+) -> None:
     make = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
     data = partial(toy_data, SIZES)
-    loop = assert_resumes(make, tmp_path, lambda: Plainest(MOMENTUM), data, accumulate_grad_batches=2)
+    loop = assert_resumes(
+        make, tmp_path, lambda: Plainest(MOMENTUM), data, accumulate_grad_batches=2
+    )
     assert loop.participations.tolist() == [4, 4, 4]
     module = Decays()
     loop = FederatedLoop(local_epochs=work, seed=SEED)
     fit(loop, tmp_path / "decays", module, data(), rounds=2)
-    rates = [each["pace"]["schedulers"][0]["_last_lr"] for each in loop.state_dict()["clients"].values()]
+    rates = [
+        each["pace"]["schedulers"][0]["_last_lr"] for each in loop.state_dict()["clients"].values()
+    ]
     assert rates == [[pytest.approx(0, abs=1e-9)]] * 3
 
 
 @pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])
-def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path: Path, work: Any) -> None:
+def test_many_clients_at_once_train_as_long_as_one_after_the_other(
+    tmp_path: Path, work: Any
+) -> None:
     pair(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
 
 
@@ -120,15 +130,27 @@ def test_invalid_local_epochs_are_refused_by_the_loop(work: Any, words: str) -> 
 
 
 def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the clients are '0', '1', '2', so that '2', 'Boston' is missing or"):
+    with pytest.raises(
+        ConfigurationError,
+        match="the clients are '0', '1', '2', so that '2', 'Boston' is missing or",
+    ):
         fit(FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1}), tmp_path)
-    loop = FederatedLoop(client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3})
+    loop = FederatedLoop(
+        client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3}
+    )
     with pytest.raises(ConfigurationError, match="no epoch for the shared part: local_epochs=1"):
         fit(loop, tmp_path)
 
 
 def test_work_is_read_from_the_command_line_and_from_files(tmp_path: Path) -> None:
-    options = ["--config", "digits", "--trainer.max_epochs", "1", "--federation.evaluation.every", "0"]
+    options = [
+        "--config",
+        "digits",
+        "--trainer.max_epochs",
+        "1",
+        "--federation.evaluation.every",
+        "0",
+    ]
     file = tmp_path / "a.yaml"
     file.write_text("federation: {local_epochs: {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}}")
     for own in (["--federation.local_epochs", "3 steps"], ["--config", str(file)]):

@@ -51,7 +51,9 @@ class MaskedByHand(Masked):
 
 
 def game() -> FederatedLoop:
-    return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1)
+    return FederatedLoop(
+        metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
+    )
 
 
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path: Path) -> None:
@@ -60,8 +62,12 @@ def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path:
         fit(each, tmp_path, module, toy_data(server_val=0.2))
     assert torch.equal(modules[0].mask, Masked().mask)
     assert torch.equal(modules[0].frozen, Masked().frozen)
-    assert all(torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters()))
-    torch.testing.assert_close(loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters())
+    )
+    torch.testing.assert_close(
+        loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0
+    )
     assert modules[0].net[0].weight.isfinite().all()
 
 
@@ -111,11 +117,27 @@ class WithOwnSchedule(Plain):
 @pytest.mark.parametrize(
     ("module", "kwargs", "message"),
     [
-        (WithOwnSchedule, {}, "the state_dict of SGD or OwnSchedule cannot be copied \\(RecursionError\\)"),
-        (Observer, {}, r"\['largest'\] held infinite values or NaN when training started, and training has changed"),
-        (broken, {}, r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts"),
+        (
+            WithOwnSchedule,
+            {},
+            "the state_dict of SGD or OwnSchedule cannot be copied \\(RecursionError\\)",
+        ),
+        (
+            Observer,
+            {},
+            r"\['largest'\] held infinite values or NaN when training started, and training has changed",
+        ),
+        (
+            broken,
+            {},
+            r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts",
+        ),
         (Grows, {}, r"have changed since the fit began: \['more.bias', 'more.weight'\] have come"),
-        (Plain, {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, "ModelPruning changes the module's para"),
+        (
+            Plain,
+            {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]},
+            "ModelPruning changes the module's para",
+        ),
     ],
 )
 def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
@@ -178,14 +200,18 @@ EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
         ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
     ],
 )
-def test_module_with_one_logit_is_refused(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
+def test_module_with_one_logit_is_refused(
+    tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool
+) -> None:
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
     match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
 
 
-def test_trial_forward_changes_neither_module_nor_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_forward_changes_neither_module_nor_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
 
     class Restless(Plain):
@@ -195,7 +221,11 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path: Path, monk
 
         def on_train_start(self) -> None:
             self.net[1].eval()  # a frozen BatchNorm
-            self.seen = [layer.training for layer in self.modules()], float(self.calls), torch.get_rng_state()
+            self.seen = (
+                [layer.training for layer in self.modules()],
+                float(self.calls),
+                torch.get_rng_state(),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
@@ -239,4 +269,9 @@ def test_module_that_keeps_tensors_across_clients_warns_once(tmp_path: Path) -> 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
-        assert sum("keeps tensors in ['memory'] from one round" in str(each.message) for each in caught) == times
+        assert (
+            sum(
+                "keeps tensors in ['memory'] from one round" in str(each.message) for each in caught
+            )
+            == times
+        )

@@ -46,7 +46,9 @@ def stairs(optimizer: Any, steps: int) -> Any:
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = "") -> None:
+    def __init__(
+        self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""
+    ) -> None:
         super().__init__(network(batch_norm=False))
         self.make, self.frequency, self.manual = make, frequency, manual
         self.automatic_optimization = not manual
@@ -65,14 +67,18 @@ class Scheduled(Plain):
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
-            if self.manual == "batch" or (self.manual == "last batch" and self.trainer.is_last_batch):
+            if self.manual == "batch" or (
+                self.manual == "last batch" and self.trainer.is_last_batch
+            ):
                 self.lr_schedulers().step()
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         loops = [each for each in self.trainer.callbacks if isinstance(each, FederatedLoop)]
         (group,) = optimizer.param_groups
-        self.rates[loops[0].current_client if loops else -1].append((group["lr"], group["momentum"]))
+        self.rates[loops[0].current_client if loops else -1].append(
+            (group["lr"], group["momentum"])
+        )
 
     def on_train_epoch_end(self) -> None:
         if self.manual == "epoch":
@@ -94,7 +100,9 @@ class OneClient(L.LightningDataModule):
 
 
 def alone(module: Scheduled, client: int, folder: Path, **kwargs: Any) -> list[tuple[float, float]]:
-    trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs).fit(module, OneClient(client))
+    trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs).fit(
+        module, OneClient(client)
+    )
     return module.rates[-1]
 
 
@@ -117,7 +125,9 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)
-    assert len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS  # they differ in steps
+    assert (
+        len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS
+    )  # they differ in steps
     for client in range(CLIENTS):
         assert module.rates[client] == alone(alones[client], client, tmp_path, **kwargs)
     # Others, who never take part, keep the first one's data the same.
@@ -133,7 +143,9 @@ def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_pat
 
 def ends_at_zero(module: Scheduled) -> None:
     for rates in module.rates.values():
-        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+        assert [rate for rate, _ in rates] == pytest.approx(
+            [0.1 * (1 - i / len(rates)) for i in range(len(rates))]
+        )
     assert len({len(rates) for rates in module.rates.values()}) > 1
 
 
@@ -145,7 +157,9 @@ class Opinionated(FixedCohort):
 
 
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
-    module = fit(FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    module = fit(
+        FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2
+    )
     assert list(module.rates) == [0]
     mine = module.rates[0]
     assert module.trainer.estimated_stepping_batches != 2 * len(mine)  # ours again, after the fit
@@ -158,7 +172,9 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) 
     expected = (0.1, 0.1, 0.05, 0.05, 0.025)
     for rates in module.rates.values():
         steps = len(rates) // 5
-        assert [rate for rate, _ in rates] == pytest.approx([rate for rate in expected for _ in range(steps)])
+        assert [rate for rate, _ in rates] == pytest.approx(
+            [rate for rate in expected for _ in range(steps)]
+        )
 
 
 class OfRounds(Scheduled):
@@ -186,12 +202,22 @@ class Foreign(Plain):
     ("module", "message"),
     [
         (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
-        (lambda: Hidden(stairs, manual="batch"), "kept is a learning-rate scheduler that configure_opti"),
+        (
+            lambda: Hidden(stairs, manual="batch"),
+            "kept is a learning-rate scheduler that configure_opti",
+        ),
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )
-def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path: Path, module: Any, message: str) -> None:
-    names = ("is_last_batch", "estimated_stepping_batches", "num_training_batches", "train_dataloader")
+def test_scheduler_or_optimizer_that_mixes_clients_is_refused(
+    tmp_path: Path, module: Any, message: str
+) -> None:
+    names = (
+        "is_last_batch",
+        "estimated_stepping_batches",
+        "num_training_batches",
+        "train_dataloader",
+    )
     before = [getattr(L.Trainer, name) for name in names]
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
@@ -210,7 +236,9 @@ class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
     def __init__(self, ways: list[Callable[[Any], float]]) -> None:
-        super().__init__(lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs))
+        super().__init__(
+            lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs)
+        )
         self.ways = ways
 
     def length(self) -> float:
@@ -225,12 +253,17 @@ def test_schedule_lengths_read_in_training_are_the_clients_own(
     ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
 
 
-def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path: Path) -> None:
+def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
+    tmp_path: Path,
+) -> None:
     class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
             self.asked = self.length()
 
-    with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
+    with pytest.warns(
+        UserWarning,
+        match="read in setup, where no client trains: it is that of the client with the",
+    ):
         module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
     assert 2 * module.asked == max(len(rates) for rates in module.rates.values())
 
@@ -255,8 +288,14 @@ class CountsInItsGroups(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path: Path, policy: Any) -> None:
-    module = fit(FederatedLoop(seed=SEED, optimizer_state=policy), tmp_path, Plain(optimizer=CountsInItsGroups))
+def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
+    tmp_path: Path, policy: Any
+) -> None:
+    module = fit(
+        FederatedLoop(seed=SEED, optimizer_state=policy),
+        tmp_path,
+        Plain(optimizer=CountsInItsGroups),
+    )
     (optimizer,) = module.trainer.optimizers
     starts = [index for index, count in enumerate(optimizer.counts) if count == 1]
     assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
@@ -273,7 +312,13 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: boo
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
     half = make()
-    rest = fit(FederatedLoop(seed=SEED), tmp_path / "half", half, rounds=4, ckpt_path=tmp_path / "on_exception.ckpt")
+    rest = fit(
+        FederatedLoop(seed=SEED),
+        tmp_path / "half",
+        half,
+        rounds=4,
+        ckpt_path=tmp_path / "on_exception.ckpt",
+    )
     assert torch.equal(vector(rest), vector(whole))
     for client, rates in half.rates.items():
         assert rates == whole.rates[client][-len(rates) :]

@@ -33,7 +33,15 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "wrong_project.py").write_text(text)
-    options = ["--strict", "--config-file", os.devnull, "--follow-imports", "silent", "--cache-dir", os.devnull]
+    options = [
+        "--strict",
+        "--config-file",
+        os.devnull,
+        "--follow-imports",
+        "silent",
+        "--cache-dir",
+        os.devnull,
+    ]
     found = subprocess.run(
         [sys.executable, "-m", "mypy", *options, PROJECT, tmp_path / "wrong_project.py"],
         env=os.environ | {"MYPYPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
@@ -44,7 +52,9 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
         assert f"[{kind}]" in found.stdout, found.stdout
 
 
-def test_typed_user_project_runs_and_values_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_user_project_runs_and_values_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project as project  # type: ignore[import-not-found]
 

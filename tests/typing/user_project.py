@@ -49,13 +49,18 @@ class ShortestFirst(Aggregator):
 def federation(data: TensorDataset, folder: Path) -> Tensor:
     """Train it for two rounds; the values of the metric."""
     loop = FederatedLoop(
-        aggregator=ShortestFirst("norm", power=0.5), metrics={"norm": UpdateSize()}, reporting=Reporting(table=False)
+        aggregator=ShortestFirst("norm", power=0.5),
+        metrics={"norm": UpdateSize()},
+        reporting=Reporting(table=False),
     )
     trainer = L.Trainer(
         max_epochs=2, callbacks=[loop], accelerator="cpu", logger=False, default_root_dir=folder,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(ClassifierClient("mlp"), FederatedDataModule(data, partitioner=IIDPartitioner(num_clients=3, seed=1)))
+    trainer.fit(
+        ClassifierClient("mlp"),
+        FederatedDataModule(data, partitioner=IIDPartitioner(num_clients=3, seed=1)),
+    )
     values: Tensor = loop.contributions["norm"]
     return values
 
@@ -65,7 +70,11 @@ def of_arrays(x: Tensor, y: Tensor) -> FederatedDataModule:
     return FederatedDataModule((x, y), partitioner=IIDPartitioner(num_clients=2))
 
 
-def of_a_round(net: nn.Module, updates: list[dict[str, Tensor]], samples: tuple[Tensor, Tensor]) -> Tensor:
+def of_a_round(
+    net: nn.Module, updates: list[dict[str, Tensor]], samples: tuple[Tensor, Tensor]
+) -> Tensor:
     """Values of updates that somebody else's loop made."""
-    found = flsv.value_round(net, net.state_dict(), updates, [samples], metrics=flsv.metrics.CosineGradientShapley())
+    found = flsv.value_round(
+        net, net.state_dict(), updates, [samples], metrics=flsv.metrics.CosineGradientShapley()
+    )
     return found["CosineGradientShapley"]

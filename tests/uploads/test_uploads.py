@@ -66,17 +66,23 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
 
     loop = FederatedLoop(uploads=[Seen(numbers=7)], seed=9)
     fit(loop, tmp_path, rounds=2)
-    assert [(d.client, d.round_index, d.seed, d.num_clients) for d in seen[3:]] == [(c, 1, 9, 3) for c in range(3)]
+    assert [(d.client, d.round_index, d.seed, d.num_clients) for d in seen[3:]] == [
+        (c, 1, 9, 3) for c in range(3)
+    ]
     assert all(d.start_sent and d.num_parameters == loop.space.num_parameters for d in seen)
     assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
     assert [state["visits"].item() for state in client_tensors(loop).values()] == [2, 2, 2]
 
 
-def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(tmp_path: Path) -> None:
+def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(
+    tmp_path: Path,
+) -> None:
     loop = FederatedLoop(personalizer=FedAMP(), uploads=[Recorded("global")], seed=0)
     seen: list[list[int]] = []
     look = LambdaCallback(
-        on_train_epoch_end=lambda trainer, module: seen.append(loop.channel.numbers(range(3), "down").tolist())
+        on_train_epoch_end=lambda trainer, module: seen.append(
+            loop.channel.numbers(range(3), "down").tolist()
+        )
     )
     fit(loop, tmp_path, rounds=2, callbacks=[look])
     size = loop.state.model().numel()
@@ -146,5 +152,8 @@ def test_compressed_traffic_counts_indices_and_values() -> None:
 
 def test_compression_with_clients_own_start_models_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
-    with pytest.warns(UserWarning, match="discarded"), pytest.raises(ConfigurationError, match="did not send"):
+    with (
+        pytest.warns(UserWarning, match="discarded"),
+        pytest.raises(ConfigurationError, match="did not send"),
+    ):
         fit(loop, tmp_path)

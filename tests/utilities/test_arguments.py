@@ -20,19 +20,25 @@ def test_setting_an_argument_of_a_loop_names_replace() -> None:
     loop, data = FederatedLoop(), toy_data()
     before = loop.config
     for name in inspect.signature(FederatedLoop).parameters:
-        with pytest.raises(ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
+        with pytest.raises(
+            ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"
+        ):
             setattr(loop, name, 3)
         assert getattr(loop, name) != 3
     assert loop.config is before
     for name in inspect.signature(FederatedDataModule).parameters:
         if not name.endswith("batch_size"):
-            with pytest.raises(ConfigurationError, match=rf"{name} = 3 comes too late.*Module\(\.\.\., {name}=3\)"):
+            with pytest.raises(
+                ConfigurationError, match=rf"{name} = 3 comes too late.*Module\(\.\.\., {name}=3\)"
+            ):
                 setattr(data, name, 3)
 
 
 def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
     first = FederatedLoop(
-        local_epochs=3, filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], metrics={"cssv": ClassSpecificShapley()}
+        local_epochs=3,
+        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
+        metrics={"cssv": ClassSpecificShapley()},
     )
     second = first.replace(aggregator=GeometricMedian(), filters=[])
     assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
@@ -62,9 +68,15 @@ def test_plain_name_refuses_paths_and_other_types() -> None:
 
 
 def test_a_client_is_told_by_name_or_number() -> None:
-    assert [client_number(each, ["Boston", "Lyon"], "client") for each in ("Lyon", 0, "1")] == [1, 0, 1]
+    assert [client_number(each, ["Boston", "Lyon"], "client") for each in ("Lyon", 0, "1")] == [
+        1,
+        0,
+        1,
+    ]
     assert client_number("0", ["1", "0"], "client") == 1
-    with pytest.raises(ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."):
+    with pytest.raises(
+        ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."
+    ):
         client_number(2, ["Boston", "Lyon"], "client")
 
 

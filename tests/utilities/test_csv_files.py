@@ -37,7 +37,9 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
     path = tmp_path_factory.getbasetemp() / "texts.csv"
     path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
     assert not any(map(runs, cells(path)))
-    assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [[" ".join(text.split()) for text in texts]]
+    assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [
+        [" ".join(text.split()) for text in texts]
+    ]
 
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
@@ -49,5 +51,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
         assert not any(map(runs, cells(path))), path
         named = [row["client_name"] for _, row in read_rows(path, {}) if "client_name" in row]
         assert named == list(NAMES)
-    found = read_contributions(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
+    found = read_contributions(tmp_path / "contributions.csv")[
+        ["metric", "client_name", "class_name", "value"]
+    ]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

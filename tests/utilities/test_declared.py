@@ -59,8 +59,16 @@ STEP = 1e-6
 
 
 def public_classes(packages: Sequence[str]) -> list[type]:
-    items = [getattr(package, name) for package in map(importlib.import_module, packages) for name in package.__all__]
-    return list(dict.fromkeys(item for item in items if inspect.isclass(item) and not inspect.isabstract(item)))
+    items = [
+        getattr(package, name)
+        for package in map(importlib.import_module, packages)
+        for name in package.__all__
+    ]
+    return list(
+        dict.fromkeys(
+            item for item in items if inspect.isclass(item) and not inspect.isabstract(item)
+        )
+    )
 
 
 def public() -> list[type]:
@@ -111,7 +119,11 @@ def at_bounds(hint: Any) -> Iterator[Any]:
         yield from get_args(kind) if get_origin(kind) is Literal else [True] if kind is bool else []
 
 
-CASES = [(cls, name, hint) for cls in public() for name, (hint, _) in checked_parameters(cls.__init__).items()]
+CASES = [
+    (cls, name, hint)
+    for cls in public()
+    for name, (hint, _) in checked_parameters(cls.__init__).items()
+]
 
 
 def arguments(cls: type) -> dict[str, Any]:
@@ -121,7 +133,9 @@ def arguments(cls: type) -> dict[str, Any]:
     return {**plain, **NEEDED.get(cls.__name__, {})}
 
 
-@pytest.mark.parametrize(("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else ""
+)
 def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) -> None:
     for value in beyond(hint):
         with pytest.raises(ConfigurationError) as error:
@@ -136,23 +150,32 @@ def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) 
 @pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, ValidatedArguments)])
 def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type) -> None:
     """A resumed run, a table of runs and run.json go by it."""
-    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in checked_parameters(cls.__init__).items()}
+    options = {
+        name: [*at_bounds(hint), 0.25, 2, 3, 4]
+        for name, (hint, _) in checked_parameters(cls.__init__).items()
+    }
     if "metric" in inspect.signature(cls).parameters:
         options["metric"] = ["sv", "another"]
     # What a federation gives, and what changes no number, may be missing.
     for name in options.keys() - {"num_clients", "num_classes", "workers"}:
         texts: dict[str, Any] = {}
         for value in options[name]:
-            with contextlib.suppress(ConfigurationError):  # where it is not admitted, or not beside the others
+            with contextlib.suppress(
+                ConfigurationError
+            ):  # where it is not admitted, or not beside the others
                 part = cls(**{**arguments(cls), name: value})
                 assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
 
 
 def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
-        with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"
+        ):
             check_argument("Owner", "shares", wrong, Sequence[NonNegative])
-    check_argument("Owner", "shares", torch.ones(2), list[NonNegative])  # whoever takes it looks into it
+    check_argument(
+        "Owner", "shares", torch.ones(2), list[NonNegative]
+    )  # whoever takes it looks into it
 
 
 @pytest.mark.parametrize(
@@ -163,7 +186,11 @@ def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
         (2.5, Count, "a whole number of at least 1."),
         (10**400, float, "a finite number."),
         ("c", Literal["a", "b"] | None, '"a" or "b" or None.'),
-        (0, Annotated[float, Gt(0), "Such as 1.5."] | None, "a finite number above 0 or None. Such as 1.5."),
+        (
+            0,
+            Annotated[float, Gt(0), "Such as 1.5."] | None,
+            "a finite number above 0 or None. Such as 1.5.",
+        ),
     ],
 )
 def test_check_argument_says_what_was_expected(value: Any, hint: Any, expected: str) -> None:
@@ -177,7 +204,9 @@ class Own(Aggregator):
 
     rules = ((lambda a: a.high > a.low, "high={high}: expected more than low, {low}."),)
 
-    def __init__(self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.low, self.high, self.name = low, high, name
 
@@ -190,11 +219,17 @@ def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
     assert repr(own) == "Own(low=0.5, high=2.0)"
     assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
     assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
-    with pytest.raises(ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"):
+    with pytest.raises(
+        ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"
+    ):
         Own(-1)
-    with pytest.raises(ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"):
+    with pytest.raises(
+        ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"
+    ):
         Own(server_lr=0)  # by its base's constructor
-    with pytest.raises(ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."):
+    with pytest.raises(
+        ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."
+    ):
         Own(3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):
         TrimmedMean(hihg=2)  # type: ignore[call-arg]

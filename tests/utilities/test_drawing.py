@@ -21,7 +21,18 @@ from flsv.metrics.plot import plot_contributions
 from helpers.fits import fit
 
 #: What matplotlib takes for a formula or leaves out, and what has no room.
-NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
+NAMES = [
+    "[/b]",
+    "$x^{$",
+    "$a$",
+    ":smile:",
+    "_hidden",
+    "two\nlines",
+    "x" * 300,
+    "\\[red]",
+    "",
+    "%s {0}",
+]
 
 
 def pictures(folder: Path) -> list[str]:
@@ -33,7 +44,10 @@ def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     figures = [
         plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
         plot_contributions(torch.rand(3, count), class_names=NAMES)[0],
-        *(plot_contributions(torch.rand(3, 2), name=n, class_names=["a", "b"], columns=n)[0] for n in NAMES),
+        *(
+            plot_contributions(torch.rand(3, 2), name=n, class_names=["a", "b"], columns=n)[0]
+            for n in NAMES
+        ),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -56,9 +70,17 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
     loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=Reporting(figures=1))
     with pytest.warns(UserWarning, match="could not be drawn") as caught:
         fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
-    said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
-    assert any("picture data/partition could not be drawn (ValueError: Number of bins)" in text for text in said)
-    assert any("picture Contributions/bad could not be drawn (MemoryError: no room)" in text for text in said)
+    said = [
+        str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)
+    ]
+    assert any(
+        "picture data/partition could not be drawn (ValueError: Number of bins)" in text
+        for text in said
+    )
+    assert any(
+        "picture Contributions/bad could not be drawn (MemoryError: no room)" in text
+        for text in said
+    )
     assert loop.round_index == 2
     assert pictures(tmp_path / "run") == ["Contributions/good"]
 
@@ -67,7 +89,9 @@ def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
     def draw():
         raise ValueError("no room")
 
-    client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))
+    client = Client(
+        0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long())
+    )
     client.ask(keep_artifact, "bad", draw)
     client.ask(keep_artifact, "good", Figure)
     with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):

@@ -16,7 +16,9 @@ def own(place: Path) -> None:
         time.sleep(600)
 
 
-def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
+    tmp_path: Path,
+) -> None:
     place = tmp_path / "place"
     place.mkdir()
     living, killed = owners = [Forked(tmp_path / name, own, place) for name in ("living", "killed")]

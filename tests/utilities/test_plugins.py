@@ -66,7 +66,9 @@ trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 def install(site: Path, module: str, entries: str) -> None:
     about = site / f"{module}-1.0.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n"
+    )
     (about / "entry_points.txt").write_text(entries)
     (site / f"{module}.py").write_text(CODE)
 
@@ -95,14 +97,18 @@ def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypa
     assert "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out" in said[1]
     assert "NoMetric" in said[0]
     assert "expected a subclass of" in said[0]
-    assert plugins.installed("flsv.metrics", ContributionMetric) == (sys.modules["flsv_mything"].UpdateNorm,)
+    assert plugins.installed("flsv.metrics", ContributionMetric) == (
+        sys.modules["flsv_mything"].UpdateNorm,
+    )
     (run,) = [path.parent for path in tmp_path.rglob("contributions.csv")]
     values = read_run(run).query("metric == 'norm'")["value"]
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, tmp_path, capsys):
-    install(tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n")
+    install(
+        tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"
+    )
     with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit):
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
     named = set(re.findall(r"[\w.]+\w", capsys.readouterr().err))

@@ -34,7 +34,9 @@ def prints() -> int:
 
 
 @pytest.mark.slow
-def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_child_gives_an_error_and_the_others_go_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     tasks: dict[str, Any] = {
         "hangs": lambda: time.sleep(600),
         "spins": lambda: [None for _ in iter(int, 1)],
@@ -109,7 +111,9 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
 
     found = run()
     assert len({*found.values(), os.getpid()}) == 4
-    assert (tmp_path / "left").read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
+    assert (
+        tmp_path / "left"
+    ).read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
 
 
 PARENT = """
@@ -155,14 +159,22 @@ def until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["forks", "commands"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_all_children_end_with_their_parent(tmp_path: Path, number: signal.Signals, kind: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), kind], stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+)
+def test_all_children_end_with_their_parent(
+    tmp_path: Path, number: signal.Signals, kind: str
+) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), kind], stderr=subprocess.DEVNULL
+    )
 
     def named(name: str) -> list[int]:
         return [int(path.name.split("-")[1]) for path in tmp_path.glob(f"{name}-*")]
 
-    assert until(lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0))
+    assert until(
+        lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0)
+    )
     parent.send_signal(number)
     parent.wait(30)
     ours = named("child") + (named("worker") if number != signal.SIGKILL else [])
@@ -186,6 +198,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal({int(number)}))
 list(supervise([(name, lambda: time.sleep(60)) for name in range(2)], jobs=2))
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
-    assert ended.returncode == (128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGINT)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == (
+        128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGINT
+    )
     assert "Exception ignored" not in ended.stderr

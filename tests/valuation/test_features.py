@@ -64,7 +64,10 @@ def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
     pca, x, other = PCA(4), draw(90), draw(30, 1)
     pca.fit(None if by_moments else x, clients_of(sets(x, 50, 0, 39, 1)) if by_moments else [])
     fitted = SklearnPCA(4, svd_solver="full").fit(x.flatten(1).double().numpy())
-    theirs, mine = torch.from_numpy(fitted.transform(other.flatten(1).double().numpy())), pca(other).double()
+    theirs, mine = (
+        torch.from_numpy(fitted.transform(other.flatten(1).double().numpy())),
+        pca(other).double(),
+    )
     torch.testing.assert_close(mine.abs(), theirs.abs(), atol=1e-4, rtol=1e-4)
     # One sign per component.
     torch.testing.assert_close((mine * theirs).sign().mean(0).abs(), torch.ones(4).double())
@@ -75,7 +78,10 @@ def test_pca_fit_ignores_non_finite_rows() -> None:
     broken = x.clone()
     broken[7, 0, 0, 0] = float("nan")
     keep = torch.arange(60) != 7
-    for fit in (lambda pca: pca.fit(broken, []), lambda pca: pca.fit(None, clients_of(sets(broken, 60)))):
+    for fit in (
+        lambda pca: pca.fit(broken, []),
+        lambda pca: pca.fit(None, clients_of(sets(broken, 60))),
+    ):
         pca, clean = PCA(3), PCA(3)
         fit(pca)
         clean.fit(x[keep], [])

@@ -26,7 +26,9 @@ def draw(samples: int, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
     return CENTRES[y] + noise * torch.randn(samples, 5, generator=generator), y
 
 
-def value(sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any) -> Any:
+def value(
+    sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any
+) -> Any:
     clients = clients_of(sets)
     server = None if validation is None else server_of(*validation)
     generator = torch.Generator().manual_seed(seed)
@@ -115,9 +117,13 @@ class Sealed(Tensor):
     """Something that follows from a client's samples: any use outside of an answer fails."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if _answering.get() is None:
-            raise AssertionError(f"{function} on what follows from a client's samples, outside of the client")
+            raise AssertionError(
+                f"{function} on what follows from a client's samples, outside of the client"
+            )
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
@@ -153,7 +159,15 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     clients, held = [], []
     for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
         sealed, counts = [(x.as_subclass(Sealed), y.as_subclass(Sealed))], torch.bincount(y)
-        held.append(LocalData(f"client {number}", lambda split, sealed=sealed: sealed, counts, 2 * counts, no_model))
+        held.append(
+            LocalData(
+                f"client {number}",
+                lambda split, sealed=sealed: sealed,
+                counts,
+                2 * counts,
+                no_model,
+            )
+        )
         clients.append(Customs(number, held[-1]))
         clients[-1].crossed = crossed
     with pytest.raises(AssertionError, match="outside of the client"):
@@ -173,7 +187,10 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
 
 def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
-    server, sets = draw(60, 0), [draw(300, 1), draw(60, 2), (torch.zeros(0, 5), torch.zeros(0).long())]
+    server, sets = (
+        draw(60, 0),
+        [draw(300, 1), draw(60, 2), (torch.zeros(0, 5), torch.zeros(0).long())],
+    )
     default, _ = value(sets, server, judge=False)
     named, _ = value(sets, server, judge=False, support=29)
     assert default.support == 29
@@ -188,7 +205,9 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
 @pytest.mark.parametrize("validation", [draw(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw(90, 1), draw(60, 2)]
-    with pytest.raises(ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"):
+    with pytest.raises(
+        ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"
+    ):
         value(sets, validation, support=30)
     allowed, _ = value(sets, validation, support=60, judge=False, allow_reconstruction=True)
     assert allowed.support == 60
@@ -214,7 +233,9 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
 
 
 def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> None:
-    found, clients = value([draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0))
+    found, clients = value(
+        [draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0)
+    )
     assert found.distances[1].isnan()
     assert found.shares[1].isnan()
     assert found.flagged_shares[1].isnan()
@@ -252,7 +273,9 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
     odd = (torch.zeros(20, 6), torch.zeros(20).long())
     sets = [draw(20, 1), draw(20, 2) if at_server else odd]
     who = "the server" if at_server else "client 1"
-    with pytest.raises(ConfigurationError, match=rf"Pixels\(\): client 0 has 5, .*{who} has 6 features"):
+    with pytest.raises(
+        ConfigurationError, match=rf"Pixels\(\): client 0 has 5, .*{who} has 6 features"
+    ):
         value(sets, odd if at_server else None, support=9)
 
 
@@ -269,9 +292,14 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.45])
-def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(share: float) -> None:
+def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
+    share: float,
+) -> None:
     values = torch.randn(900, generator=torch.Generator().manual_seed(0))
-    bad, y = torch.randperm(900, generator=torch.Generator().manual_seed(1)) < 900 * share, torch.arange(900) % 3
+    bad, y = (
+        torch.randperm(900, generator=torch.Generator().manual_seed(1)) < 900 * share,
+        torch.arange(900) % 3,
+    )
     values[bad] += 30
     flagged = flag_samples(values - values.mean())
     assert flagged[bad].all()
@@ -292,9 +320,15 @@ def test_flag_samples_of_few_or_equal_values_flags_nothing() -> None:
 
 
 def test_figures_of_a_valuation_show_every_client() -> None:
-    found, _ = value([draw(30, 1), draw(20, 2), (torch.zeros(0, 5), torch.zeros(0).long())], draw(20, 0), support=9)
+    found, _ = value(
+        [draw(30, 1), draw(20, 2), (torch.zeros(0, 5), torch.zeros(0).long())],
+        draw(20, 0),
+        support=9,
+    )
     bars, shares = draw_contributions(found).axes
-    assert [bar.get_height() for bar in bars.patches] == pytest.approx(found.distances.tolist(), nan_ok=True)
+    assert [bar.get_height() for bar in bars.patches] == pytest.approx(
+        found.distances.tolist(), nan_ok=True
+    )
     assert sum(bar.get_height() for bar in shares.patches[:2]) == pytest.approx(1)
     panels = [axis for axis in histograms_of(found).axes if axis.get_title().startswith("client")]
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]

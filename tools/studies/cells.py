@@ -75,7 +75,9 @@ class Cell:
     def command(self) -> str:
         """The same run by hand; every ``seed`` in the files is the cell's, too."""
         files = [part for file in self.files for part in ("--config", f"configs/{file}")]
-        return shlex.join(["flsv", "fit", *files, *_options({**_seeds(self.seed), **self.overrides}, self.seed)])
+        return shlex.join(
+            ["flsv", "fit", *files, *_options({**_seeds(self.seed), **self.overrides}, self.seed)]
+        )
 
 
 def named(path: str) -> Any:
@@ -100,7 +102,9 @@ def built(cell: Cell, root: str, **more: Any) -> Iterator[FederatedCLI]:
         arguments = []
         for place, file in enumerate(cell.files):
             copy = Path(folder, f"{place}.yaml")
-            copy.write_text(yaml.safe_dump(seeded(yaml.safe_load((CONFIGS / file).read_text()), cell.seed)))
+            copy.write_text(
+                yaml.safe_dump(seeded(yaml.safe_load((CONFIGS / file).read_text()), cell.seed))
+            )
             arguments += ["--config", str(copy)]
         options = {**QUIET, "data.files.root": root, **_seeds(cell.seed), **cell.overrides, **more}
         arguments += _options({**options, "trainer.default_root_dir": folder}, cell.seed)
@@ -117,7 +121,9 @@ def seeded(tree: Any, seed: int) -> Any:
         {'attacks': [{'fraction': 0.3, 'seed': 4}]}
     """
     if isinstance(tree, Mapping):
-        return {name: seed if name == "seed" else seeded(value, seed) for name, value in tree.items()}
+        return {
+            name: seed if name == "seed" else seeded(value, seed) for name, value in tree.items()
+        }
     return [seeded(value, seed) for value in tree] if isinstance(tree, list) else tree
 
 
@@ -127,7 +133,9 @@ def check_seeds(cli: FederatedCLI, seed: int) -> None:
     for part in (cli.datamodule.partitioner, *cli.datamodule.corruptions, *loop.uploads):
         while part is not None:
             if getattr(part, "seed", seed) != seed:
-                raise ValueError(f"{part!r} has another seed than the cell's, {seed}: say seed: 0 in its file.")
+                raise ValueError(
+                    f"{part!r} has another seed than the cell's, {seed}: say seed: 0 in its file."
+                )
             part = getattr(part, "partitioner", None)
 
 
@@ -194,7 +202,9 @@ class Kept:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         with self.path.open("a") as file:
-            file.write("\n" * cut + json.dumps({**line, "version": version(cell), "result": result}) + "\n")
+            file.write(
+                "\n" * cut + json.dumps({**line, "version": version(cell), "result": result}) + "\n"
+            )
 
 
 def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Results:

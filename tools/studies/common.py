@@ -24,10 +24,20 @@ def be_quiet() -> None:
 
 
 def quiet_trainer(
-    folder: str, rounds: int, callbacks: Sequence[L.Callback], accelerator: str = "cpu", **arguments: Any
+    folder: str,
+    rounds: int,
+    callbacks: Sequence[L.Callback],
+    accelerator: str = "cpu",
+    **arguments: Any,
 ) -> L.Trainer:
     """A trainer that neither prints, saves nor validates."""
-    options = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0, "devices": 1, **arguments}
+    options = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "limit_val_batches": 0,
+        "devices": 1,
+        **arguments,
+    }
     return L.Trainer(
         max_epochs=rounds,
         accelerator=accelerator,
@@ -58,7 +68,13 @@ class RoundTimer(L.Callback):
 
 
 def plain_rounds(
-    server: nn.Module, x: Tensor, y: Tensor, clients: Sequence[Tensor], rounds: int, lr: float, batch: int = 32
+    server: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    clients: Sequence[Tensor],
+    rounds: int,
+    lr: float,
+    batch: int = 32,
 ) -> list[tuple[float, float]]:
     """Federated averaging of clients with these rows and nothing else; seconds of the clock and processor of every
     round."""
@@ -81,7 +97,9 @@ def plain_rounds(
     return spent
 
 
-def in_turns(ways: Mapping[str, Callable[[], Iterable[float]]], repeats: int) -> dict[str, list[float]]:
+def in_turns(
+    ways: Mapping[str, Callable[[], Iterable[float]]], repeats: int
+) -> dict[str, list[float]]:
     """The seconds of every way, turn by turn in one process; a first turn and each run's first round warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):

@@ -47,11 +47,17 @@ class OwnModels(L.Callback):
         self.loop, self.tests = loop, tests
         self.scores: dict[str, dict[str, Tensor]] = {}
         if not loop.evaluation.keeps:
-            raise ConfigurationError("OwnModels needs FederatedLoop(evaluation=ClientEvaluation(keep_trained=True)).")
+            raise ConfigurationError(
+                "OwnModels needs FederatedLoop(evaluation=ClientEvaluation(keep_trained=True))."
+            )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        empty = [client for client in range(data.num_clients) if not len(data.client_indices(client, "test"))]
+        empty = [
+            client
+            for client in range(data.num_clients)
+            if not len(data.client_indices(client, "test"))
+        ]
         if self.tests == "own" and empty:
             raise ConfigurationError(
                 f'tests="own" needs a test split at every client; clients {empty} have none. Set '
@@ -64,7 +70,11 @@ class OwnModels(L.Callback):
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
         """Return the batches of the shared test set, or of client 0's test split, on which evaluation is tried."""
-        return data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test", shuffle=False)
+        return (
+            data.test_dataloader()
+            if self.tests == "shared"
+            else data.client_loader(0, "test", shuffle=False)
+        )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
@@ -85,9 +95,13 @@ class OwnModels(L.Callback):
                 evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
             found.append(self._scores_of(clients, server, evaluate))
         for name, columns in zip(("received", "trained", "global"), torch.cat(found, dim=1).mT):
-            self.scores[name] = dict(zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns))
+            self.scores[name] = dict(
+                zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns)
+            )
 
-    def _scores_of(self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator) -> Tensor:
+    def _scores_of(
+        self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator
+    ) -> Tensor:
         """Compute the scores of the received, the trained and the global models of k clients, in this order,
         ``[3, k, number of measures]``.
 
@@ -99,13 +113,17 @@ class OwnModels(L.Callback):
         received = self.loop.received()
         models: tuple[Mapping[int, Tensor], ...] = (received, {**received, **self.loop.trained}, {})
         rows = torch.stack([own.get(client, server) for own in models for client in clients])
-        distinct, places = rows.unique(dim=0, return_inverse=True)  # equal models are evaluated only once
+        distinct, places = rows.unique(
+            dim=0, return_inverse=True
+        )  # equal models are evaluated only once
         values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
         if self.loop.space.private_names:
             (client,) = clients
             kept = self.loop.clients[client].ask(kept_private)
             own = _values(evaluate.on(None, partial(dict, kept)), distinct)[places].view_as(values)
-            values[:2] = own[:2]  # the global model has the server's entries where clients keep theirs
+            values[:2] = own[
+                :2
+            ]  # the global model has the server's entries where clients keep theirs
         return values
 
 
@@ -125,4 +143,6 @@ def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
     """Score K models, given as vectors ``[K, P]``, by accuracy, balanced accuracy and AUROC; return ``[K, 3]``, with
     the scores in this order (:data:`MEASURES`)."""
     scores = evaluate(models)
-    return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
+    return torch.stack(
+        [scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1
+    )

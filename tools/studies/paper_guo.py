@@ -44,7 +44,10 @@ def valued(cell: Cell, root: str) -> Measured:
     with built(cell, root) as cli:
         accuracy = _fitted(cli, cell.seed)
         found = federated_loop(cli.trainer).contributions
-    return {"accuracy": accuracy, "values": {name: values.tolist() for name, values in found.items()}}
+    return {
+        "accuracy": accuracy,
+        "values": {name: values.tolist() for name, values in found.items()},
+    }
 
 
 def retrained(cell: Cell, root: str) -> Measured:
@@ -80,7 +83,10 @@ def alone(cell: Cell, root: str) -> Measured:
         cli.trainer.callbacks.append(tested)  # type: ignore[attr-defined]
         _fitted(cli, cell.seed)
         divergence = [float(label_divergence(counts)) for counts in cli.datamodule.class_counts]
-    return {"divergence": divergence, "accuracy": (100 * tested.scores["trained"]["accuracy"]).tolist()}
+    return {
+        "divergence": divergence,
+        "accuracy": (100 * tested.scores["trained"]["accuracy"]).tolist(),
+    }
 
 
 def _fitted(cli: FederatedCLI, seed: int) -> float:
@@ -93,7 +99,9 @@ def _fitted(cli: FederatedCLI, seed: int) -> float:
 # ---- what a run's values show
 
 
-def shares(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, list[float]]:
+def shares(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, list[float]]:
     """Of every algorithm the values divided by the sum of their sizes, so that algorithms compare."""
     found = {}
     for name, values in run["values"].items():
@@ -102,16 +110,25 @@ def shares(run: Measured, beside: Mapping[str, Measured], row: str, column: str)
     return found
 
 
-def checks(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, dict[str, bool]]:
+def checks(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, dict[str, bool]]:
     """By algorithm and scenario: whether a run's values show what they have to."""
     scenario = column.rpartition(", ")[2]
-    return {name: {scenario: check(scenario, each)} for name, each in shares(run, beside, row, column).items()}
+    return {
+        name: {scenario: check(scenario, each)}
+        for name, each in shares(run, beside, row, column).items()
+    }
 
 
-def agreements(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
+def agreements(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, float]:
     """By algorithm :func:`agreement`."""
     scenario = column.rpartition(", ")[2]
-    return {name: agreement(scenario, each) for name, each in shares(run, beside, row, column).items()}
+    return {
+        name: agreement(scenario, each) for name, each in shares(run, beside, row, column).items()
+    }
 
 
 def apart(values: Sequence[float]) -> float:

@@ -32,7 +32,11 @@ TRAINED = ("pFedMe", "FedAMP")
 #: Network, classes, and the layers that the paper counts as its classifier: the last linear layer of ResNet-34 (2.35 %,
 #: the paper says 2.3 %), all fully connected ones of VGG-19 (86.06 %, the paper: 89.74 %). Its 49.57 % of LeNet-5 are
 #: those of no split by layers.
-NETWORKS = (("lenet5", 10, "classifier.4."), ("resnet34", 1000, "fc."), ("vgg19", 1000, "classifier."))
+NETWORKS = (
+    ("lenet5", 10, "classifier.4."),
+    ("resnet34", 1000, "fc."),
+    ("vgg19", 1000, "classifier."),
+)
 Weights = Literal["together", "by loss", "by distance", "equally"]
 
 
@@ -52,7 +56,9 @@ class Record(L.Callback):
         if "relevance" in known:
             self.relevance.append(known["relevance"].cpu().clone())
         if "communication" in known:
-            self.received.append(known["communication"][:, 1].nan_to_num().float().cpu() / self.loop.space.size)
+            self.received.append(
+                known["communication"][:, 1].nan_to_num().float().cpu() / self.loop.space.size
+            )
 
 
 def measured(cell: Cell, root: str) -> Measured:
@@ -69,7 +75,8 @@ def measured(cell: Cell, root: str) -> Measured:
         cli.trainer.fit(cli.model, cli.datamodule)
     everybody, truth = cli.datamodule.num_clients, relevant(cell, cli.datamodule)
     found: Measured = {
-        models: [100 * float(value) for value in own.scores[models]["accuracy"]] for models in ("received", "trained")
+        models: [100 * float(value) for value in own.scores[models]["accuracy"]]
+        for models in ("received", "trained")
     }
     if len(loop.trained) == everybody:
         vectors = torch.stack([loop.trained[client] for client in range(everybody)])
@@ -78,7 +85,9 @@ def measured(cell: Cell, root: str) -> Measured:
         found |= judged(torch.stack(record.relevance), truth)
     if record.received:
         so_far = torch.stack(record.received)
-        found["downloads"] = so_far.diff(dim=0, prepend=torch.zeros_like(so_far[:1])).mean(1).tolist()
+        found["downloads"] = (
+            so_far.diff(dim=0, prepend=torch.zeros_like(so_far[:1])).mean(1).tolist()
+        )
     return found
 
 
@@ -96,7 +105,8 @@ def judged(relevance: Tensor, truth: Tensor) -> Measured:
         "auroc_10": float(relevance_auroc(relevance[min(10, len(relevance)) - 1], truth)),
         "auroc": float(relevance_auroc(relevance[-1], truth)),
         "above": [
-            100 * float(last[pairs].float().mean()) if pairs.any() else float("nan") for pairs in (truth, others)
+            100 * float(last[pairs].float().mean()) if pairs.any() else float("nan")
+            for pairs in (truth, others)
         ],
     }
 
@@ -131,7 +141,13 @@ class Informed(PFedSV):
 
 
 def one_by_one(
-    local: LocalData, others: list[Tensor], extractor: None, *, weights: str, num_parameters: int, generator: Generator
+    local: LocalData,
+    others: list[Tensor],
+    extractor: None,
+    *,
+    weights: str,
+    num_parameters: int,
+    generator: Generator,
 ) -> Tensor:
     """At a client: the weights ``[1 + s]`` of its own model and of s others, each found without looking at the rest. It
     keeps their mixture."""
@@ -149,7 +165,11 @@ def one_by_one(
     else:
         distances = (models - models[0])[:, :num_parameters].norm(dim=1)
         same = torch.ones(len(models))
-        found = personalized_weights(same, distances.cpu(), own=0) if weights == "by distance" else same / len(same)
+        found = (
+            personalized_weights(same, distances.cpu(), own=0)
+            if weights == "by distance"
+            else same / len(same)
+        )
     local.state[OWN_MODEL] = keep_common(found.to(models) @ models, models)
     return found
 
@@ -157,7 +177,9 @@ def one_by_one(
 # ---- what the tables show
 
 
-def deployed(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
+def deployed(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, float]:
     """Mean accuracy of the model that a method's authors deploy; of FedAvg also the fine-tuned one."""
     if "sigma" in row or "received" not in run:
         return {}
@@ -165,7 +187,9 @@ def deployed(run: Measured, beside: Mapping[str, Measured], row: str, column: st
     return {**found, "FedAvg+FT": statistics.mean(run["trained"])} if row == "FedAvg" else found
 
 
-def both_models(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
+def both_models(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, float]:
     """Mean accuracies of the models received and trained in the last round."""
     return {models: statistics.mean(run[models]) for models in ("received", "trained")}
 
@@ -175,7 +199,9 @@ def epsilon(run: Measured, beside: Mapping[str, Measured], row: str, column: str
     return gaussian_epsilon(float(row.partition("sigma ")[2]), 20, delta=1e-5)
 
 
-def communication(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, dict[str, float]]:
+def communication(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, dict[str, float]]:
     """By method and network: millions of parameters that a client sends and receives in all rounds of a run of pFedSV.
 
     Every method sends a model up. Down come, of P parameters with C in the classifier, k P (FedFomo, pFedSV with k
@@ -185,7 +211,11 @@ def communication(run: Measured, beside: Mapping[str, Measured], row: str, colum
     found: dict[str, dict[str, float]] = {}
     for name, classes, layer in NETWORKS if row == "pFedSV" else ():
         with torch.device("meta"):
-            network = LeNet5() if name == "lenet5" else torchvision.models.get_model(name, num_classes=classes)
+            network = (
+                LeNet5()
+                if name == "lenet5"
+                else torchvision.models.get_model(name, num_classes=classes)
+            )
         sizes = {key: parameter.numel() for key, parameter in network.named_parameters()}
         size = sum(sizes.values())
         classifier = sum(each for key, each in sizes.items() if key.startswith(layer))

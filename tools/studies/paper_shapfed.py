@@ -53,7 +53,9 @@ class Tested(OwnModels):
 
     def _test(self, trainer: L.Trainer, pl_module: L.LightningModule, rounds: int) -> None:
         super().on_train_end(trainer, pl_module)
-        self.curve[rounds] = {name: (100 * each["balanced_accuracy"]).tolist() for name, each in self.scores.items()}
+        self.curve[rounds] = {
+            name: (100 * each["balanced_accuracy"]).tolist() for name, each in self.scores.items()
+        }
 
 
 def tested(cell: Cell, root: str) -> Measured:
@@ -92,7 +94,9 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([x.flatten().double(), y.flatten().double()]))[0, 1])
 
 
-def with_true(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
+def with_true(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, float]:
     """The correlation of each metric's values with the true ones."""
     true = torch.tensor(run["true"])
     return {name: correlation(torch.tensor(run[name]), true) for name in run}
@@ -100,22 +104,36 @@ def with_true(run: Measured, beside: Mapping[str, Measured], row: str, column: s
 
 def gap(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> float:
     """Of figure 3's ``[4, 4]``: the least diagonal block's mean minus the largest off-diagonal one's."""
-    (a, b), (c, d) = torch.tensor(run["cssv"]).unflatten(0, (2, 2)).unflatten(2, (2, 2)).mean((1, 3)).tolist()
+    (a, b), (c, d) = (
+        torch.tensor(run["cssv"]).unflatten(0, (2, 2)).unflatten(2, (2, 2)).mean((1, 3)).tolist()
+    )
     return min(a, d) - max(b, c)
 
 
-def orders(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, dict[str, bool]]:
+def orders(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, dict[str, bool]]:
     """Of figure 5, by metric: whether P3 is first, and P1 and P5 last."""
-    found = {name: torch.tensor(each).argsort(descending=True).tolist() for name, each in run.items()}
-    return {name: {"P3 first": o[0] == 2, "P1, P5 last": set(o[3:]) == {0, 4}} for name, o in found.items()}
+    found = {
+        name: torch.tensor(each).argsort(descending=True).tolist() for name, each in run.items()
+    }
+    return {
+        name: {"P3 first": o[0] == 2, "P1, P5 last": set(o[3:]) == {0, 4}}
+        for name, o in found.items()
+    }
 
 
-def missing_class(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
+def missing_class(
+    run: Measured, beside: Mapping[str, Measured], row: str, column: str
+) -> dict[str, float]:
     """Of figure 6's CSSV: class 1 of P1 and of the three clients without it, their other classes, and how many of the
     three have their least there."""
     cssv = torch.tensor(run["cssv"])
     means = {"P1, class 1": cssv[0, 0], "P2 to P4, class 1": cssv[1:, 0].mean()}
-    means |= {"P2 to P4, other classes": cssv[1:, 1:].mean(), "clients": (cssv[1:].argmin(1) == 0).sum()}
+    means |= {
+        "P2 to P4, other classes": cssv[1:, 1:].mean(),
+        "clients": (cssv[1:].argmin(1) == 0).sum(),
+    }
     return {name: float(value) for name, value in means.items()}
 
 

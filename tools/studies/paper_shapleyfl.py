@@ -93,8 +93,12 @@ def errors(cell: Cell, root: str) -> Measured:
         for name, estimator in ESTIMATORS.items():
             squares = []
             for draw in range(min(DRAWS, FEW_DRAWS.get(name, DRAWS))):
-                generator = torch.Generator().manual_seed(1000 * cell.seed + draw)  # the same for all estimators
-                estimate = estimator(utility, players, budget=permutations * players, generator=generator)
+                generator = torch.Generator().manual_seed(
+                    1000 * cell.seed + draw
+                )  # the same for all estimators
+                estimate = estimator(
+                    utility, players, budget=permutations * players, generator=generator
+                )
                 squares.append(float((normalize_shapley(estimate.values) - exact).square().mean()))
             found[name][f"{permutations} permutations"] = 1000 * sum(squares) / len(squares)
     return {"errors": found}
@@ -116,7 +120,9 @@ def utilities(vectors: Tensor, start: Tensor, images: Tensor, labels: Tensor) ->
     table = torch.empty(2**players, dtype=torch.float64)
     table[0] = (logits(start[None])[0].argmax(1) == labels).double().mean()
     for numbers in torch.arange(1, 2**players).split(2**13):
-        masks = (numbers[:, None] >> torch.arange(players) & 1).to(each)  # the argmax of the sum is that of the mean
+        masks = (numbers[:, None] >> torch.arange(players) & 1).to(
+            each
+        )  # the argmax of the sum is that of the mean
         right = (masks @ each).unflatten(1, (-1, classes)).argmax(2) == labels
         table[numbers] = right.double().mean(1)
     return table

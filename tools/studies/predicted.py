@@ -26,7 +26,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import be_quiet, grid
-from predicted_federations import ALL, HELD_OUT, TUNING, Training, flat, numbers, play, samples_of, score
+from predicted_federations import (
+    ALL,
+    HELD_OUT,
+    TUNING,
+    Training,
+    flat,
+    numbers,
+    play,
+    samples_of,
+    score,
+)
 from torch import Tensor
 
 from flsv.benchmark.scores import share_error, shares, spearman
@@ -77,7 +87,10 @@ def mixed(inner: Tensor, ensemble: Tensor, part: float = PART) -> Tensor:
 def estimates(name: str, kept: Kept) -> Values:
     """Values of one seed in all ways."""
     of, utilities = ALL[name], kept["utilities"]
-    found = {"exact": exact(utilities), "truth": exact(kept["elsewhere"] if of.apart else utilities)}
+    found = {
+        "exact": exact(utilities),
+        "truth": exact(kept["elsewhere"] if of.apart else utilities),
+    }
     for which in DESIGNS:
         found[f"scores, {which}"] = few_coalitions_shapley(
             few_coalitions(of.n, which), utilities[numbers(of.n, which)]
@@ -113,14 +126,22 @@ def found_of(names: Iterable[str], folder: Path) -> dict[str, Values]:
         of = {key: torch.stack([each["found"][key] for each in kept]) for key in kept[0]["found"]}
         for which in DESIGNS:
             inner, ensemble = of[f"interpolated, {which}"], of[f"ensemble, {which}"]
-            of[f"predicted, {which}"], of[f"apart, {which}"] = mixed(inner, ensemble), inner - ensemble
+            of[f"predicted, {which}"], of[f"apart, {which}"] = (
+                mixed(inner, ensemble),
+                inner - ensemble,
+            )
         of["ends"] = torch.stack([each["utilities"][[0, -1]] for each in kept])
-        of["counted samples"], of["equal pay"] = kept[0]["sizes"].expand(len(kept), -1), torch.ones_like(of["exact"])
+        of["counted samples"], of["equal pay"] = (
+            kept[0]["sizes"].expand(len(kept), -1),
+            torch.ones_like(of["exact"]),
+        )
         found[name] = of
     return found
 
 
-def against_others(measure: Callable[..., float], values: Tensor, truths: Tensor, seeds: int) -> float:
+def against_others(
+    measure: Callable[..., float], values: Tensor, truths: Tensor, seeds: int
+) -> float:
     """Mean over sets of seeds of a measure of their mean values, against the mean of all other seeds."""
     found = []
     for some in map(list, combinations(range(len(values)), seeds)):
@@ -163,10 +184,22 @@ def table(folder: Path, path: Path | None) -> str:
     for name, of in found.items():
         gain = (of["ends"][:, 1] - of["ends"][:, 0]).mean()
         for way, (key, seeds) in WAYS.items():
-            each = wrong_by(of[key], of["truth"], seeds), against_others(spearman, of[key], of["truth"], seeds)
+            each = (
+                wrong_by(of[key], of["truth"], seeds),
+                against_others(spearman, of[key], of["truth"], seeds),
+            )
             wrong.setdefault(way, []).append(each[0])
             ranks.setdefault(way, []).append(each[1])
-            lines.append([name, ALL[name].n, f"{gain:.3f}", way.strip("*"), f"{each[0]:.2f}", f"{each[1]:.3f}"])
+            lines.append(
+                [
+                    name,
+                    ALL[name].n,
+                    f"{gain:.3f}",
+                    way.strip("*"),
+                    f"{each[0]:.2f}",
+                    f"{each[1]:.3f}",
+                ]
+            )
     if path:
         with path.open("w", newline="") as file:
             csv.writer(file).writerows(
@@ -174,7 +207,9 @@ def table(folder: Path, path: Path | None) -> str:
             )
     sets = {
         "all": [*range(len(found))],
-        "decidable": [place for place, percent in enumerate(wrong["exact"]) if percent <= DECIDABLE],
+        "decidable": [
+            place for place, percent in enumerate(wrong["exact"]) if percent <= DECIDABLE
+        ],
         "10 clients and more": [place for place, name in enumerate(found) if ALL[name].n >= 10],
     }
     rows = [["way", *(f"{title}: {len(some)}" for title, some in sets.items())]]
@@ -182,7 +217,9 @@ def table(folder: Path, path: Path | None) -> str:
     for way, (_, seeds) in WAYS.items():
         over = np.subtract(wrong[way], wrong["exact" if seeds == 1 else "exact, 3 seeds"])
         means = [f"{np.mean([wrong[way][place] for place in some]):.2f}" for some in sets.values()]
-        rows.append([way, *means, interval(over), f"{over.max():+.1f}", f"{np.mean(ranks[way]):.2f}"])
+        rows.append(
+            [way, *means, interval(over), f"{over.max():+.1f}", f"{np.mean(ranks[way]):.2f}"]
+        )
     return grid(rows)
 
 
@@ -204,14 +241,28 @@ def brackets(folder: Path, path: Path | None) -> str:
     """The part of the others' values that intervals hold, widened by the error of the others' mean."""
     ways = [("exact", 1, ""), ("exact", 3, ""), ("exact", 3, "spread alone")]
     ways += [(f"predicted, {which}", *each) for which in DESIGNS for each in [(1, ""), (3, "")]]
-    rows = [["federations", "way", "seeds", "interval", "held", "least held", "half width, % of what is paid"]]
+    rows = [
+        [
+            "federations",
+            "way",
+            "seeds",
+            "interval",
+            "held",
+            "least held",
+            "half width, % of what is paid",
+        ]
+    ]
     for title, names in {"tuning": TUNING, "held out": HELD_OUT}.items():
         found = found_of(names, folder)
         for way, seeds, kind in ways:
             held, width = dict[str, float](), list[float]()
             for name, of in found.items():
                 values, inside, wide = of[way], list[Tensor](), list[float]()
-                apart = torch.zeros_like(values) if way == "exact" else of[way.replace("predicted", "apart")]
+                apart = (
+                    torch.zeros_like(values)
+                    if way == "exact"
+                    else of[way.replace("predicted", "apart")]
+                )
                 for some in map(list, combinations(range(len(values)), seeds)):
                     if kind == "spread alone":
                         half = t_quantile(0.9, seeds - 1) * values[some].std(0) / seeds**0.5
@@ -225,7 +276,11 @@ def brackets(folder: Path, path: Path | None) -> str:
                 held[name] = float(torch.cat(inside).mean())
                 width.append(float(np.mean(wide)))
             least = min(held, key=held.__getitem__)
-            cells = [f"{np.mean([*held.values()]):.2f}", f"{held[least]:.2f}, {least}", f"{np.mean(width):.1f}"]
+            cells = [
+                f"{np.mean([*held.values()]):.2f}",
+                f"{held[least]:.2f}, {least}",
+                f"{np.mean(width):.1f}",
+            ]
             rows.append([f"{title}: {len(found)}", way, str(seeds), kind or "the rule", *cells])
     if path:
         with path.open("w", newline="") as file:
@@ -235,7 +290,16 @@ def brackets(folder: Path, path: Path | None) -> str:
 
 def joining(folder: Path, path: Path | None) -> str:
     """What each client adds to all others in the held-out federations, as ``flsv retrain --with`` says it."""
-    rows = [["federation", "clients", "gain, mean size", "three seeds and others differ by", "half width", "held"]]
+    rows = [
+        [
+            "federation",
+            "clients",
+            "gain, mean size",
+            "three seeds and others differ by",
+            "half width",
+            "held",
+        ]
+    ]
     means = []
     for name, of in HELD_OUT.items():
         utilities = torch.stack([each["utilities"] for each in loaded(name, folder)])
@@ -249,7 +313,9 @@ def joining(folder: Path, path: Path | None) -> str:
                 off = float((gains[some].mean() - gains[others].mean()).abs())
                 told.append([float(gains.mean().abs()), off, half, off <= half])
         means.append(np.mean(told, 0))
-        rows.append([name, str(of.n), *(f"{each:.3f}" for each in means[-1][:3]), f"{means[-1][3]:.2f}"])
+        rows.append(
+            [name, str(of.n), *(f"{each:.3f}" for each in means[-1][:3]), f"{means[-1][3]:.2f}"]
+        )
     mean = np.mean(means, 0)
     rows.append(["mean", "", *(f"{each:.3f}" for each in mean[:3]), f"{mean[3]:.2f}"])
     if path:
@@ -276,11 +342,18 @@ class Honest:
         """What a client gains by other outputs of its own model, in points of the payment."""
         at, utilities = 1 << client, self.kept["utilities"].clone()
         utilities[at] = score(self.of, self.training.validation[1], outputs[None])[0]
-        told = {**self.kept, "outputs": {**self.kept["outputs"], at: outputs}, "utilities": utilities}
+        told = {
+            **self.kept,
+            "outputs": {**self.kept["outputs"], at: outputs},
+            "utilities": utilities,
+        }
         return 100 * (self.paid(told) - self.shares)[:, client]
 
     def outputs(self, model: Tensor) -> Tensor:
-        parts = zip(self.training.start.items(), model.split([v.numel() for v in self.training.start.values()]))
+        parts = zip(
+            self.training.start.items(),
+            model.split([v.numel() for v in self.training.start.values()]),
+        )
         p = {k: part.view(1, *v.shape) for (k, v), part in parts}
         return self.training.outputs(p, self.training.validation[0])[0]
 
@@ -302,7 +375,10 @@ class Honest:
 
     def lies(self, client: int) -> dict[str, tuple[Tensor, Tensor]]:
         """False own models, after the last round and after the first."""
-        part, own = self.kept["sizes"].float() / self.kept["sizes"].sum(), self.elsewhere(client, 1, None)
+        part, own = (
+            self.kept["sizes"].float() / self.kept["sizes"].sum(),
+            self.elsewhere(client, 1, None),
+        )
         first, other = self.start + part @ self.kept["first"], (client + 1) % self.of.n
         others = self.training.others
         return {
@@ -332,19 +408,33 @@ def lies(folder: Path, names: Iterable[str]) -> str:
                 if run.of.score != "r2":
                     louder = run.gain(client, 10 * kept["outputs"][1 << client])
                     gains.setdefault("its own, logits times ten", []).append(louder)
-    rows = [["a client sends as its own model", "of", "alone", "alone and all but one", "all trained"]]
+    rows = [
+        ["a client sends as its own model", "of", "alone", "alone and all but one", "all trained"]
+    ]
     rows[0] += ["round 1", "distance", "direction", "distance or direction"]
     for lie, each in gains.items():
         points = torch.stack(each)
-        cells = [f"{mean:+.1f}, up to {most:+.0f}" for mean, most in zip(points.mean(0), points.max(0).values)]
+        cells = [
+            f"{mean:+.1f}, up to {most:+.0f}"
+            for mean, most in zip(points.mean(0), points.max(0).values)
+        ]
         raised = torch.tensor(alarms.get(lie, [[False] * 3])).double()
         parts = [*raised.mean(0), raised[:, 1:].any(1).double().mean()]
-        rows.append([lie, str(len(each)), *cells, *(f"{100 * part:.0f} %" if lie in alarms else "" for part in parts)])
+        rows.append(
+            [
+                lie,
+                str(len(each)),
+                *cells,
+                *(f"{100 * part:.0f} %" if lie in alarms else "" for part in parts),
+            ]
+        )
     return grid(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["train", "table", "brackets", "joining", "lies"])
     parser.add_argument("names", nargs="*", help="federations, tuning, held_out")
     parser.add_argument("--folder", type=Path, default=Path("runs/predicted"))

@@ -65,21 +65,35 @@ TUNING = {
     "fashion_dir_7": Federation("fashion", 7, "dir 0.3", rounds=6),
     "fashion_features_6": Federation("fashion", 6, "iid", "soft", rounds=8, wrong="features"),
     "wine_dir_4": Federation("wine", 4, "dir 1", rounds=15, epochs=2, samples=100, validation=39),
-    "breast_labels_5": Federation("breast_cancer", 5, "sizes", rounds=12, samples=300, validation=130, wrong="labels"),
+    "breast_labels_5": Federation(
+        "breast_cancer", 5, "sizes", rounds=12, samples=300, validation=130, wrong="labels"
+    ),
     "blobs_dir_6": Federation("blobs", 6, "dir 0.5", rounds=12, samples=1200),
     "blobs_labels_7": Federation("blobs", 7, "iid", rounds=8, samples=1200, wrong="labels"),
     "mnist_cnn_5": Federation("mnist", 5, "dir 0.3", "cnn", rounds=18, samples=700),
     "digits_harm_5": Federation("digits", 5, "dir 0.5", rounds=10, epochs=2, lr=0.05, wrong="harm"),
-    "women_5": Federation("contraception", 5, "groups", "mlp 16", 15, samples=1200, score="balanced"),
+    "women_5": Federation(
+        "contraception", 5, "groups", "mlp 16", 15, samples=1200, score="balanced"
+    ),
     "mnist_dir_10": Federation("mnist", 10, "dir 0.5", "mlp 16", 8, components=30),
     "digits_labels_10": Federation("digits", 10, "dir 1", "soft", 12, wrong="labels"),
 }
 #: Written down, and committed, before any of them was trained.
 HELD_OUT = {
     "digits_16": Federation("digits", 16, "dir 1", "soft", 12, 0.3, batch=32, components=20),
-    "fashion_labels_14": Federation("fashion", 14, "dir 0.5", "mlp 12", 10, 0.3, components=20, wrong="labels"),
+    "fashion_labels_14": Federation(
+        "fashion", 14, "dir 0.5", "mlp 12", 10, 0.3, components=20, wrong="labels"
+    ),
     "lesions_12": Federation(
-        "ham10000_28", 12, "dir 0.5", "mlp 12", 12, 0.3, samples=1400, score="balanced", components=24
+        "ham10000_28",
+        12,
+        "dir 0.5",
+        "mlp 12",
+        12,
+        0.3,
+        samples=1400,
+        score="balanced",
+        components=24,
     ),
     "lungs_11": Federation(
         "pneumoniamnist", 11, "sizes", "mlp 12", 10, score="balanced", components=20, wrong="labels"
@@ -88,8 +102,12 @@ HELD_OUT = {
     "cifar_cnn_4": Federation("cifar", 4, "dir 0.5", "cnn", 25, samples=800, classes=4),
     "fashion_cnn_4": Federation("fashion", 4, "dir 0.3", "cnn", 18, samples=800),
     "pupils_6": Federation("exam", 6, "groups", "mlp 16", 12, 0.05, samples=1200, score="r2"),
-    "diabetes_5": Federation("diabetes", 5, "sizes", "mlp 16", 15, 0.02, samples=280, validation=80, score="r2"),
-    "topics_lora_4": Federation("reuters", 4, "groups", "lora", 8, 1.5, samples=480, validation=100, score="loss"),
+    "diabetes_5": Federation(
+        "diabetes", 5, "sizes", "mlp 16", 15, 0.02, samples=280, validation=80, score="r2"
+    ),
+    "topics_lora_4": Federation(
+        "reuters", 4, "groups", "lora", 8, 1.5, samples=480, validation=100, score="loss"
+    ),
     "mnist_three_of_6": Federation("mnist", 6, "dir 0.5", rounds=40, lr=0.05, cohort=3),
     "digits_two_of_7": Federation("digits", 7, "dir 1", rounds=60, lr=0.05, cohort=2),
     "fashion_labels_6": Federation("fashion", 6, "dir 1", rounds=10, wrong="labels"),
@@ -115,9 +133,14 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         of = (MNIST if name == "mnist" else FashionMNIST)(ROOT, train=True)
         x, y = pooled(of.data[:6000, None]), of.targets[:6000]
     elif name == "cifar":
-        batch = pickle.loads((ROOT / "cifar-10-batches-py/data_batch_1").read_bytes(), encoding="latin1")
+        batch = pickle.loads(
+            (ROOT / "cifar-10-batches-py/data_batch_1").read_bytes(), encoding="latin1"
+        )
         few = np.array(batch["labels"]) < classes
-        x, y = pooled(torch.tensor(batch["data"][few]).view(-1, 3, 32, 32)), np.array(batch["labels"])[few]
+        x, y = (
+            pooled(torch.tensor(batch["data"][few]).view(-1, 3, 32, 32)),
+            np.array(batch["labels"])[few],
+        )
     elif name in ("ham10000_28", "pneumoniamnist"):
         kept = np.load(ROOT / f"{name}.npz")
         x, y = torch.tensor(kept["train_images"]), kept["train_labels"][:, 0]
@@ -127,13 +150,18 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         x, y, groups = news()
     else:
         target, group = {"exam": ("normexam", "school"), "contraception": ("use", "district")}[name]
-        frame = pd.read_csv(ROOT / "tables" / f"{name}.csv").drop(columns="student", errors="ignore")
+        frame = pd.read_csv(ROOT / "tables" / f"{name}.csv").drop(
+            columns="student", errors="ignore"
+        )
         y, groups = frame[target].to_numpy(), frame[group].to_numpy()
         y = y if name == "exam" else y == "Y"
         rest = pd.get_dummies(frame.drop(columns=[target, group]), dtype=float)
         x = ((rest - rest.mean()) / rest.std()).to_numpy()
     x, y = (each if isinstance(each, Tensor) else torch.tensor(each) for each in (x, y))
-    x, y = (x if name == "reuters" else x.float()), (y.float() if y.is_floating_point() else y.long())
+    x, y = (
+        (x if name == "reuters" else x.float()),
+        (y.float() if y.is_floating_point() else y.long()),
+    )
     return x, y, torch.zeros(len(y)) if groups is None else torch.as_tensor(groups)
 
 
@@ -159,7 +187,11 @@ def news() -> tuple[Tensor, Tensor, Tensor]:
         for topic in ("earn", "acq", "crude", "grain")
     ]
     both = torch.cat(found)
-    return both[:, :-1], both[:, 1:], torch.cat([torch.full((len(each),), place) for place, each in enumerate(found)])
+    return (
+        both[:, :-1],
+        both[:, 1:],
+        torch.cat([torch.full((len(each),), place) for place, each in enumerate(found)]),
+    )
 
 
 class Letters(nn.Module):
@@ -167,10 +199,15 @@ class Letters(nn.Module):
 
     def __init__(self, width: int = 48, layers: int = 2) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(len(LETTERS), width), nn.Parameter(torch.randn(LENGTH, width) * 0.1)
+        self.embed, self.place = (
+            nn.Embedding(len(LETTERS), width),
+            nn.Parameter(torch.randn(LENGTH, width) * 0.1),
+        )
         linear = partial(nn.Linear, width)
         self.parts = nn.ModuleList(
-            nn.ModuleList([linear(3 * width), linear(width), linear(2 * width), nn.Linear(2 * width, width)])
+            nn.ModuleList(
+                [linear(3 * width), linear(width), linear(2 * width), nn.Linear(2 * width, width)]
+            )
             for _ in range(layers)
         )
         self.head = linear(len(LETTERS))
@@ -183,7 +220,10 @@ class Letters(nn.Module):
         for place, (qkv, out, up, down) in enumerate(self.parts):  # type: ignore[misc]
             z = F.layer_norm(h, h.shape[-1:])
             q, k, v = qkv(z).chunk(3, -1)
-            q, v = (each + z @ self.lora_a[place, i] @ self.lora_b[place, i] for i, each in enumerate((q, v)))
+            q, v = (
+                each + z @ self.lora_a[place, i] @ self.lora_b[place, i]
+                for i, each in enumerate((q, v))
+            )
             attention = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(late, -1e9).softmax(-1)
             h = h + out(attention @ v)
             h = h + down(up(F.layer_norm(h, h.shape[-1:])).relu())
@@ -197,7 +237,9 @@ def pretrained() -> dict[str, Tensor]:
     with (ROOT / "text/grimm_tales.csv").open(newline="") as file:
         text = pieces(" ".join(row["text"] for row in csv.DictReader(file)))
     model = Letters()
-    optimizer = torch.optim.Adam([each for name, each in model.named_parameters() if "lora" not in name], 3e-3)
+    optimizer = torch.optim.Adam(
+        [each for name, each in model.named_parameters() if "lora" not in name], 3e-3
+    )
     for _ in range(8):
         for rows in torch.randperm(len(text)).split(32):
             optimizer.zero_grad()
@@ -212,7 +254,9 @@ def network(of: Federation, x: Tensor, outputs: int) -> nn.Module:
     if kind == "soft":
         return nn.Linear(x.shape[1], outputs)
     if kind == "mlp":
-        return nn.Sequential(nn.Linear(x.shape[1], int(width)), nn.ReLU(), nn.Linear(int(width), outputs))
+        return nn.Sequential(
+            nn.Linear(x.shape[1], int(width)), nn.ReLU(), nn.Linear(int(width), outputs)
+        )
     if kind == "lora":
         model = Letters()
         model.load_state_dict(pretrained(), strict=False)
@@ -220,7 +264,14 @@ def network(of: Federation, x: Tensor, outputs: int) -> nn.Module:
     colors, side = (3, 16) if of.data == "cifar" else (1, 14)
     return nn.Sequential(
         nn.Unflatten(1, (colors, side, side)),
-        *(nn.Conv2d(colors, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(colors, 8, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(64, outputs)),
     )
 
@@ -238,7 +289,10 @@ def deal(of: Federation, y: Tensor, groups: Tensor, draw: np.random.Generator) -
         return [np.flatnonzero(client == each) for each in range(of.n)]
     if how == "classes":
         owner = draw.permutation(10)
-        return [rows[np.isin(labels[rows], owner[c * int(number) : (c + 1) * int(number)])] for c in range(of.n)]
+        return [
+            rows[np.isin(labels[rows], owner[c * int(number) : (c + 1) * int(number)])]
+            for c in range(of.n)
+        ]
     if how == "dir":
         dealt: list[list[int]] = [[] for _ in range(of.n)]
         for label in np.unique(labels):
@@ -262,7 +316,11 @@ def samples_of(name: str) -> tuple[list[Samples], Samples, Samples]:
         x = x / x.std()
     rows = draw.permutation(len(y))
     size = 300 if of.apart else of.validation
-    held, others, rest = rows[: of.validation], rows[-size:], rows[of.validation : -size][: of.samples]
+    held, others, rest = (
+        rows[: of.validation],
+        rows[-size:],
+        rows[of.validation : -size][: of.samples],
+    )
     parts = deal(of, y[rest], groups[rest], draw)
     clients = [(x[rest[part]].clone(), y[rest[part]].clone()) for part in parts]
     classes = int(y.max()) + 1
@@ -272,7 +330,10 @@ def samples_of(name: str) -> tuple[list[Samples], Samples, Samples]:
             changed = torch.tensor(draw.random(len(own)) < part)
             own[changed] = torch.tensor(draw.integers(0, classes, int(changed.sum())))
     elif of.wrong == "features":
-        noise = [torch.tensor(draw.normal(size=own.shape)).float() * 0.25 * c for c, (own, _) in enumerate(clients)]
+        noise = [
+            torch.tensor(draw.normal(size=own.shape)).float() * 0.25 * c
+            for c, (own, _) in enumerate(clients)
+        ]
         clients = [(own + more, label) for (own, label), more in zip(clients, noise)]
     elif of.wrong == "duplicate":
         clients[1] = clients[0]
@@ -284,7 +345,9 @@ def samples_of(name: str) -> tuple[list[Samples], Samples, Samples]:
 def score(of: Federation, y: Tensor, outputs: Tensor) -> Tensor:
     """Score outputs ``[c, V, ...]`` of c models."""
     if of.score == "r2":
-        return 1 - (outputs.squeeze(-1) - y).square().mean(1).double() / y.double().var(unbiased=False)
+        return 1 - (outputs.squeeze(-1) - y).square().mean(1).double() / y.double().var(
+            unbiased=False
+        )
     if of.score == "loss":
         wrong = [F.cross_entropy(each.flatten(0, -2), y.flatten()) for each in outputs]
         return -torch.stack(wrong).double()
@@ -301,11 +364,19 @@ class Training:
         self.of, self.seed = ALL[name], seed
         self.clients, self.validation, self.others = samples_of(name)
         y = source(self.of.data, self.of.classes)[1]
-        outputs = 1 if self.of.score == "r2" else len(LETTERS) if self.of.model == "lora" else int(y.max()) + 1
+        outputs = (
+            1
+            if self.of.score == "r2"
+            else len(LETTERS)
+            if self.of.model == "lora"
+            else int(y.max()) + 1
+        )
         torch.manual_seed(seed)
         self.base = network(self.of, self.clients[0][0], outputs)
         own = dict(self.base.named_parameters())
-        self.start = {k: v.detach() for k, v in own.items() if self.of.model != "lora" or "lora" in k}
+        self.start = {
+            k: v.detach() for k, v in own.items() if self.of.model != "lora" or "lora" in k
+        }
         if self.of.model == "lora":
             self.start["lora_a"] = torch.randn_like(self.start["lora_a"]) / 48**0.5
         self.sizes = torch.tensor([len(y) for _, y in self.clients]).double()
@@ -313,9 +384,15 @@ class Training:
 
     def _loss(self, p: Parameters, x: Tensor, y: Tensor) -> Tensor:
         out = functional_call(self.base, p, (x,))
-        return F.mse_loss(out[:, 0], y) if self.of.score == "r2" else F.cross_entropy(out.flatten(0, -2), y.flatten())
+        return (
+            F.mse_loss(out[:, 0], y)
+            if self.of.score == "r2"
+            else F.cross_entropy(out.flatten(0, -2), y.flatten())
+        )
 
-    def local(self, p: Parameters, round_index: int, client: int, data: Samples | None = None) -> Parameters:
+    def local(
+        self, p: Parameters, round_index: int, client: int, data: Samples | None = None
+    ) -> Parameters:
         """One client's training of many models, on its own samples or on others."""
         x, y = data or self.clients[client]
         draw = torch.Generator().manual_seed(self.seed * 100003 + round_index * 1009 + client)
@@ -329,7 +406,9 @@ class Training:
         """Members of each coalition that take part in a round."""
         if not self.of.cohort:
             return masks
-        order = torch.randperm(self.of.n, generator=torch.Generator().manual_seed(self.seed * 7919 + round_index))
+        order = torch.randperm(
+            self.of.n, generator=torch.Generator().manual_seed(self.seed * 7919 + round_index)
+        )
         ordered = masks[:, order]
         return (ordered & (ordered.cumsum(1) <= self.of.cohort))[:, order.argsort()]
 
@@ -383,11 +462,23 @@ def play(name: str, seed: int) -> dict[str, Any]:
             own = {k: v[some] for k, v in p.items()}
             found = training.outputs(own, training.validation[0])
             utilities.append(score(of, training.validation[1], found))
-            elsewhere.append(score(of, training.others[1], training.outputs(own, training.others[0])))
-            outputs |= {at: found[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted}
-            models |= {at: flat(own)[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted}
+            elsewhere.append(
+                score(of, training.others[1], training.outputs(own, training.others[0]))
+            )
+            outputs |= {
+                at: found[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted
+            }
+            models |= {
+                at: flat(own)[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted
+            }
     return {
         **{"utilities": torch.cat(utilities), "elsewhere": torch.cat(elsewhere)},
-        **{"outputs": outputs, "models": models, "first": first, "total": total, "sizes": training.sizes},
+        **{
+            "outputs": outputs,
+            "models": models,
+            "first": first,
+            "total": total,
+            "sizes": training.sizes,
+        },
         "seconds": time.process_time() - began,
     }

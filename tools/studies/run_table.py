@@ -53,13 +53,20 @@ def read_table(path: Path) -> dict[str, Any]:
         ValueError: a key that a table does not have.
     """
     table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    table = {name: value for name, value in table.items() if not name.startswith("_")}  # anchors of its own
+    table = {
+        name: value for name, value in table.items() if not name.startswith("_")
+    }  # anchors of its own
     _check(path, table, KEYS)
     for show in table["tables"]:
         _check(path, show, table_report.KEYS)
     for block in table["blocks"]:
         _check(path, block, BLOCK)
-        for part in (part for axis in block["axes"].values() if isinstance(axis, Mapping) for part in axis.values()):
+        for part in (
+            part
+            for axis in block["axes"].values()
+            if isinstance(axis, Mapping)
+            for part in axis.values()
+        ):
             _check(path, part or {}, PART)
         for rule in block.get("rules", ()):
             _check(path, rule, PART | {"if"})
@@ -68,7 +75,12 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def cells_of(table: Mapping[str, Any], full: bool, seeds: Sequence[int]) -> list[Cell]:
     """All cells, seed by seed, so that a table that is stopped has whole seeds."""
-    return [cell for seed in seeds for block in table["blocks"] for cell in _of_block(block, table, full, seed)]
+    return [
+        cell
+        for seed in seeds
+        for block in table["blocks"]
+        for cell in _of_block(block, table, full, seed)
+    ]
 
 
 def shortened(table: Mapping[str, Any], cell: Cell) -> Cell:
@@ -82,11 +94,18 @@ def shortened(table: Mapping[str, Any], cell: Cell) -> Cell:
 
 def _check(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
     if strange := given.keys() - known:
-        raise ValueError(f"{path}: {', '.join(sorted(strange))} is unknown: expected {', '.join(sorted(known))}.")
+        raise ValueError(
+            f"{path}: {', '.join(sorted(strange))} is unknown: expected {', '.join(sorted(known))}."
+        )
 
 
-def _of_block(block: Mapping[str, Any], table: Mapping[str, Any], full: bool, seed: int) -> Iterator[Cell]:
-    axes = {name: axis if isinstance(axis, Mapping) else dict.fromkeys(axis) for name, axis in block["axes"].items()}
+def _of_block(
+    block: Mapping[str, Any], table: Mapping[str, Any], full: bool, seed: int
+) -> Iterator[Cell]:
+    axes = {
+        name: axis if isinstance(axis, Mapping) else dict.fromkeys(axis)
+        for name, axis in block["axes"].items()
+    }
     preset = "full" if full else "small"
     for chosen in product(*axes.values()):
         at: Choice = dict(zip(axes, chosen))
@@ -100,7 +119,11 @@ def _of_block(block: Mapping[str, Any], table: Mapping[str, Any], full: bool, se
 
 
 def _cell(
-    block: Mapping[str, Any], table: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], at: Choice, full: bool
+    block: Mapping[str, Any],
+    table: Mapping[str, Any],
+    parts: Sequence[Mapping[str, Any]],
+    at: Choice,
+    full: bool,
 ) -> Cell:
     files: list[str] = []
     options: dict[str, Any] = {}
@@ -112,7 +135,14 @@ def _cell(
             options.pop(name, None)
         measurement = part.get("measure", measurement)
     row, column = filled(block.get("row", "{row}"), at), filled(block.get("column", "{column}"), at)
-    return Cell(str(row), str(column), at["seed"], tuple(filled(files, at)), filled(options, at), measurement)
+    return Cell(
+        str(row),
+        str(column),
+        at["seed"],
+        tuple(filled(files, at)),
+        filled(options, at),
+        measurement,
+    )
 
 
 def filled(value: Any, at: Choice) -> Any:
@@ -149,7 +179,11 @@ def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
     if options.columns:
         there = {cell.column for cell in cells}
         prefixes = tuple(name for name in options.columns if name not in there)
-        return [cell for cell in cells if cell.column in options.columns or cell.column.startswith(prefixes)]
+        return [
+            cell
+            for cell in cells
+            if cell.column in options.columns or cell.column.startswith(prefixes)
+        ]
     if options.all or options.full or options.list:
         return cells
     return [cell for cell in cells if not cell.column.startswith(tuple(table.get("asked", ())))]
@@ -157,32 +191,50 @@ def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file")
-    parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file"
+    )
+    parser.add_argument(
+        "--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets"
+    )
     parser.add_argument("--full", action="store_true", help="the paper's setting, for a GPU")
-    parser.add_argument("--short", action="store_true", help="one round, one seed, few images, nothing kept")
+    parser.add_argument(
+        "--short", action="store_true", help="one round, one seed, few images, nothing kept"
+    )
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--columns", nargs="+", help="columns of these names, or where there is none, that begin so")
+    parser.add_argument(
+        "--columns", nargs="+", help="columns of these names, or where there is none, that begin so"
+    )
     parser.add_argument("--rows", nargs="+", help="only these rows")
-    parser.add_argument("--all", action="store_true", help="those columns, too, that run only where asked for")
+    parser.add_argument(
+        "--all", action="store_true", help="those columns, too, that run only where asked for"
+    )
     parser.add_argument("--kept", type=Path, help="finished cells; default: runs/tables/NAME.jsonl")
     parser.add_argument("--csv", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
-    path = Path(options.table) if options.table.endswith(".yaml") else TABLES / f"{options.table}.yaml"
+    path = (
+        Path(options.table) if options.table.endswith(".yaml") else TABLES / f"{options.table}.yaml"
+    )
     if not path.is_file():
         parser.error(f"there is no {path}: expected a name of tools/studies/tables, or a file")
     table = read_table(path)
     cells = chosen(table, options)
     if not cells:
-        parser.error(f"no cell has these rows and columns; asked for by --columns or --all: {table.get('asked', [])}")
+        parser.error(
+            f"no cell has these rows and columns; asked for by --columns or --all: {table.get('asked', [])}"
+        )
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
     if options.short:
-        results: Results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
+        results: Results = {
+            cell.key: measure(shortened(table, cell), options.root) for cell in cells
+        }
     else:
         kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
         results = finish(cells, kept, options.root, options.workers)

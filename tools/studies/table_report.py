@@ -34,7 +34,19 @@ from flsv.utilities.csv_files import save_csv
 
 Lines = list[list[str]]
 Values = Mapping[tuple[str, str], pd.Series]  # of row and column, by seed
-KEYS = {"title", "value", "of", "rows", "columns", "digits", "ours", "others", "minus", "average", "paper"}
+KEYS = {
+    "title",
+    "value",
+    "of",
+    "rows",
+    "columns",
+    "digits",
+    "ours",
+    "others",
+    "minus",
+    "average",
+    "paper",
+}
 
 
 def paired(ours: pd.Series, other: pd.Series) -> str:
@@ -68,7 +80,9 @@ def matches(name: str, patterns: Sequence[str] | None) -> bool:
     return patterns is None or any(fnmatchcase(name, str(pattern)) for pattern in patterns)
 
 
-def entries(value: Any, path: Sequence[str], row: str, column: str) -> Iterator[tuple[str, str, float]]:
+def entries(
+    value: Any, path: Sequence[str], row: str, column: str
+) -> Iterator[tuple[str, str, float]]:
     """The numbers at the end of a path, with their row and column.
 
     Example:
@@ -76,14 +90,23 @@ def entries(value: Any, path: Sequence[str], row: str, column: str) -> Iterator[
         [('a', 'digits', 2.0), ('b', 'digits', 5.0)]
     """
     if not path:
-        numbers = [float(each) for each in (value if isinstance(value, list) else [value]) if each is not None]
+        numbers = [
+            float(each)
+            for each in (value if isinstance(value, list) else [value])
+            if each is not None
+        ]
         yield row, column, statistics.mean(numbers) if numbers else float("nan")
         return
     step, *rest = path
-    inner = {str(key): each for key, each in (enumerate(value, 1) if isinstance(value, list) else value.items())}
+    inner = {
+        str(key): each
+        for key, each in (enumerate(value, 1) if isinstance(value, list) else value.items())
+    }
     for key, each in inner.items():
         if each is not None and (step == key or step in ("{row}", "{column}")):
-            yield from entries(each, rest, key if step == "{row}" else row, key if step == "{column}" else column)
+            yield from entries(
+                each, rest, key if step == "{row}" else row, key if step == "{column}" else column
+            )
 
 
 def gathered(show: Mapping[str, Any], results: Results) -> pd.DataFrame:
@@ -99,18 +122,26 @@ def gathered(show: Mapping[str, Any], results: Results) -> pd.DataFrame:
             beside = {r: each for (r, c, s), each in results.items() if (c, s) == (column, seed)}
             value = named(show["of"])(result, beside, row, column)
         if value is not None:
-            lines += [(r, c, seed, number) for r, c, number in entries(value, path, row, column) if matches(r, rows)]
+            lines += [
+                (r, c, seed, number)
+                for r, c, number in entries(value, path, row, column)
+                if matches(r, rows)
+            ]
     found = pd.DataFrame(lines, columns=["row", "column", "seed", "value"])
     return found.drop_duplicates(["row", "column", "seed"], keep="last")
 
 
 def over_columns(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """One column: the mean of all, for the rows and seeds that every column has."""
-    wide = table.pivot_table(index=["row", "seed"], columns="column", values="value", sort=False).dropna()
+    wide = table.pivot_table(
+        index=["row", "seed"], columns="column", values="value", sort=False
+    ).dropna()
     return wide.mean(axis=1).reset_index(name="value").assign(column=name)
 
 
-def means(values: Values, rows: Iterable[str], columns: Sequence[str], show: Mapping[str, Any]) -> Lines:
+def means(
+    values: Values, rows: Iterable[str], columns: Sequence[str], show: Mapping[str, Any]
+) -> Lines:
     """Mean and deviation over the seeds, a line per row; the paper's number in brackets."""
     lines, paper = [["", *columns]], show.get("paper", {})
     for row in rows:
@@ -123,14 +154,22 @@ def means(values: Values, rows: Iterable[str], columns: Sequence[str], show: Map
     return lines
 
 
-def differences(values: Values, rows: Sequence[str], columns: Sequence[str], show: Mapping[str, Any]) -> Lines:
+def differences(
+    values: Values, rows: Sequence[str], columns: Sequence[str], show: Mapping[str, Any]
+) -> Lines:
     """Ours against the best other row of each column, which is named; and the rows of ``minus``."""
     lines, ours = [["minus", *columns]], show.get("ours", ())
     for row in ours:
         cells = []
         for column in columns:
-            others = [each for each in show.get("others", rows) if each not in ours and (each, column) in values]
-            known = pd.Series({each: values[each, column].mean() for each in others}, dtype=float).dropna()
+            others = [
+                each
+                for each in show.get("others", rows)
+                if each not in ours and (each, column) in values
+            ]
+            known = pd.Series(
+                {each: values[each, column].mean() for each in others}, dtype=float
+            ).dropna()
             if known.empty or (row, column) not in values:
                 cells.append("-")
                 continue
@@ -152,13 +191,20 @@ def report(shows: Sequence[Mapping[str, Any]], results: Results) -> list[tuple[s
         table = gathered(show, results)
         parts = [(show["title"], table)]
         if "average" in show and table["column"].nunique() > 1:
-            parts.append((f"{show['title']}: {show['average']}", over_columns(table, show["average"])))
+            parts.append(
+                (f"{show['title']}: {show['average']}", over_columns(table, show["average"]))
+            )
         for title, part in parts:
             if part.empty:
                 continue
-            values = {key: each.set_index("seed")["value"] for key, each in part.groupby(["row", "column"], sort=False)}
+            values = {
+                key: each.set_index("seed")["value"]
+                for key, each in part.groupby(["row", "column"], sort=False)
+            }
             patterns, columns = show.get("rows", ["*"]), list(part["column"].unique())
-            rows = list(dict.fromkeys(r for p in patterns for r in part["row"] if fnmatchcase(r, str(p))))
+            rows = list(
+                dict.fromkeys(r for p in patterns for r in part["row"] if fnmatchcase(r, str(p)))
+            )
             made.append((title, means(values, rows, columns, show)))
             if len(lines := differences(values, rows, columns, show)) > 1:
                 made.append((f"{title}: differences, 95 % paired interval", lines))
@@ -174,5 +220,9 @@ def write_csv(path: Path, tables: Sequence[tuple[str, Lines]]) -> None:
     """A line per entry: table, row, column, value."""
     lines = [["table", "row", "column", "value"]]
     for title, (head, *body) in tables:
-        lines += [[title, row, column, cell] for row, *cells in body for column, cell in zip(head[1:], cells)]
+        lines += [
+            [title, row, column, cell]
+            for row, *cells in body
+            for column, cell in zip(head[1:], cells)
+        ]
     save_csv(path, lines)

@@ -123,7 +123,9 @@ class Reading:
     pos_label: str | bool | int | None = None
 
 
-def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
+def image_tensor(
+    images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
+) -> Tensor:
     """Convert uint8 ``[N, H, W]`` or ``[N, H, W, C]`` to ``(pixel / 255 - mean) / std``, float32 ``[N, C, H, W]``."""
     pixels = torch.as_tensor(images)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
@@ -150,7 +152,9 @@ def is_pair_of_arrays(value: Any) -> bool:
     if isinstance(y, list | tuple):
         return not any(is_array(entry) or isinstance(entry, list | tuple) for entry in y)
     # A pandas Series has a shape, too.
-    return is_array(y) or (hasattr(y, "shape") and not isinstance(y, Dataset) and not is_columnar(y))
+    return is_array(y) or (
+        hasattr(y, "shape") and not isinstance(y, Dataset) and not is_columnar(y)
+    )
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:
@@ -188,7 +192,9 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
         about = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
-        raise ConfigurationError(f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite.")
+        raise ConfigurationError(
+            f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite."
+        )
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
     data.classes, data.by_name = tuple(classes.tolist()), True  # type: ignore[attr-defined]  # attributes of ours
@@ -201,8 +207,12 @@ def _inputs(x: Any) -> Tensor:
         array = np.asarray(x)
         # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-        found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array)
-    if found.dtype == torch.uint8 and (found.ndim == 3 or (found.ndim == 4 and found.shape[3] in (1, 3))):
+        found = torch.from_numpy(
+            array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array
+        )
+    if found.dtype == torch.uint8 and (
+        found.ndim == 3 or (found.ndim == 4 and found.shape[3] in (1, 3))
+    ):
         return image_tensor(found)
     if found.is_floating_point():
         return found.float()
@@ -237,9 +247,12 @@ def one_numbering(
             )
         strange = [each for each in classes if each not in union]
         if strange:
-            raise ConfigurationError(f"The {name} data have classes that no client has: {listed(strange, 8)}.")
+            raise ConfigurationError(
+                f"The {name} data have classes that no client has: {listed(strange, 8)}."
+            )
     same = {
-        name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
+        name: _renumbered(part, named[name], union, name) if named[name] else part
+        for name, part in everybody.items()
     }
     return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
 
@@ -256,7 +269,10 @@ def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
     if len(sets) == 1 or any(tensors is None for tensors, _ in held):
         return sets[0] if len(sets) == 1 else ConcatDataset(sets)
     columns = [[x if rows is None else x[rows] for x in tensors or ()] for tensors, rows in held]
-    kinds = {", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in each): name for each, name in zip(columns, parts)}
+    kinds = {
+        ", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in each): name
+        for each, name in zip(columns, parts)
+    }
     if len(kinds) > 1:
         both = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
         raise ConfigurationError(
@@ -265,14 +281,22 @@ def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
     return TensorDataset(*(torch.cat(column) for column in zip(*columns)))
 
 
-def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], name: str) -> Dataset:
+def _renumbered(
+    dataset: Dataset, classes: Sequence[str], union: Sequence[str], name: str
+) -> Dataset:
     if tuple(classes) == tuple(union):
         return dataset
     numbers = torch.tensor([union.index(each) for each in classes])
-    if type(dataset) is TensorDataset and len(dataset.tensors) > 1 and not dataset.tensors[-1].is_floating_point():
+    if (
+        type(dataset) is TensorDataset
+        and len(dataset.tensors) > 1
+        and not dataset.tensors[-1].is_floating_point()
+    ):
         *inputs, labels = dataset.tensors
         changed: Any = TensorDataset(*inputs, numbers[labels.cpu().long()])
-    elif getattr(dataset, "target_transform", "none") is None:  # torchvision's: copied, the original stays unchanged
+    elif (
+        getattr(dataset, "target_transform", "none") is None
+    ):  # torchvision's: copied, the original stays unchanged
         changed = copy.copy(dataset)
         changed.target_transform = numbers.tolist().__getitem__
     else:

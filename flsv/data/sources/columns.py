@@ -13,7 +13,14 @@ import pandas as pd
 from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
+from flsv.data.sources.notation import (
+    are_dates,
+    column_numbers,
+    date_formats,
+    dated,
+    other_notations,
+    parsed,
+)
 from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
 from flsv.utilities.declared import Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
@@ -115,7 +122,9 @@ class Columns:
         self.classes = _texts(self.classes)
         self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
         if isinstance(self.gaps, Mapping):
-            self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
+            self.gaps = {
+                str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()
+            }
         else:
             self.gaps = _texts(self.gaps)
 
@@ -124,17 +133,25 @@ class Columns:
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
         twice = next((name for name in (target, group) if name in used or target == group), None)
         if twice is not None:
-            raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
+            raise ConfigurationError(
+                f"Columns: {twice!r} is the target or the group, and cannot have another role."
+            )
 
     def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, with changes that may solve ``problems``."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        options = {name: value for name, value in held.items() if value not in (None, {}, getattr(Columns, name))}
+        options = {
+            name: value
+            for name, value in held.items()
+            if value not in (None, {}, getattr(Columns, name))
+        }
         for problem in problems:
             for name, value in problem.remedy.items():
                 if isinstance(value, list):
                     value = list(dict.fromkeys([*options.get(name, ()), *value]))
-                options[name] = {**options.get(name, {}), **value} if isinstance(value, dict) else value
+                options[name] = (
+                    {**options.get(name, {}), **value} if isinstance(value, dict) else value
+                )
         return options
 
 
@@ -217,15 +234,21 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
     return (words if texts else column.astype(object)).mask(gaps)
 
 
-def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
+def _kind_and_numbers(
+    table: Table, values: pd.Series, columns: Columns
+) -> tuple[str | None, pd.Series]:
     """Return a column's kind and its values as numbers, with NaN for what is not a number.
 
     The kind is None if it is ambiguous or unusable.
     """
     if table.typed:
-        return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
+        return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(
+            parsed(values)
+        )  # truth values, too
     # Each file may have its own notation of numbers.
-    parts = [column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)]
+    parts = [
+        column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)
+    ]
     numbers, texts = pd.Series(np.concatenate(parts)), values.dropna()
     if _TRUTHS.keys() >= set(texts):
         return TRUTH if len(texts) else "", values.map(_TRUTHS)
@@ -234,7 +257,9 @@ def _kind_and_numbers(table: Table, values: pd.Series, columns: Columns) -> tupl
     return NUMBERS if known.any() and not named else WORDS, numbers
 
 
-def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
+def read_columns(
+    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
+) -> list[ColumnCard]:
     """Read the columns ``names`` of all concatenated tables, with the same categories in each table.
 
     ``fit``, bool ``[N]``, marks the training rows.
@@ -253,7 +278,13 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
         options = json.dumps(columns.repaired(problems), ensure_ascii=False)
         raise ConfigurationError(
-            "\n".join([*map(str, problems[:_LISTED]), *more, "These options may help (in Python columns={...}):"])
+            "\n".join(
+                [
+                    *map(str, problems[:_LISTED]),
+                    *more,
+                    "These options may help (in Python columns={...}):",
+                ]
+            )
             + f"\n  columns: {options}"
         )
     return cards
@@ -262,7 +293,9 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
 def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if values[fit].isna().all():
-        raise ColumnError(f"{table.path}: no training row has a value of {name!r}.", {"exclude": [name]})
+        raise ColumnError(
+            f"{table.path}: no training row has a value of {name!r}.", {"exclude": [name]}
+        )
     if kind != WORDS:
         return ColumnCard(name, kind, values)
     known = sorted(values[fit].dropna().unique())
@@ -305,12 +338,19 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
             known = () if marks else (columns.gaps or {}).get(name, ())  # type: ignore[union-attr]
             remedy = {"exclude": [name]} if marks else {"gaps": {name: [*known, *words]}}
         where = f"{table.where(row)}: {str(values[row])!r} in {name!r}"
-        raise ColumnError(f"{where} is not a valid number, but others are: a missing value, or a category?", remedy)
+        raise ColumnError(
+            f"{where} is not a valid number, but others are: a missing value, or a category?",
+            remedy,
+        )
     return kind or NUMBERS, numbers
 
 
 def _mixed(table: Table, name: str) -> ColumnError:
-    kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
+    kinds = {
+        type(value).__name__: part.path
+        for part in table.parts
+        for value in part.frame[name].dropna()
+    }
     dates = kinds.keys() <= {"date", "datetime", "Timestamp"}
     return ColumnError(
         f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
@@ -327,7 +367,9 @@ def _dates(table: Table, name: str, values: pd.Series, columns: Columns) -> Colu
         to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
         return ColumnError(f"{about}, and {unclear}. {to_days}", {"exclude": [name]})
     remedy = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
-    return ColumnError(f"{about}. Convert dates to days since 1970, or since the date in another column.", remedy)
+    return ColumnError(
+        f"{about}. Convert dates to days since 1970, or since the date in another column.", remedy
+    )
 
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
@@ -338,7 +380,9 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
         return
     row = int(np.flatnonzero(values.isin(like))[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-    found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
+    found = " or ".join(
+        ", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations
+    )
     if len(notations) == 1 and not table.typed:
         marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
         has = " and ".join(marks[option] for option in notations[0])
@@ -353,12 +397,18 @@ def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
     """Return a column's dates, in UTC if they have a time zone."""
     values, formats = without_gaps(table, name, "dates", columns), columns.date_format or ()
     if is_datetime64_any_dtype(table.column(name, "dates")):
-        found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change
+        found = pd.to_datetime(
+            values, utc=True
+        )  # as for text: every day has 24 hours, also where clocks change
     else:
         texts = words_of(values)
         found = dated(texts, formats)
         for row in np.flatnonzero(found.isna() & texts.notna()).tolist():
-            more = date_formats(texts_by_file(table, texts), formats) if are_dates(texts.dropna()) else None
+            more = (
+                date_formats(texts_by_file(table, texts), formats)
+                if are_dates(texts.dropna())
+                else None
+            )
             raise ColumnError(
                 f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
                 f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",

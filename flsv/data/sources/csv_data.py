@@ -115,21 +115,33 @@ class CSVData(L.LightningDataModule):
     def _read(self, path: str) -> Table:
         place = find_place(path, self.root)
         if place is None:
-            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Set root.")
+            raise ConfigurationError(
+                f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
+            )
         return read_table_file(place, self.columns.encoding)
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
         generator = generator_for(self.seed, "csv", "order")
-        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator)
+        return DataLoader(
+            self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator
+        )
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
         """Return batches of the validation samples, or an empty list if there are none."""
-        return [] if self.val_set is None else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
+        return (
+            []
+            if self.val_set is None
+            else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
+        )
 
     def test_dataloader(self) -> DataLoader | list[DataLoader]:
         """Return batches of the test samples, or an empty list if there are none."""
-        return [] if self.test_set is None else DataLoader(self.test_set, batch_size=max(self.batch_size, 256))
+        return (
+            []
+            if self.test_set is None
+            else DataLoader(self.test_set, batch_size=max(self.batch_size, 256))
+        )
 
     def groups_of(self, table: Table) -> np.ndarray | None:
         """Return the group of each row, ``[N]``, or None without a column of groups."""
@@ -158,7 +170,11 @@ class CSVData(L.LightningDataModule):
                 f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
         held = np.concatenate([stays, free[test + val :]])
-        return {"train": np.sort(held), "val": np.sort(free[test : test + val]), "test": np.sort(free[:test])}
+        return {
+            "train": np.sort(held),
+            "val": np.sort(free[test : test + val]),
+            "test": np.sort(free[:test]),
+        }
 
     def keep(
         self,
@@ -177,8 +193,13 @@ class CSVData(L.LightningDataModule):
             test: inputs and targets of the test file, or None without one.
             classes: names of the classes, or None without classes.
         """
-        parts = {name: [tensor[torch.from_numpy(rows)] for tensor in tensors] for name, rows in splits.items()}
-        sets = {name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()}
+        parts = {
+            name: [tensor[torch.from_numpy(rows)] for tensor in tensors]
+            for name, rows in splits.items()
+        }
+        sets = {
+            name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()
+        }
         self.train_set, self.val_set = sets["train"], sets["val"]
         self.test_set = sets["test"] if test is None else TensorDataset(*test)
         self.input_shape = tuple(tensors[0].shape[1:])
@@ -226,7 +247,12 @@ class TableData(CSVData):
     pooled_inputs = True
 
     def __init__(
-        self, path: str, target: str, group: str | None = None, columns: GivenColumns = None, **options: Any
+        self,
+        path: str,
+        target: str,
+        group: str | None = None,
+        columns: GivenColumns = None,
+        **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
         self.columns = as_columns(columns)
@@ -243,8 +269,12 @@ class TableData(CSVData):
         classes = encoder.classes(files[0])
         sets = encoder.encoded(table, sizes, fit)
         cards = encoder.cards(sizes[0])
-        self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
-        self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
+        self.columns_read = tuple(
+            replace(card, values=card.values.iloc[splits["train"]]) for card in cards
+        )
+        self.keep(
+            sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes
+        )
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
             self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)
@@ -303,8 +333,16 @@ class TextData(CSVData):
         encoder = TableEncoder(self.columns, self.label, self.group, self.pos_label)
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups, classes = self.groups_of(files[0]), encoder.classes(files[0])
-        sets = [(self._words(file.column(self.text, "text")), encoder.targets(file)) for file in files]
-        self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], classes)
+        sets = [
+            (self._words(file.column(self.text, "text")), encoder.targets(file)) for file in files
+        ]
+        self.keep(
+            sets[0],
+            self.split(len(files[0]), groups),
+            groups,
+            None if test is None else sets[1],
+            classes,
+        )
 
     def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
@@ -348,7 +386,12 @@ class CharacterData(CSVData):
     """
 
     def __init__(
-        self, path: str, text: str = "text", group: str | None = None, length: Count = 64, **options: Any
+        self,
+        path: str,
+        text: str = "text",
+        group: str | None = None,
+        length: Count = 64,
+        **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
         self.text, self.length = text, length
@@ -357,14 +400,23 @@ class CharacterData(CSVData):
         pieces, counts = self._pieces(train)
         groups = self.groups_of(train)
         of = None if groups is None else np.repeat(groups, counts)
-        for lost in () if groups is None else np.setdiff1d(groups, np.repeat(groups, counts)).tolist():
+        for lost in (
+            () if groups is None else np.setdiff1d(groups, np.repeat(groups, counts)).tolist()
+        ):
             raise ConfigurationError(
                 f"{train.path}: the texts of {lost!r} ({self.group}) are too short for a piece of {self.length + 1} "
                 "characters. Lower length."
             )
-        self.keep((pieces,), self.split(len(pieces), of), of, None if test is None else self._pieces(test)[:1])
+        self.keep(
+            (pieces,),
+            self.split(len(pieces), of),
+            of,
+            None if test is None else self._pieces(test)[:1],
+        )
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
         found = [windows(text, self.length) for text in file.column(self.text, "text")]
-        return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]
+        return torch.from_numpy(np.concatenate(found).astype(np.int64)), [
+            len(pieces) for pieces in found
+        ]

@@ -51,7 +51,9 @@ class TableEncoder:
         (('no', 'yes'), tensor([0, 1, 0]))
     """
 
-    def __init__(self, columns: Columns, target: str, group: str | None = None, pos_label: Any = None) -> None:
+    def __init__(
+        self, columns: Columns, target: str, group: str | None = None, pos_label: Any = None
+    ) -> None:
         columns.check_roles(target, group)
         self.columns, self.target, self.group, self.pos_label = columns, target, group, pos_label
         self.target_mean, self.target_std = 0.0, 1.0
@@ -76,18 +78,31 @@ class TableEncoder:
         ``fit``, bool ``[N]``, marks the training rows, on which the encoder is fitted.
         """
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
-        kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
-        lines = [f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"]
-        rank_zero_info("\n".join([*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]))
+        kinds = {
+            kind: [each.name for each in self.read if each.kind == kind]
+            for kind in (r.kind for r in self.read)
+        }
+        lines = [
+            f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"
+        ]
+        rank_zero_info(
+            "\n".join(
+                [*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]
+            )
+        )
         frame = pd.DataFrame({each.name: each.values for each in self.read})
-        return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
+        return torch.from_numpy(
+            self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32)
+        )
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
         """Return scikit-learn's unfitted transformer of the columns :attr:`read`, and set :attr:`feature_names`."""
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
         gappy = [each.name for each in self.read if each.values[fit].isna().any()]
-        one_hot = [f"{name}={category}" for name, categories in words.items() for category in categories]
+        one_hot = [
+            f"{name}={category}" for name, categories in words.items() for category in categories
+        ]
         self.feature_names = (*numbers, *one_hot, *(f"{name} missing" for name in gappy))
         scale = make_pipeline(
             # Row by row in memory: sums are the same to the bit for every origin of the frame.
@@ -95,9 +110,15 @@ class TableEncoder:
             StandardScaler(),
             SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
         )
-        encode = OneHotEncoder(categories=list(words.values()), handle_unknown="ignore", sparse_output=False)
+        encode = OneHotEncoder(
+            categories=list(words.values()), handle_unknown="ignore", sparse_output=False
+        )
         mark = MissingIndicator(features="all")
-        parts = [("numbers", scale, numbers), ("categories", encode, list(words)), ("gaps", mark, gappy)]
+        parts = [
+            ("numbers", scale, numbers),
+            ("categories", encode, list(words)),
+            ("gaps", mark, gappy),
+        ]
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
@@ -110,7 +131,9 @@ class TableEncoder:
             names = in_order(known or values.unique().tolist())
             if known is None:
                 self._check_labels(table, values, names)
-            self._classes = positive_last(names, [int((values == each).sum()) for each in names], self.pos_label)
+            self._classes = positive_last(
+                names, [int((values == each).sum()) for each in names], self.pos_label
+            )
         return self._classes
 
     def _check_labels(self, table: Table, values: pd.Series, names: Sequence[str]) -> None:
@@ -155,12 +178,19 @@ class TableEncoder:
                 "class, a missing value (gaps), or in another notation (decimal, thousands)?"
             )
         if self.columns.standardize_target and fit is not None:
-            self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
+            self.target_mean, self.target_std = (
+                float(numbers[fit].mean()),
+                float(numbers[fit].std()),
+            )
             if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(f"{table.path}: all training rows have the same {self.target!r} (target).")
+                raise ConfigurationError(
+                    f"{table.path}: all training rows have the same {self.target!r} (target)."
+                )
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
-    def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
+    def encoded(
+        self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None
+    ) -> list[TensorDataset]:
         """Encode a table as data sets of consecutive rows, one data set for each number of rows in ``sizes``.
 
         ``fit``, bool ``[N]``, marks the training rows. Without it, samples have a target but no features.
@@ -202,7 +232,10 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def tables_source(
-    tables: Mapping[str, Table], held_out: Mapping[str, Table | None], reading: Reading, clients: bool
+    tables: Mapping[str, Table],
+    held_out: Mapping[str, Table | None],
+    reading: Reading,
+    clients: bool,
 ) -> SourceData:
     """Return the source of the clients' and the held-out tables.
 
@@ -211,7 +244,9 @@ def tables_source(
     first = next(iter(tables.values()))
     if reading.label is None:
         has = f"It has {listed(first.frame.columns, 20)}."
-        raise ConfigurationError(f"{first.path} is a table: set labels, the column to predict. {has}")
+        raise ConfigurationError(
+            f"{first.path} is a table: set labels, the column to predict. {has}"
+        )
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def digits() -> SourceData:
     """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, split by class."""
     pixels, labels = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(pixels, labels, test_size=0.2, stratify=labels, random_state=0)
+    train_x, test_x, train_y, test_y = train_test_split(
+        pixels, labels, test_size=0.2, stratify=labels, random_state=0
+    )
     sets = [
         tensor_set(torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, y)
         for x, y in ((train_x, train_y), (test_x, test_y))
@@ -62,8 +64,18 @@ def gaussians() -> SourceData:
 KINDS = {
     "mnist": ("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
     "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
-    "cifar10": ("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ("CIFAR100", "cifar-100-python", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cifar10": (
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": (
+        "CIFAR100",
+        "cifar-100-python",
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+    ),
 }
 
 
@@ -73,9 +85,17 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
 
     kind, files, mean, std = KINDS[name]
     try:
-        parts = [getattr(datasets, kind)(data_root(root), train=train, download=download) for train in (True, False)]
-        sets = [tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets)) for part in parts]
-    except Exception as error:  # damaged files raise anything: assertions, key and type errors, ends of files
+        parts = [
+            getattr(datasets, kind)(data_root(root), train=train, download=download)
+            for train in (True, False)
+        ]
+        sets = [
+            tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets))
+            for part in parts
+        ]
+    except (
+        Exception
+    ) as error:  # damaged files raise anything: assertions, key and type errors, ends of files
         place = data_root(root).absolute() / files
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
@@ -91,7 +111,9 @@ ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
 DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
-def load_image_data(name: str, root: str | None = None, download: bool = False, image_size: int = 224) -> SourceData:
+def load_image_data(
+    name: str, root: str | None = None, download: bool = False, image_size: int = 224
+) -> SourceData:
     """Load a data set by name or by path.
 
     Args:
@@ -139,13 +161,27 @@ def npz(path: Path) -> SourceData:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used
-        raise ConfigurationError(f"{path} cannot be read as an .npz archive of plain arrays: {error}.") from error
+    except (
+        Exception
+    ) as error:  # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used
+        raise ConfigurationError(
+            f"{path} cannot be read as an .npz archive of plain arrays: {error}."
+        ) from error
     splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
-    missing = [name for split in splits for name in (f"{split}_images", f"{split}_labels") if name not in arrays]
+    missing = [
+        name
+        for split in splits
+        for name in (f"{split}_images", f"{split}_labels")
+        if name not in arrays
+    ]
     if missing:
-        raise ConfigurationError(f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}.")
-    kinds = {f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}" for split in splits}
+        raise ConfigurationError(
+            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}."
+        )
+    kinds = {
+        f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}"
+        for split in splits
+    }
     if len(kinds) > 1:  # 8-bit pixels are scaled, and others are not
         raise ConfigurationError(
             f"{path}: images are {' and '.join(sorted(kinds))} each: give them one shape and type."
@@ -154,7 +190,11 @@ def npz(path: Path) -> SourceData:
     train = sets["train"]
     for name, array in arrays.items():
         attribute = name.removeprefix("train_")
-        if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
+        if (
+            name.startswith("train_")
+            and array.shape[:1] == (len(train),)
+            and not hasattr(train, attribute)
+        ):
             setattr(train, attribute, array)
     return SourceData(**sets)
 
@@ -167,16 +207,21 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
-        raise ConfigurationError(f"{path}: {split}_labels are {about}: one whole number each, not multi-label.")
+        raise ConfigurationError(
+            f"{path}: {split}_labels are {about}: one whole number each, not multi-label."
+        )
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
     if not plain or (images.dtype.kind != "f" and images.dtype != np.uint8):
         about = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
-        raise ConfigurationError(f"{about}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3].")
+        raise ConfigurationError(
+            f"{about}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
+        )
     if images.dtype == np.uint8:
         return tensor_set(image_tensor(images, mean=[0.5], std=[0.5]), labels.reshape(-1))
     pixels = torch.from_numpy(images.astype(np.float32))
     return tensor_set(
-        pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous(), labels.reshape(-1)
+        pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous(),
+        labels.reshape(-1),
     )
 
 
@@ -186,12 +231,16 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
         whole = image_folder(path, image_size)
         return SourceData(whole, class_names=tuple(whole.classes))
     splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
-    sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
+    sets: dict[str, Any] = {
+        split: image_folder(path / split, image_size, allow_empty=False) for split in splits
+    }
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
         if images.classes != classes:
-            raise ConfigurationError(f"{path}: {split} has the classes {images.classes}, train has {classes}.")
+            raise ConfigurationError(
+                f"{path}: {split} has the classes {images.classes}, train has {classes}."
+            )
     return SourceData(**sets, class_names=tuple(classes))
 
 
@@ -203,7 +252,9 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
-    transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
+    transform = transforms.Compose(
+        [transforms.Resize((image_size, image_size)), transforms.ToTensor()]
+    )
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
     images.by_name = True  # as array_set does
     return images
@@ -217,7 +268,9 @@ def read_image(path: str) -> Image.Image:
                 raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
             return image.convert("RGB")
     except Exception as error:  # Pillow raises whatever its decoders do
-        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+        raise ConfigurationError(
+            f"{path} cannot be read as an image: {error}. Repair or remove it."
+        ) from error
 
 
 def has_class_folders(path: Path) -> bool:

@@ -17,7 +17,9 @@ import pandas as pd
 THOUSANDS = (".", ",", " ", "'")
 _SPACES = re.compile("[\u00a0\u202f]")
 #: A whole number with thousands separators.
-_GROUPED = {mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS}
+_GROUPED = {
+    mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
+}
 _NOTATIONS = [(mark, each) for mark in (".", ",") for each in (None, *THOUSANDS) if each != mark]
 _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
@@ -35,7 +37,9 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
             if "_" in value:  # Python reads 1_000 as a number, which is hardly meant in a table
                 return np.nan
             if thousands is not None:
-                head, mark, rest = (_SPACES.sub(" ", value) if thousands == " " else value).partition(decimal)
+                head, mark, rest = (
+                    _SPACES.sub(" ", value) if thousands == " " else value
+                ).partition(decimal)
                 if _GROUPED[thousands].fullmatch(head):
                     value = f"{head.replace(thousands, '')}{mark}{rest}"
             if decimal == "," and "." in value:
@@ -48,17 +52,25 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def column_numbers(values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False) -> np.ndarray:
+def column_numbers(
+    values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False
+) -> np.ndarray:
     """Convert one file's column to numbers as :func:`parsed` does, in the notation that its values show.
 
     ``decimal`` is ignored if a value contradicts it, ``thousands`` unless a value shows it or with ``possible``.
     """
     texts = [value for value in values if isinstance(value, str)]
     # A number with a decimal point that cannot be a thousands separator.
-    if decimal == "," and any(_POINT.fullmatch(text) and not _GROUPED["."].fullmatch(text) for text in texts):
+    if decimal == "," and any(
+        _POINT.fullmatch(text) and not _GROUPED["."].fullmatch(text) for text in texts
+    ):
         return parsed(values, *((",", None) if any("," in text for text in texts) else (".", None)))
     if thousands in (".", ",") and not possible:
-        thousands = thousands if any(decimal in text or text.count(thousands) > 1 for text in texts) else None
+        thousands = (
+            thousands
+            if any(decimal in text or text.count(thousands) > 1 for text in texts)
+            else None
+        )
     return parsed(values, decimal, thousands)
 
 
@@ -82,7 +94,9 @@ def other_notations(
     return like, notations
 
 
-def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
+def _readings(
+    parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
+) -> list[dict[str, str]]:
     """Return the options of each notation in which all texts are numbers.
 
     Of notations that give equal numbers, only the first is returned.
@@ -92,7 +106,9 @@ def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | Non
         options = {} if mark == decimal else {"decimal": mark}
         options |= {} if separator in (None, thousands) else {"thousands": separator}
         if options and decimal in (".", mark) and thousands in (None, separator):
-            numbers = np.concatenate([column_numbers(texts, mark, separator, possible=True) for texts in parts])
+            numbers = np.concatenate(
+                [column_numbers(texts, mark, separator, possible=True) for texts in parts]
+            )
             if not np.isnan(numbers).any():
                 found.setdefault(tuple(numbers), options)
     return list(found.values())
@@ -110,7 +126,9 @@ def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> boo
     """
     separator = options.get("thousands", " ")
     texts = [text for texts in parts for text in texts if separator in text]
-    return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)
+    return separator not in (".", ",") or any(
+        text.count(separator) > 1 or options["decimal"] in text for text in texts
+    )
 
 
 _ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
@@ -131,12 +149,19 @@ def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> l
     found: list[str] = []
     rest = [[text for text in texts if not _ISO.fullmatch(text)] for texts in parts]
     for mark in "./-":
-        some = [[text for text in texts if text.lstrip("0123456789").startswith(mark)] for texts in rest]
+        some = [
+            [text for text in texts if text.lstrip("0123456789").startswith(mark)] for texts in rest
+        ]
         orders = {_order(texts, mark, known) for texts in some if texts}
         if None in orders or len(orders) > 1:
             return None
         times = {text.count(":") for texts in some for text in texts}
-        found += [f"{order}{time}" for order in orders for count, time in enumerate(_TIMES) if count in times]
+        found += [
+            f"{order}{time}"
+            for order in orders
+            for count, time in enumerate(_TIMES)
+            if count in times
+        ]
     return found
 
 
@@ -145,10 +170,16 @@ def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
 
     Return None if several orders fit, or ``known`` formats have another order.
     """
-    orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
+    orders = (
+        [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
+    )
     column = pd.Series(texts, dtype=object)
-    fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]
-    others = any(each.startswith(order) for each in known for order in orders if order not in fitting)
+    fitting = [
+        each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()
+    ]
+    others = any(
+        each.startswith(order) for each in known for order in orders if order not in fitting
+    )
     return fitting[0] if len(fitting) == 1 and not others else None
 
 

@@ -41,7 +41,13 @@ from flsv.data.sources.base import (
     one_numbering,
 )
 from flsv.data.sources.encoder import tables_source
-from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
+from flsv.data.sources.named import (
+    folder_by_client,
+    has_class_folders,
+    image_folder,
+    known_as,
+    load_image_data,
+)
 from flsv.data.sources.table import (
     Table,
     find_place,
@@ -59,13 +65,19 @@ KINDS = (
 )
 
 
-def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
+def read_part(
+    given: Any, reading: Reading, what: str, whole: bool = False
+) -> Dataset | Table | SourceData:
     """Read one data set as samples or a table.
 
     ``what`` names it in messages. With ``whole``, it may have training and test data.
     """
     try:
-        part = _read_path(given, reading, whole) if isinstance(given, str | Path) else _read_object(given, reading)
+        part = (
+            _read_path(given, reading, whole)
+            if isinstance(given, str | Path)
+            else _read_object(given, reading)
+        )
         # For mypy: a map-style data set has a length.
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
@@ -82,7 +94,9 @@ def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Ta
     files = reading.files
     place = None if whole and known_as(given) else find_place(given, files.root)
     if place is not None and place.is_dir() and not whole:  # one file in a client's folder
-        tables = [entry for entry in place.iterdir() if entry.name[0] != "." and is_table_file(entry)]
+        tables = [
+            entry for entry in place.iterdir() if entry.name[0] != "." and is_table_file(entry)
+        ]
         place = tables[0] if len(tables) == 1 else place
     if place is not None and is_table_file(place):
         return read_table_file(place, reading.columns.encoding)
@@ -112,7 +126,11 @@ def _read_object(given: Any, reading: Reading) -> Dataset | Table:
     if is_columnar(given) and not by_row:
         return frame_table(given)
     streams = IterableDataset | Mapping | list | tuple
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams):
+    if (
+        hasattr(given, "__len__")
+        and hasattr(given, "__getitem__")
+        and not isinstance(given, streams)
+    ):
         return given
     raise ConfigurationError(
         f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
@@ -136,34 +154,57 @@ def open_source(
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if joining:
-            raise ConfigurationError(f"a client cannot join the data of a {type(source).__name__}: give data sets.")
+            raise ConfigurationError(
+                f"a client cannot join the data of a {type(source).__name__}: give data sets."
+            )
         if any(each is not None for each in held_out.values()):
-            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")
+            raise ConfigurationError(
+                f"val and test: a {type(source).__name__} has its own loaders. Define them there."
+            )
         return module_source(source)
-    place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
+    place = (
+        find_place(source, reading.files.root)
+        if isinstance(source, str) and not known_as(source)
+        else None
+    )
     if place is not None and place.is_dir() and (found := folder_by_client(place)):
         if reading.group is not None:
-            raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
+            raise ConfigurationError(
+                f"{place} has data by client, which defines the clients: leave groups out."
+            )
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, True, joining)
-    pair = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    pair = (
+        isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    )
     train, *test = source if pair else [source]
-    return _own_source({"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining)
+    return _own_source(
+        {"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining
+    )
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``{"val": data, "test": data}`` as ``given`` by the user, or else the source's own ``found``."""
-    twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
+    twice = [
+        name for name, each in found.items() if each is not None and given.get(name) is not None
+    ]
     if twice:
-        raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
-    return {name: found.get(name) if given.get(name) is None else given[name] for name in ("val", "test")}
+        raise ConfigurationError(
+            f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out."
+        )
+    return {
+        name: found.get(name) if given.get(name) is None else given[name]
+        for name in ("val", "test")
+    }
 
 
 def source_name(source: Any) -> str:
     """Return a source's name for messages: the user's name or path, or else the objects' types."""
     if isinstance(source, str):
         return source
-    return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
+    return ", ".join(
+        type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source])
+    )
 
 
 def _own_source(
@@ -177,15 +218,28 @@ def _own_source(
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts: dict[str, Any] = {
-        name: read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
+        name: read_part(
+            each, reading, f"client {name!r}" if clients else "source", whole=not clients
+        )
         for name, each in train.items()
     }
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
-        parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
-    parts |= {name: read_part(each, reading, f"client {name!r}") for name, each in (joining or {}).items()}
-    held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
-    together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
+        parts, held_out = (
+            {"source": base.train},
+            _filled(held_out, {"val": base.val, "test": base.test}),
+        )
+    parts |= {
+        name: read_part(each, reading, f"client {name!r}") for name, each in (joining or {}).items()
+    }
+    held = {
+        name: None if each is None else read_part(each, reading, name)
+        for name, each in held_out.items()
+    }
+    together = {
+        **parts,
+        **{f"the {name} data": part for name, part in held.items() if part is not None},
+    }
     kinds = {isinstance(part, Table): name for name, part in together.items()}
     if len(kinds) > 1:
         raise ConfigurationError(
@@ -207,7 +261,8 @@ def _own_source(
         val=rest.get("val"),
         test=rest.get("test"),
         class_names=classes or found.class_names,
-        by_rarity=all(map(by_name, parts.values())) and chosen_by_rarity(classes, reading.pos_label),
+        by_rarity=all(map(by_name, parts.values()))
+        and chosen_by_rarity(classes, reading.pos_label),
     )
 
 
@@ -231,7 +286,9 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         )
     indices, draws = _drawn_by(loader, name)
     val, eval_options = None, _options(loader)
-    val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+    val_loaders = (
+        _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+    )
     if (
         isinstance(val_loaders, DataLoader)
         and type(val_loaders.batch_sampler) is BatchSampler
@@ -266,14 +323,20 @@ def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, Weight
         # This sampler usually holds out validation samples of the same data set, which must stay held out.
         return torch.as_tensor(sampler.indices, dtype=torch.long), None
     if type(sampler) is WeightedRandomSampler:
-        draws = WeightedDraws(sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement)
+        draws = WeightedDraws(
+            sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement
+        )
         if len(draws.weights) != len(held):
             raise ConfigurationError(
                 f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
                 f"{len(held)} samples. Give each sample a weight."
             )
         return None, draws
-    whole = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(held)
+    whole = (
+        isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler.num_samples == len(held)
+    )
     if not (whole or isinstance(sampler, SequentialSampler)):
         kind = type(sampler).__name__
         rank_zero_warn(
@@ -300,5 +363,8 @@ def _options(loader: DataLoader) -> dict[str, Any]:
         # From the batch sampler, which may be given instead of these two options.
         "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it
         "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]  # module_source checks it
-        **{name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")},
+        **{
+            name: getattr(loader, name)
+            for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
+        },
     }

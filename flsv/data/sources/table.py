@@ -50,7 +50,9 @@ class Table:
 
     def places(self, rows: Sequence[int]) -> str:
         """Return text for messages that names rows by their lines, or by their numbers in a DataFrame."""
-        return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
+        return (
+            f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
+        )
 
     def where(self, row: int) -> str:
         """Return text for messages that names the table and line of a row."""
@@ -67,7 +69,11 @@ class Table:
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
         columns = {"client": group, **{name: name for name in ids}}
-        held = {title: self.frame[name].astype(str).tolist() for title, name in columns.items() if name in self.frame}
+        held = {
+            title: self.frame[name].astype(str).tolist()
+            for title, name in columns.items()
+            if name in self.frame
+        }
         return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
@@ -76,7 +82,9 @@ class Table:
         if lacking is None:
             return self.frame[name]
         message = f"{lacking.path} has no column {name!r} ({argument}). It has {listed(lacking.frame.columns, 20)}."
-        raise ColumnError(message, {"exclude": [name]})  # leaving it out helps where other tables have it
+        raise ColumnError(
+            message, {"exclude": [name]}
+        )  # leaving it out helps where other tables have it
 
 
 def one_table(tables: Sequence[Table]) -> Table:
@@ -84,7 +92,10 @@ def one_table(tables: Sequence[Table]) -> Table:
     if len(tables) == 1:
         return tables[0]
     typed = all(table.typed for table in tables)
-    frames = [table.frame.apply(words_of) if table.typed and not typed else table.frame for table in tables]
+    frames = [
+        table.frame.apply(words_of) if table.typed and not typed else table.frame
+        for table in tables
+    ]
     return Table(f"the {len(tables)} tables", pd.concat(frames, ignore_index=True), typed, tables)
 
 
@@ -92,9 +103,14 @@ def words_of(column: pd.Series) -> pd.Series:
     """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
     missing = pd.isna(values)
-    floats = [value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)]
+    floats = [
+        value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)
+    ]
     if floats and all(value.is_integer() for value in floats):
-        values = [int(value) if isinstance(value, float) and np.isfinite(value) else value for value in values]
+        values = [
+            int(value) if isinstance(value, float) and np.isfinite(value) else value
+            for value in values
+        ]
     words = [np.nan if gone else str(value).strip() for value, gone in zip(values, missing)]
     return pd.Series(words, index=column.index, dtype=object)
 
@@ -117,12 +133,17 @@ def data_root(root: str | None) -> Path:
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
-    return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
+    return next(
+        (place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()),
+        None,
+    )
 
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
+    return " and ".join(
+        dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name)))
+    )
 
 
 def read_table_file(path: Path, encoding: str | None = None) -> Table:
@@ -145,9 +166,13 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
         # By lines of the file, since a value may span several. A blank line is no row.
         read = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise ConfigurationError(f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}") from error
+        raise ConfigurationError(
+            f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}"
+        ) from error
     if not read:
-        raise ConfigurationError(f"{path} is empty: expected a line with the columns' names, and rows of values.")
+        raise ConfigurationError(
+            f"{path} is empty: expected a line with the columns' names, and rows of values."
+        )
     (_, header_row), *rows = read
     names = [name.strip() for name in header_row]
     check_column_names(path, names)
@@ -156,7 +181,9 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
             about = f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names"
             raise ConfigurationError(f"{about}. {_QUOTES.format(delimiter)}")
         if [value.strip() for value in row] == names:
-            raise ConfigurationError(f"{path}, line {line}: the columns' names again. Remove this line.")
+            raise ConfigurationError(
+                f"{path}, line {line}: the columns' names again. Remove this line."
+            )
     lines, values = [line for line, _ in rows], [row for _, row in rows]
     return Table(path, pd.DataFrame(values, columns=names, index=lines, dtype=object))
 
@@ -191,7 +218,9 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
 def is_columnar(given: Any) -> bool:
     """Return whether ``given`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     named = hasattr(given, "columns") or hasattr(given, "column_names")
-    return isinstance(given, pd.DataFrame) or (named and hasattr(given, "to_pandas") and not isinstance(given, type))
+    return isinstance(given, pd.DataFrame) or (
+        named and hasattr(given, "to_pandas") and not isinstance(given, type)
+    )
 
 
 def frame_table(given: Any) -> Table:

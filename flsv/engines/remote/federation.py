@@ -23,7 +23,15 @@ from torch import Tensor
 from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import Channel, Client, ClientUpdate, FederationState, Instruction, LocalData, NoAnswer
+from flsv.core import (
+    Channel,
+    Client,
+    ClientUpdate,
+    FederationState,
+    Instruction,
+    LocalData,
+    NoAnswer,
+)
 from flsv.core.matrix import empty_rows
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.client_manager import ClientManager
@@ -75,13 +83,17 @@ def check_deployment(
             )
     for name, metric in evaluating.items():
         performance = getattr(metric, "performance", "accuracy")
-        if not isinstance(performance, str) and getattr(metric, "judges", None) != "clients":  # tried when all is ready
+        if (
+            not isinstance(performance, str) and getattr(metric, "judges", None) != "clients"
+        ):  # tried when all is ready
             raise ConfigurationError(
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name, read in fields.items():
-        if name not in evaluating and "clients" in [each for each in read.values() if isinstance(each, str)]:
+        if name not in evaluating and "clients" in [
+            each for each in read.values() if isinstance(each, str)
+        ]:
             raise ConfigurationError(
                 f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
                 "it out, or measure it in a simulation."
@@ -113,7 +125,9 @@ class RemoteFederation(IdleEngine):
 
         num_classes = data.num_classes if data.no_classes is None else None
         reports = [name for strategy in config.strategies.values() for name in strategy.reports]
-        self.sites_of = lambda of: RemoteSites(directory, of, trainer.max_epochs or 1, most_steps, reports, num_classes)
+        self.sites_of = lambda of: RemoteSites(
+            directory, of, trainer.max_epochs or 1, most_steps, reports, num_classes
+        )
         self._remote = self.sites_of(state)
         super().__init__(*options)
 
@@ -136,7 +150,11 @@ class RemoteFederation(IdleEngine):
         if personalizer is None:
             return {}
         models = {client: personalizer.used(client, state) for client in range(state.num_clients)}
-        return {i: model for i, model in models.items() if model is not None and model is not state.model()}
+        return {
+            i: model
+            for i, model in models.items()
+            if model is not None and model is not state.model()
+        }
 
     def _make_manager(self) -> ClientManager:
         """Make a :class:`ClientManager` whose ``clients`` are the sites."""
@@ -160,7 +178,11 @@ class RemoteFederation(IdleEngine):
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
                 "checkpoint."
             )
-        self._matrix = empty_rows(len(updates), start, self.trainer.default_root_dir) if updates else self._matrix[:0]
+        self._matrix = (
+            empty_rows(len(updates), start, self.trainer.default_root_dir)
+            if updates
+            else self._matrix[:0]
+        )
         for row, update in zip(self._matrix, updates):
             row.copy_(update.vector)
         # Only one copy of each vector stays in memory.
@@ -205,7 +227,11 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
             return
         since = (begun if status == "running" else datetime.now(UTC)).isoformat(timespec="seconds")
         with replacing(path) as file:
-            file.write(json.dumps({"status": status, "since": since, "why": why, "run": run}, indent=1).encode())
+            file.write(
+                json.dumps(
+                    {"status": status, "since": since, "why": why, "run": run}, indent=1
+                ).encode()
+            )
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
 
@@ -219,7 +245,9 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         write("running")
         yield running
         write("finished", last[-1])
-    except Exception as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone
+    except (
+        Exception
+    ) as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone
         write("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -247,7 +275,11 @@ class RemoteSites:
         num_classes: int | None = None,
     ) -> None:
         self.directory, self._state, self._rounds = directory, state, rounds
-        self._most_steps, self._num_classes, self._reports = most_steps, num_classes, frozenset(reports)
+        self._most_steps, self._num_classes, self._reports = (
+            most_steps,
+            num_classes,
+            frozenset(reports),
+        )
         self._usual: str | None = None
         self._withheld: set[tuple[int, str]] = set()
         self._stands: dict[int, str] = {}
@@ -274,14 +306,19 @@ class RemoteSites:
         """Return the sites' updates, and the ids of sites whose model is not finite."""
         # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
         began = time.monotonic()
-        updates, broken = self.updates(self.directory.exchange(self.packets(instructions)), device, space)
+        updates, broken = self.updates(
+            self.directory.exchange(self.packets(instructions)), device, space
+        )
         came, took = f"{len(updates)} of {len(instructions)} sites", time.monotonic() - began
         rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         return updates, broken
 
     def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
         """Return the requests to train, ``{site id: message}``."""
-        return {site: instruction_packet(told, self._run_info(site)) for site, told in instructions.items()}
+        return {
+            site: instruction_packet(told, self._run_info(site))
+            for site, told in instructions.items()
+        }
 
     def updates(
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
@@ -305,7 +342,9 @@ class RemoteSites:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
             self._warn_of_withheld(site, replies[site], [LOSS])
-        return [finite[site] for site in self._trained], [site for site in updates if site not in finite]
+        return [finite[site] for site in self._trained], [
+            site for site in updates if site not in finite
+        ]
 
     def _read(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
@@ -328,16 +367,24 @@ class RemoteSites:
             (self._usual,) = most
         right = self._usual if self._usual in most else None
         others = right or f"do not agree: {' or '.join(sorted(most))}"
-        return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
+        return {
+            s: f"it reports {words}, the others {others}"
+            for s, words in reports.items()
+            if words != right
+        }
 
-    def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def ask(
+        self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Let a site call the function ``question`` on its data, and return the result."""
         while isinstance(question, partial):
             args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
             question = question.func
         name = f"{question.__module__}:{question.__qualname__}"
         if "<" in name or "." in question.__qualname__:
-            raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
+            raise ConfigurationError(
+                f"{name} cannot be asked of a site: a question is a function of a module."
+            )
         plain, tensors = pack((tuple(args), dict(kwargs)))
         stands = self._trained if site in self._trained else self._stands
         before = stands.get(site)
@@ -370,7 +417,10 @@ class RemoteSites:
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
         """Let each site score its own model on its test samples: ``{site: {name: score}}``."""
-        packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
+        packets = {
+            site: instruction_packet(model, self._run_info(site), "test")
+            for site, model in models.items()
+        }
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
@@ -396,12 +446,20 @@ class RemoteSites:
         """Return the values of JSON types that every message to a site contains."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         names = self.directory.names
-        return {**run, "clients": len(names), "client": site, "name": names[site], "counted": self._stands.get(site)}
+        return {
+            **run,
+            "clients": len(names),
+            "client": site,
+            "name": names[site],
+            "counted": self._stands.get(site),
+        }
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
         """Record a site's fault in the federation's state, and return a message about it."""
         # A site's words may hold any character, such as line breaks or halves of characters.
-        printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
+        printable = [
+            "".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)
+        ]
         what, why = printable[0], printable[1] and f": {printable[1]}"
         self._state.note(site, f"{what}{why}")
         return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
@@ -413,19 +471,29 @@ class RemoteSites:
 def _reported(update: ClientUpdate) -> str:
     """Return the names, shapes and types of a site's reported values, as text."""
     reports = sorted(update.reports.items())
-    return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
+    return (
+        ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports)
+        or "nothing"
+    )
 
 
 class RemoteClient(Client):
     """Client at a remote site, to which :meth:`ask` sends a message."""
 
     def __init__(
-        self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, round_index: Callable[[], int]
+        self,
+        id: int,
+        data: LocalData,
+        channel: Channel,
+        remote: RemoteSites,
+        round_index: Callable[[], int],
     ) -> None:
         super().__init__(id, data, channel)
         self._remote, self._round_index = remote, round_index
 
-    def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(
+        self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
         self._count(question, (args, kwargs), answer)
         return answer

@@ -49,9 +49,13 @@ class Packet:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
-            raise ValueError(f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}.")
+            raise ValueError(
+                f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}."
+            )
         for name, tensor in self.tensors.items():
-            dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+            dense = (
+                isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+            )
             if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
                 raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
 
@@ -85,12 +89,21 @@ GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 def fault_of(error: Exception) -> str:
     """Describe the fault of a site's reply, given the error that reading it raised."""
-    return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
+    return (
+        str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
+    )
 
 
-def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: str = "train") -> Packet:
+def instruction_packet(
+    instruction: Instruction, info: Mapping[str, Any], kind: str = "train"
+) -> Packet:
     """Make the packet in which the server sends an instruction to a site."""
-    plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **info}
+    plain = {
+        "round": instruction.round_index,
+        "client": instruction.client_id,
+        "seed": instruction.seed,
+        **info,
+    }
     tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
         tensors[START] = instruction.start
@@ -100,12 +113,16 @@ def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     """Read the server's instruction from a packet at a site."""
     tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
-    others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
+    others = {
+        name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)
+    }
     plain = packet.plain
     return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
 
 
-def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()) -> Packet:
+def update_packet(
+    update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()
+) -> Packet:
     """Make the packet that sends a site's update of the training ``visit``. ``lost``: the site has lost its earlier
     state. ``withheld``: scores that it does not report."""
     plain = {
@@ -118,7 +135,11 @@ def update_packet(update: ClientUpdate, visit: str, lost: bool = False, withheld
         "visit": visit,
     }
     tensors = {REPORT + name: value for name, value in update.reports.items()}
-    return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
+    return Packet(
+        "update",
+        plain,
+        {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()},
+    )
 
 
 def failure_packet(error: BaseException) -> Packet:
@@ -143,7 +164,12 @@ def check_done(reply: Reply) -> Packet:
 
 
 def read_update(
-    packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
+    packet: Packet,
+    client: int,
+    space: ParameterSpace,
+    device: torch.device,
+    samples: int,
+    most_steps: int,
 ) -> ClientUpdate | None:
     """Read a site's update from its reply. Check it against the announced number of ``samples`` and the limit
     ``most_steps``. None: its model is not finite."""
@@ -160,14 +186,22 @@ def read_update(
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
-        raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
+        raise BadReply(
+            f"it has trained on {sent} samples and had announced {samples}: start this server again"
+        )
     if math.isinf(loss) or not 0 <= traffic.bytes <= 16 * most_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
-        raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
+        raise BadReply(
+            f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]"
+        )
     # Check after the conversion: values that are finite in float64 may overflow here.
     vector = vector.detach().to(device, space.dtype)
-    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
+    reports = {
+        n[len(REPORT) :]: t.detach().to(device)
+        for n, t in packet.tensors.items()
+        if n.startswith(REPORT)
+    }
     if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
         return None
     return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
@@ -194,7 +228,9 @@ def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0
     """
     value = plain[name]
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
+        raise ValueError(
+            f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})"
+        )
     return value
 
 

@@ -67,7 +67,9 @@ class SitePolicy:
         flsv.engines.remote.messages.Refused: its policy does not let it answer 'os:system'
     """
 
-    questions: list[Annotated[str, 'Say a list of names such as "package.module:function".']] | None = None
+    questions: (
+        list[Annotated[str, 'Say a list of names such as "package.module:function".']] | None
+    ) = None
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
@@ -79,7 +81,9 @@ class SitePolicy:
             return cls(**tomllib.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             names = [each.name for each in fields(cls)]
-            raise Refused(f"its policy {path} cannot be read: {error}. It may have {names}") from error
+            raise Refused(
+                f"its policy {path} cannot be read: {error}. It may have {names}"
+            ) from error
 
     def check_question(self, question: str, more: Sequence[str] = ()) -> None:
         """Raise Refused unless the server may request ``question``, one of flsv's own or of ``more``."""
@@ -99,9 +103,15 @@ class SitePolicy:
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
         """Return the transformations in ``uploads`` that add noise. Raise Refused if required noise is missing."""
-        noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
+        noises = [
+            each
+            for each in uploads
+            if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0
+        ]
         if self.max_epsilon is not None and not noises:
-            raise Refused(f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise")
+            raise Refused(
+                f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise"
+            )
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
@@ -125,7 +135,9 @@ class SitePolicy:
 def _spent(ledger: Path) -> tuple[int, float]:
     """Read a site's number of updates so far, and the sum of their 1 / noise_multiplier^2."""
     with suppress(*GARBLED):
-        spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
+        spent = (
+            json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
+        )
         if spent["squares"] >= 0:  # not NaN
             return checked_int(spent, "updates", math.inf), float(spent["squares"])
     raise Refused(

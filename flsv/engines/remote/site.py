@@ -60,7 +60,9 @@ _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
-_QUIET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+_QUIET |= dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 class Site:
@@ -102,14 +104,20 @@ class Site:
         self._config = federation.config
         self._trainer_options, self._questions = dict(trainer or {}), questions
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
-        self._upload_seed, self._secret, self.policy = upload_seed, own_secret(folder), policy or SitePolicy()
+        self._upload_seed, self._secret, self.policy = (
+            upload_seed,
+            own_secret(folder),
+            policy or SitePolicy(),
+        )
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
         self._data = made
         made.prepare_data()
         made.setup("fit")
         if (number := made.num_clients) != 1:
-            raise ConfigurationError(f"this site has data of {number} clients: a site is one. Use OneClient().")
+            raise ConfigurationError(
+                f"this site has data of {number} clients: a site is one. Use OneClient()."
+            )
         self._agreement = agreement(module(), federation)
 
     def answer(self, packet: Packet, who: str = "server") -> Packet:
@@ -118,12 +126,22 @@ class Site:
         # sent.
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
-            about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
-            rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}")
+            about = {
+                name: packet.plain[name]
+                for name in ("run", "round", "question")
+                if name in packet.plain
+            }
+            rank_zero_info(
+                f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}"
+            )
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             if self._config.private and packet.kind not in ("hello", "train"):
-                raise Refused(f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise")
-            if (number := packet.plain.get("client")) is not None:  # which client this is, in the server's count
+                raise Refused(
+                    f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
+                )
+            if (
+                number := packet.plain.get("client")
+            ) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)
             return replies[packet.kind](packet)
         except Exception as error:
@@ -140,12 +158,19 @@ class Site:
     def _needed(self) -> list[str]:
         """Return the names of losses and scores that the loop's metrics and strategies need from the site."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
-        return [*losses[:1], *(name for each in self._config.strategies.values() for name in each.reports)]
+        return [
+            *losses[:1],
+            *(name for each in self._config.strategies.values() for name in each.reports),
+        ]
 
     def _train(self, packet: Packet) -> Packet:
         plain, memory = packet.plain, SiteMemory(self._folder, packet.plain["run"])
         kept = memory.after(plain["counted"])
-        secret = visit_secret(self._secret, packet, kept) if self._upload_seed is None else self._upload_seed
+        secret = (
+            visit_secret(self._secret, packet, kept)
+            if self._upload_seed is None
+            else self._upload_seed
+        )
         visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
         self.policy.check_told(self._needed())
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
@@ -155,7 +180,9 @@ class Site:
             return Packet("broken")
         name = packet.digest.hex()
         memory.keep(name, visit.kept, [plain["counted"]])
-        return update_packet(visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS]))
+        return update_packet(
+            visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS])
+        )
 
     def _test(self, packet: Packet) -> Packet:
         """Reply with the scores of this site's own model on its test samples."""
@@ -163,7 +190,9 @@ class Site:
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)
         scores = self._within_fit(packet, partial(self._scores, packet, kept))
-        return Packet("tested", {**scores, **dict.fromkeys(withheld, float("nan")), "withheld": withheld})
+        return Packet(
+            "tested", {**scores, **dict.fromkeys(withheld, float("nan")), "withheld": withheld}
+        )
 
     def _scores(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
@@ -189,12 +218,16 @@ class Site:
         if (score := QUESTIONS.get(name) if asked is None else asked) is not None:
             self.policy.check_told([score])
         kept, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
-        answer, tensors = pack(self._within_fit(packet, partial(self._reply, packet, question, kept)))
+        answer, tensors = pack(
+            self._within_fit(packet, partial(self._reply, packet, question, kept))
+        )
         plain = {"answer": answer, "visit": packet.digest.hex()}
         memory.keep(plain["visit"], kept, memory.all())
         return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
-    def _reply(self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer) -> Any:
+    def _reply(
+        self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer
+    ) -> Any:
         _, _, local = opened_state(trainer, self._data, self._config, packet, kept)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
@@ -213,29 +246,41 @@ class Site:
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
-        trainer = L.Trainer(**{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds})
+        trainer = L.Trainer(
+            **{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds}
+        )
         if rounds:
             progress = trainer.fit_loop.epoch_progress.current
-            vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))  # its only epoch's number
+            vars(progress).update(
+                dict.fromkeys(vars(progress), packet.plain["round"])
+            )  # its only epoch's number
         return trainer
 
     def _kept(self, packet: Packet) -> SiteState:
         """Return the saved state from which this site continues, as the server requests."""
         kept = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
         if kept is None:
-            raise LookupError("this site no longer holds what it kept of the round that it is asked about.")
+            raise LookupError(
+                "this site no longer holds what it kept of the round that it is asked about."
+            )
         return dict(kept)
 
 
 def opened_state(
-    trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, packet: Packet, kept: SiteState
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    config: FederationConfig,
+    packet: Packet,
+    kept: SiteState,
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
     """Restore a site's saved state ``kept``, and return its parameter space, store and :class:`LocalData`."""
     module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
     space = shared_space(module, config)
     store.load_state_dict({client: kept.get("store", {})})
     store.to(module.device)
-    (local,) = ClientManager(trainer, data, space, store, first=client, num_classes=packet.plain["classes"]).locals
+    (local,) = ClientManager(
+        trainer, data, space, store, first=client, num_classes=packet.plain["classes"]
+    ).locals
     tell = None
     if "who" in kept:
         client, clients, index = kept["who"]
@@ -255,7 +300,9 @@ def own_secret(folder: Path) -> str:
         with replacing(path, private=True) as file:
             file.write(secrets.token_hex(32).encode())
     if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
-        raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another.")
+        raise ConfigurationError(
+            f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another."
+        )
     return secret
 
 
@@ -294,11 +341,21 @@ class SiteMemory:
     def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
         """Save the state ``kept`` after a training. Delete all others but those named in ``earlier``."""
         with replacing(self._path, private=True) as file:
-            torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
+            torch.save(
+                {
+                    **{name: value for name, value in self.all().items() if name in earlier},
+                    visit: kept,
+                },
+                file,
+            )
 
     def all(self) -> dict[str, SiteState]:
         """Return all saved states, ``{visit: state}``."""
-        return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
+        return (
+            torch.load(self._path, map_location="cpu", weights_only=True)
+            if self._path.is_file()
+            else {}
+        )
 
 
 class NumberedData:
@@ -335,12 +392,18 @@ class SiteVisit(L.Callback):
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
         told = self._instruction
-        state = FederationState(round_index=told.round_index, seed=told.seed, num_clients=self._num_clients)
+        state = FederationState(
+            round_index=told.round_index, seed=told.seed, num_clients=self._num_clients
+        )
         strategies: Mapping[str, Any] = self._config.strategies
         work = {told.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
-        self._steps = LocalSteps(trainer, self._numbered, strategies["sampler"], state, work, self._limit)
+        self._steps = LocalSteps(
+            trainer, self._numbered, strategies["sampler"], state, work, self._limit
+        )
         numbers = {"seed": told.seed, "round_index": told.round_index}
-        self._loader = CohortLoader(self._numbered, [told.client_id], lengths=self._steps.lengths, **numbers)
+        self._loader = CohortLoader(
+            self._numbered, [told.client_id], lengths=self._steps.lengths, **numbers
+        )
         return self._loader
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -359,10 +422,14 @@ class SiteVisit(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
-        space, self._store, self._holder = opened_state(trainer, self._data, self._config, self._packet, self.kept)
+        space, self._store, self._holder = opened_state(
+            trainer, self._data, self._config, self._packet, self.kept
+        )
         for upload in self._config.uploads:
             upload.check(space)
-        training = LocalTraining(trainer, space, self._config, self._store, self._num_clients, self._steps)
+        training = LocalTraining(
+            trainer, space, self._config, self._store, self._num_clients, self._steps
+        )
         self._training = training
         if isinstance(secret := self._upload_secret, bytes):
             training.upload_secret = secret
@@ -380,9 +447,13 @@ class SiteVisit(L.Callback):
         training.state.begin_round()
         self._loop.begin(training.begin_batch, self._end_batch)
         self._loop.round = partial(self._train, trainer)
-        training.begin(here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths)
+        training.begin(
+            here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths
+        )
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         self._training.begin_step(optimizer)
 
     def _end_batch(self, loss: Tensor | None) -> None:
@@ -399,7 +470,9 @@ class SiteVisit(L.Callback):
             if not self._config.private or isinstance(error, Refused):
                 raise
             # Whether it fails may depend on single samples.
-            _log.exception("training has failed: this site's update is noise alone. Leave the run, or mend the cause")
+            _log.exception(
+                "training has failed: this site's update is noise alone. Leave the run, or mend the cause"
+            )
             self._training.context.broken = True  # type: ignore[union-attr]  # a client is in training
         if self._training.is_trained:
             self._leave()
@@ -421,7 +494,11 @@ class SiteVisit(L.Callback):
                 "start": local.start,
                 "trained": local.model,
                 "sent": None if local.sent is local.model else local.sent,
-                "who": [self._instruction.client_id, self._num_clients, self._instruction.round_index],
+                "who": [
+                    self._instruction.client_id,
+                    self._num_clients,
+                    self._instruction.round_index,
+                ],
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
@@ -431,6 +508,8 @@ class SiteVisit(L.Callback):
             if config.interval != "epoch":
                 continue
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of schedules that step before the optimizer
+                warnings.simplefilter(
+                    "ignore"
+                )  # torch warns of schedules that step before the optimizer
                 for _ in range(self._instruction.round_index // config.frequency):
                     config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself

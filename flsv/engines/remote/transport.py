@@ -27,7 +27,16 @@ from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.partition import FederatedSplits
 from flsv.engines.engine import shared_space
-from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, checked_int, fault_of
+from flsv.engines.remote.messages import (
+    GARBLED,
+    Packet,
+    Refused,
+    Reply,
+    Unwilling,
+    check_done,
+    checked_int,
+    fault_of,
+)
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
@@ -45,7 +54,9 @@ class Transport(Protocol):
     def present(self) -> Mapping[Address, str]:
         """Return ``{address: registered name}`` of the nodes that can be reached now."""
 
-    def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
+    def exchange(
+        self, packets: Mapping[Address, Packet], seconds: float
+    ) -> Iterator[tuple[Address, Reply]]:
         """Send each packet to its address, and yield ``(address, reply)`` within ``seconds``."""
 
 
@@ -82,7 +93,9 @@ class Directory:
         max_samples: int = MOST_SAMPLES,
     ) -> None:
         if max_samples < 1:
-            raise ConfigurationError(f"max_samples={max_samples}: expected at least 1, what the largest site has.")
+            raise ConfigurationError(
+                f"max_samples={max_samples}: expected at least 1, what the largest site has."
+            )
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
@@ -90,7 +103,9 @@ class Directory:
         self._max_samples = max_samples
         try:
             kept = json.loads(book.read_bytes()) if book.is_file() else {}
-            self.sizes = {i: _sizes(kept[name], max_samples) for i, name in enumerate(names) if name in kept}
+            self.sizes = {
+                i: _sizes(kept[name], max_samples) for i, name in enumerate(names) if name in kept
+            }
         except Unwilling as error:
             raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -104,7 +119,9 @@ class Directory:
     def gather(self) -> None:
         """Wait until every site has announced its numbers of samples."""
         deadline = time.monotonic() + self.wait
-        with self._awaiting(lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)):
+        with self._awaiting(
+            lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)
+        ):
             while not (here := self.refresh(strict=True)) or len(self.sizes) < len(self.names):
                 if time.monotonic() > deadline:
                     missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
@@ -124,7 +141,11 @@ class Directory:
         self._here = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
-        new = {site: Packet("hello", {"client": site}) for site in self._here if site not in self._greeted}
+        new = {
+            site: Packet("hello", {"client": site})
+            for site in self._here
+            if site not in self._greeted
+        }
         for site, reply in self._send(new, seconds):
             self._greet(site, reply, strict)
         return {site: address for site, address in self._here.items() if site in self._greeted}
@@ -134,10 +155,16 @@ class Directory:
         # If no site can be reached, because all are being restarted, wait for the first one.
         began = time.monotonic()
         replies: dict[int, Reply] = {}
-        with self._awaiting(lambda: [site for site in packets if site not in replies], len(packets)):
+        with self._awaiting(
+            lambda: [site for site in packets if site not in replies], len(packets)
+        ):
             while not self.refresh() and time.monotonic() < began + self.wait:
                 time.sleep(min(0.5, self.wait))
-            sent = {site: packet for site, packet in packets.items() if site in self._here and site in self._greeted}
+            sent = {
+                site: packet
+                for site, packet in packets.items()
+                if site in self._here and site in self._greeted
+            }
             for site, reply in self._send(sent, self.timeout):
                 replies[site] = reply
         late = dict.fromkeys(sent, f"no reply within {self.timeout:g} s")
@@ -169,7 +196,9 @@ class Directory:
         """Send packets with the server's settings added, and yield each site's reply."""
         sites = {self._here[site]: site for site in packets}
         agreed = {
-            self._here[site]: Packet(each.kind, {**each.plain, "agreement": self._ours}, each.tensors)
+            self._here[site]: Packet(
+                each.kind, {**each.plain, "agreement": self._ours}, each.tensors
+            )
             for site, each in packets.items()
         }
         for address, reply in self._transport.exchange(agreed, seconds) if agreed else ():
@@ -180,11 +209,15 @@ class Directory:
         here: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
-                self._warn(name, f"a node is registered as {name!r}, which is none of sites={self.names}.")
+                self._warn(
+                    name, f"a node is registered as {name!r}, which is none of sites={self.names}."
+                )
                 continue
             site = self.names.index(name)
             if site in here:
-                self._warn(name, f"two nodes are registered as {name!r}: one of them is left alone.")
+                self._warn(
+                    name, f"two nodes are registered as {name!r}: one of them is left alone."
+                )
             if site not in here or address == self._here.get(site):
                 here[site] = address
         return here
@@ -208,7 +241,11 @@ class Directory:
                 words = f"site {name!r} has {sizes} samples now and had {before}"
                 warnings.warn(f"{words}: values from here on are of its new data.", stacklevel=3)
             with replacing(self._book) as file:
-                file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
+                file.write(
+                    json.dumps(
+                        {self.names[i]: each for i, each in sorted(self.sizes.items())}
+                    ).encode()
+                )
 
     def _warn(self, name: str, words: str) -> None:
         """Warn with the text ``words``, unless it was the last warning about the node ``name``."""
@@ -219,7 +256,9 @@ class Directory:
 
 def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
-    sizes = {split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()}
+    sizes = {
+        split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()
+    }
     split = max(sizes, key=sizes.__getitem__)
     if sizes[split] > most:
         raise Unwilling(
@@ -241,13 +280,21 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     """
     config, strategies = settings.config, settings.config.strategies
     space = shared_space(module, config)
-    layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
-    at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
+    layout = hashlib.sha256(
+        repr(list(zip(space.names, map(tuple, space.shapes)))).encode()
+    ).hexdigest()[:16]
+    at_clients = [
+        repr(strategies[role])
+        for role in ("client_algorithm", "personalizer")
+        if role in strategies
+    ]
     return {
         "flsv": f"{version('flsv')}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
         "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
-        "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "optimizer_state", "head")),
+        "training": ", ".join(
+            f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "optimizer_state", "head")
+        ),
     }
 
 
@@ -300,7 +347,11 @@ class RemoteData(FederatedDataModule):
             val=None,
             test=None,
             splits=FederatedSplits(torch.arange(0), counted, self.names),
-            classes=Classes(labels, tuple(class_names or map(str, range(num_classes or 0))) or ("samples",), missing),
+            classes=Classes(
+                labels,
+                tuple(class_names or map(str, range(num_classes or 0))) or ("samples",),
+                missing,
+            ),
             train_options={},
             eval_options={},
             differs=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
@@ -325,9 +376,13 @@ class RemoteData(FederatedDataModule):
     def test_dataloader(self) -> Any:
         return [] if self._own is None else self._own.test_dataloader()
 
-    def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
+    def client_loader(
+        self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
+    ) -> Any:
         """Return a placeholder loader, of which only the number of samples can be read."""
-        return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
+        return _Elsewhere(
+            self._sizes[client][split], f"{client_called(client, self.names)} are at its site"
+        )
 
     def content_hashes(self) -> dict[str, str]:
         """Return the hash of the server's validation set only."""

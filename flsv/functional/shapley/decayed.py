@@ -37,7 +37,10 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 
 @checked
 def decayed_shapley(
-    values: Tensor, decay: Annotated[float, Gt(0), Le(1)] = 0.8, threshold: NonNegative = 0.0, normalize: bool = True
+    values: Tensor,
+    decay: Annotated[float, Gt(0), Le(1)] = 0.8,
+    threshold: NonNegative = 0.0,
+    normalize: bool = True,
 ) -> Tensor:
     r"""Sum up each client's shares of the rounds' gains, decayed.
 

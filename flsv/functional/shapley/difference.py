@@ -110,7 +110,9 @@ class _Strata:
         others = self.num_players - 1
         free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
         drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
-        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
+        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(
+            free, drawn
+        )
         nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
         return (
             torch.cat([~nobody, inner], dim=2),
@@ -135,6 +137,8 @@ class _Strata:
         """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
         # The smallest and the largest size have one S per player only and need one sample; all others need two.
         inner = self.sizes[1:-1]
-        if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
+        if any(moments.count < 1 for moments in self.sizes) or any(
+            moments.count < 2 for moments in inner
+        ):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)

@@ -32,7 +32,9 @@ _FEW = 10  # the largest number of players for which "auto" evaluates all coalit
 _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
-def estimator_of(estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]) -> Estimator:
+def estimator_of(
+    estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
+) -> Estimator:
     """Return an estimator with its arguments bound, ``f(utility, num_players, *, generator)``. A name is looked up,
     ``"auto"`` chooses by the number of players.
     """
@@ -52,12 +54,20 @@ def check_estimator(owner: str, estimator: str | Estimator, arguments: Mapping[s
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
     names = ["auto", *ESTIMATORS]
     if not callable(estimator) and estimator not in names:
-        raise ConfigurationError(f"{owner}(estimator={estimator!r}): expected a function or one of {names}.")
-    function = estimator if callable(estimator) else ESTIMATORS["surrogate" if estimator == "auto" else estimator]
+        raise ConfigurationError(
+            f"{owner}(estimator={estimator!r}): expected a function or one of {names}."
+        )
+    function = (
+        estimator
+        if callable(estimator)
+        else ESTIMATORS["surrogate" if estimator == "auto" else estimator]
+    )
     try:
         inspect.signature(function).bind(None, 1, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
             # An argument that is out of range is so with any number of players, and a game of one player takes no time.
-            function(lambda masks: masks.sum(1).double(), 1, generator=torch.Generator(), **arguments)
+            function(
+                lambda masks: masks.sum(1).double(), 1, generator=torch.Generator(), **arguments
+            )
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error

@@ -19,7 +19,9 @@ from flsv.functional.shapley.game import (
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
-_CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
+_CHUNK = (
+    2**16
+)  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
@@ -110,7 +112,9 @@ def exact_shapley(
         for start in range(0, total, _CHUNK)
     ]
     answer = answers[0] if len(answers) == 1 else torch.cat(answers)
-    values = shapley_of_table(answer.reshape(total, -1).to("cpu", torch.float64)).to(result_dtype(answer))
+    values = shapley_of_table(answer.reshape(total, -1).to("cpu", torch.float64)).to(
+        result_dtype(answer)
+    )
     values = values if answer.ndim == 2 else values[:, 0]
     return ShapleyEstimate(values, torch.zeros_like(values), total)
 

@@ -34,8 +34,21 @@ from torch import Tensor
 
 from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.game import (
+    ShapleyEstimate,
+    check_num_players,
+    coalition_keys,
+    first_positions,
+)
+from flsv.functional.shapley.surrogate import (
+    CONSTANT,
+    PENALTIES,
+    Kernel,
+    gaussian,
+    gram,
+    kernel_shapley,
+    membership,
+)
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
@@ -90,7 +103,9 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
 
 @checked
-def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative | None = None) -> ShapleyEstimate:
+def few_coalitions_shapley(
+    masks: Tensor, utilities: Tensor, noise: NonNegative | None = None
+) -> ShapleyEstimate:
     """Compute Shapley values from some coalitions' utilities, by a Gaussian process.
 
     With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game.
@@ -128,17 +143,23 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: NonNegative 
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
-        exact = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n).values
+        exact = exact_shapley(
+            lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n
+        ).values
         exact = exact[:, 0] if flat else exact
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
-    return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
+    return ShapleyEstimate(
+        values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks)
+    )
 
 
-def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
+def retrained_shapley(
+    masks: Tensor, utilities: Tensor, level: float = 0.9
+) -> tuple[Tensor, Tensor]:
     """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
     Each seed's values are those of :func:`few_coalitions_shapley`. The result is their mean over the seeds, with the
@@ -168,8 +189,13 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
         nothing = torch.zeros(n, dtype=torch.float64)
         return nothing, nothing
     y = (utilities - mean) / scale
-    kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # a constant's values are 0
-    values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    kernel = torch.full(
+        (len(masks), len(masks)), CONSTANT, dtype=torch.float64
+    )  # a constant's values are 0
+    values, before = (
+        torch.zeros(len(masks), n, dtype=torch.float64),
+        torch.zeros(n, dtype=torch.float64),
+    )
     for part in PARTS:
         gram_matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
@@ -206,7 +232,12 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 def _check(masks: Tensor, columns: Tensor) -> None:
     """Check the masks and utilities, and that the empty and the grand coalition are included."""
-    if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
+    if (
+        masks.dtype != torch.bool
+        or masks.ndim != 2
+        or columns.ndim != 2
+        or len(masks) != len(columns)
+    ):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
             f"{list(columns.shape)}."
@@ -216,4 +247,6 @@ def _check(masks: Tensor, columns: Tensor) -> None:
     if not {0, masks.shape[1]} <= set(masks.sum(1).tolist()):
         raise ValueError("the empty and the grand coalition must be among the masks.")
     if not columns.isfinite().all():
-        raise ValueError(f"the utility of coalitions {masks[~columns.isfinite().all(1)].int().tolist()} is not finite.")
+        raise ValueError(
+            f"the utility of coalitions {masks[~columns.isfinite().all(1)].int().tolist()} is not finite."
+        )

@@ -49,7 +49,9 @@ class ShapleyEstimate:
 def check_num_players(num_players: int) -> None:
     """Raise ConfigurationError if ``num_players`` is below 1."""
     if num_players < 1:
-        raise ConfigurationError(f"num_players={num_players}: a coalition game needs at least 1 player.")
+        raise ConfigurationError(
+            f"num_players={num_players}: a coalition game needs at least 1 player."
+        )
 
 
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
@@ -172,10 +174,15 @@ class Sampling(MemoizedGame):
     # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
     # the players' numbering.
 
-    def __init__(self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int) -> None:
+    def __init__(
+        self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int
+    ) -> None:
         super().__init__(utility, num_players)
         everything = 2**num_players
-        minimum, budget = min(minimum, everything), check_argument(name, "budget", budget, int | None)
+        minimum, budget = (
+            min(minimum, everything),
+            check_argument(name, "budget", budget, int | None),
+        )
         if budget is None:
             budget = min(max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum), everything)
         if budget < minimum:

@@ -15,7 +15,9 @@ from flsv.utilities.declared import checked
 def gradient_shapley(
     gradient_products: Tensor,
     *,
-    weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
+    weighting: Annotated[
+        Literal["uniform"] | Tensor, "Weights by samples have no closed form."
+    ] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
     """Compute exact Shapley values of the validation loss's first-order expansion.
@@ -57,7 +59,10 @@ def gradient_shapley(
             raise ValueError(f"expected fixed weights [{clients}], got {list(weighting.shape)}.")
         return -(weighting.to(slopes) * slopes).to(dtype)
     # With weights 1/|S| a client's term is divided among all clients: it gets `own` of it, all together 1/k.
-    own, total = float((1 / torch.arange(1, clients + 1, dtype=torch.float64)).sum()) / clients, 1 / clients
+    own, total = (
+        float((1 / torch.arange(1, clients + 1, dtype=torch.float64)).sum()) / clients,
+        1 / clients,
+    )
     if clients == 1:
         return -(own * slopes).to(dtype)
     return -(own * slopes + (total - own) / (clients - 1) * (slopes.sum() - slopes)).to(dtype)
@@ -126,7 +131,9 @@ def client_in_run_values(
                 [ 0.2500,  0.0000, -0.1250]], dtype=torch.float64)
     """
     if class_values.ndim != 2 or len(class_values) != len(gradient_products):
-        raise ValueError(f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M].")
+        raise ValueError(
+            f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M]."
+        )
     weights = aggregation_weights.double()
     products, parts = gradient_products.to(weights), class_values.to(weights)
     value = gradient_shapley(products, weighting=weights, server_lr=server_lr)

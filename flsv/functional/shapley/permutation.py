@@ -16,7 +16,9 @@ def random_permutations(count: int, num_players: int, generator: Generator | Non
     return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
 
 
-def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
+def random_coalitions(
+    sizes: Tensor, num_players: int, generator: Generator | None = None
+) -> Tensor:
     """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``. All coalitions of a size are equally
     likely.
     """
@@ -44,7 +46,11 @@ class Moments:
         """Add a batch of samples ``[B, ...]``."""
         count, mean = len(samples), samples.mean(dim=0)
         shift, total = mean - self.mean, self.count + count
-        self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
+        self._squares = (
+            self._squares
+            + (samples - mean).square().sum(dim=0)
+            + shift**2 * (self.count * count / total)
+        )
         self.mean = self.mean + shift * (count / total)
         self.count = total
 
@@ -59,7 +65,9 @@ class Moments:
 _MAX_BATCH = 2**16  # coalitions per batch
 
 
-def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float | Tensor | None = None) -> Tensor:
+def marginals_along(
+    game: MemoizedGame, permutations: Tensor, truncation: float | Tensor | None = None
+) -> Tensor:
     """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``. Contributions are 0
     once an order's utility is within ``truncation`` of the grand coalition's.
     """
@@ -133,7 +141,9 @@ def permutation_shapley(
     group = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    run = Sampling("permutation_shapley", utility, num_players, budget, 2 + group * (num_players - 1))
+    run = Sampling(
+        "permutation_shapley", utility, num_players, budget, 2 + group * (num_players - 1)
+    )
     if truncation is None and num_permutations is None and run.buys_all:
         return exact_shapley(utility, num_players)
     # More orders than the budget has evaluations only repeat coalitions.
@@ -161,7 +171,9 @@ def _sample_orders(
     while moments.count < most:
         # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
         safe = most if run.budget >= 2**n else run.left // per_group
-        batch = min(max(safe, 2 * affordable, 8), most - moments.count, max(_MAX_BATCH // per_group, 1))
+        batch = min(
+            max(safe, 2 * affordable, 8), most - moments.count, max(_MAX_BATCH // per_group, 1)
+        )
         orders = random_permutations(batch, n, generator)
         if group == 2:
             orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
@@ -170,8 +182,12 @@ def _sample_orders(
             taken = orders[: affordable * group]
             samples = marginals_along(run, taken, truncation)
             moments.add(samples.view(-1, group, *samples.shape[1:]).mean(dim=1))
-            first = taken[::group]  # of a pair, the order that begins with the lower player stands for both
-            first = torch.where((first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1))
+            first = taken[
+                ::group
+            ]  # of a pair, the order that begins with the lower player stands for both
+            first = torch.where(
+                (first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1)
+            )
             different.update(map(tuple, first.tolist()))
         # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
         if affordable == 0 or (truncation is None and affordable < batch):
@@ -231,7 +247,9 @@ def gtg_shapley(
     game = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1)
     empty, grand = game.empty_and_grand()
     size = torch.maximum(grand.abs(), empty.abs())
-    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
+    if round_truncation is not None and bool(
+        ((grand - empty).abs() <= round_truncation * size).all()
+    ):
         zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
         return game.estimate(zeros, torch.full_like(zeros, torch.nan))
 
@@ -239,7 +257,11 @@ def gtg_shapley(
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
     while len(samples) < game.budget:  # more orders than evaluations only repeat coalitions
-        cycles = 1 if convergence is not None else max(game.left // max(num_players * (num_players - 1), 1), 1)
+        cycles = (
+            1
+            if convergence is not None
+            else max(game.left // max(num_players * (num_players - 1), 1), 1)
+        )
         orders = _guided(num_players, cycles, generator)
         affordable = game.affordable(prefixes(orders))
         if affordable:
@@ -264,7 +286,9 @@ def _converged(samples: Tensor, threshold: float) -> bool:
     """Return whether the running mean of marginal contributions has converged, by the rule of the authors' code."""
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False
-    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
+    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(
+        len(samples) - _LAST, len(samples) + 1
+    ).view(-1, 1, 1)
     change = (recent[:-1] - recent[-1]).abs() / recent[-1].abs().clamp_min(1e-12)
     return bool((change.mean(dim=1) < threshold).all())
 
@@ -273,13 +297,21 @@ def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
     """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
     # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]
-    led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
+    led = torch.zeros(num_players, dtype=torch.float64).index_add_(
+        0, leaders, torch.ones(count, dtype=torch.float64)
+    )
     freedom = count - int((led > 0).sum())
     if count < 2 or freedom < 2:
-        return torch.full(samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64)
-    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(0, leaders, samples)
+        return torch.full(
+            samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64
+        )
+    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(
+        0, leaders, samples
+    )
     means = totals / led.clamp_min(1).view(-1, 1, 1)
     within = (samples - means[leaders]).square().sum(dim=0) / freedom
     rest = count % num_players
-    between = means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
+    between = (
+        means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
+    )
     return (within / count + between / count**2).sqrt()

@@ -68,7 +68,9 @@ def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Te
     of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
     """
     points, at = coalition_shares(trained, weights), coalition_shares(masks, weights)
-    inverse = torch.linalg.inv(_kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64))
+    inverse = torch.linalg.inv(
+        _kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64)
+    )
     mean = inverse.sum(0) / inverse.sum()
     centered = inverse - inverse.sum(1, keepdim=True) * mean
     return mean + _kernel(at, points) @ centered
@@ -112,11 +114,22 @@ class PredictedGame:
     # not fit, a number is not finite, or a needed coalition is missing.
 
     def __init__(
-        self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor, score: Score, *, logits: bool
+        self,
+        trained: Tensor,
+        utilities: Tensor,
+        outputs: Tensor,
+        weights: Tensor,
+        score: Score,
+        *,
+        logits: bool,
     ) -> None:
         utilities = torch.as_tensor(utilities).detach().double().cpu()
         count, n = trained.shape
-        if trained.dtype != torch.bool or (len(utilities), len(outputs), len(weights)) != (count, count, n):
+        if trained.dtype != torch.bool or (len(utilities), len(outputs), len(weights)) != (
+            count,
+            count,
+            n,
+        ):
             raise ValueError(
                 f"expected trained bool [T, n], T utilities and outputs, and n weights; got {list(trained.shape)}, "
                 f"{list(utilities.shape)}, {list(outputs.shape)} and {list(weights.shape)}."
@@ -126,7 +139,9 @@ class PredictedGame:
         sizes = trained.sum(1)
         alone = sizes == 1
         if not {0, n} <= set(sizes.tolist()) or not trained[alone].any(0).all():
-            raise ValueError("expected the empty and the grand coalition, and each player alone, among the trained.")
+            raise ValueError(
+                "expected the empty and the grand coalition, and each player alone, among the trained."
+            )
         self._known = dict(zip(coalition_keys(trained.cpu()), utilities.reshape(count, -1)))
         self._weights, self._score = weights, score
         self._trained, self._shape = trained[sizes > 0].cpu(), outputs.shape[1:]
@@ -147,7 +162,9 @@ class PredictedGame:
                 found[place] = self._known[key]
         if len(missing):
             for part in missing.split(max(1, CHUNK // max(1, self._outputs.shape[1]))):
-                interpolated, ensemble = (self._score(each).double().cpu() for each in self._predict(masks[part]))
+                interpolated, ensemble = (
+                    self._score(each).double().cpu() for each in self._predict(masks[part])
+                )
                 found[part] = torch.stack([interpolated, ensemble], 1).view(len(part), 2, width)
         return found.flatten(1)
 
@@ -155,7 +172,9 @@ class PredictedGame:
         """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
         mixing = interpolation_weights(masks, self._trained, self._weights).to(self._outputs)
         interpolated = (mixing @ self._outputs).view(-1, *self._shape)
-        ensemble = (coalition_shares(masks, self._weights).to(self._own) @ self._own).view(-1, *self._shape)
+        ensemble = (coalition_shares(masks, self._weights).to(self._own) @ self._own).view(
+            -1, *self._shape
+        )
         return interpolated, ensemble.clamp_min(LEAST).log() if self._logits else ensemble
 
 
@@ -204,7 +223,10 @@ def predicted_shapley(
         found = exact_shapley(game, n)
     else:
         found = permutation_shapley(
-            game, n, budget=2**MOST_PREDICTED, generator=generator or torch.Generator().manual_seed(0)
+            game,
+            n,
+            budget=2**MOST_PREDICTED,
+            generator=generator or torch.Generator().manual_seed(0),
         )
     stderr = found.stderr.double().view(n, 2, -1).square().mean(1).sqrt()
     both = found.values.double().view(n, 2, *torch.as_tensor(utilities).shape[1:])
@@ -225,5 +247,10 @@ def _mean(both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
 
 def whole_layers(trained: Tensor) -> bool:
     """Return whether ``trained`` contains each player alone, and all or no coalitions of every other size."""
-    n, counts = trained.shape[1], torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist()
-    return counts[1] == n and all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
+    n, counts = (
+        trained.shape[1],
+        torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist(),
+    )
+    return counts[1] == n and all(
+        count in (0, math.comb(n, size)) for size, count in enumerate(counts)
+    )

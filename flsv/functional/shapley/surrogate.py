@@ -14,7 +14,13 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate, Utility, coalition_keys
+from flsv.functional.shapley.game import (
+    MemoizedGame,
+    Sampling,
+    ShapleyEstimate,
+    Utility,
+    coalition_keys,
+)
 from flsv.functional.shapley.permutation import random_coalitions
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -47,7 +53,9 @@ def gaussian(squared_width: float) -> Kernel:
     """
 
     def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
+        own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(
+            t > 0, 1 / t.clamp_min(1), 0.0
+        )
         return torch.exp(-(own - 2 * averaged_membership(j, s, t)) / (2 * squared_width))
 
     return kernel
@@ -77,10 +85,14 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
         here = kernel(j, s, t)
         if size < num_players:
             gain = kernel(j, s + 1, t) - here
-            outside[size] = (_hypergeometric(num_players - 1, size, size) * gain).sum() / num_players
+            outside[size] = (
+                _hypergeometric(num_players - 1, size, size) * gain
+            ).sum() / num_players
         if size > 0:
             gain = kernel(j + 1, s + 1, t) - here
-            inside[size] = (_hypergeometric(num_players - 1, size - 1, size) * gain).sum() / num_players
+            inside[size] = (
+                _hypergeometric(num_players - 1, size - 1, size) * gain
+            ).sum() / num_players
     return torch.where(coalitions, inside[sizes].unsqueeze(1), outside[sizes].unsqueeze(1))
 
 
@@ -99,7 +111,9 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
         return log_factorial[n] - log_factorial[k] - log_factorial[n - k]
 
     log_probability = (
-        log_choose(marked, hits) + log_choose(population - marked, drawn - hits) - log_choose(population, drawn)
+        log_choose(marked, hits)
+        + log_choose(population - marked, drawn - hits)
+        - log_choose(population, drawn)
     )
     return torch.where(possible, log_probability.exp(), 0.0)
 
@@ -142,7 +156,11 @@ class PairedSample:
         n = self.num_players
         counts = [layer.minimum for layer in self.layers]
         share = [layer.sizes / math.sqrt(layer.size * (n - layer.size)) for layer in self.layers]
-        heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
+        heap = [
+            ((counts[k] + 1) / share[k], k)
+            for k in range(len(counts))
+            if counts[k] < self.layers[k].capacity
+        ]
         heapq.heapify(heap)
         for _ in range(min(total, self.capacity) - sum(counts)):
             _, k = heapq.heappop(heap)
@@ -153,7 +171,9 @@ class PairedSample:
             if count == layer.capacity:
                 members = torch.tensor(list(itertools.combinations(range(n), layer.size)))
                 members = members[torch.randperm(len(members), generator=self.generator)]
-                everything = torch.zeros(len(members), n, dtype=torch.bool).scatter_(1, members, True)
+                everything = torch.zeros(len(members), n, dtype=torch.bool).scatter_(
+                    1, members, True
+                )
                 self._add(layer, everything, count)
             while len(layer.masks) < count:
                 sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
@@ -181,7 +201,9 @@ SURROGATES: list[list[Kernel]] = [
 ]
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: a vague prior
+CONSTANT = (
+    100.0  # prior variance of the mean utility, in units of the sample's variance: a vague prior
+)
 
 
 @dataclass
@@ -195,31 +217,47 @@ class Surrogate:
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Compute the fitted utilities ``[K, M]`` of masks ``[K, n]``."""
-        kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
+        kernel = sum(
+            (scale * gram(part, masks, self.coalitions) for part, scale in self.parts),
+            torch.zeros(()),
+        )
         return self.offset + kernel @ self.coefficients
 
     def shapley(self) -> Tensor:
         """Compute the fitted game's exact Shapley values ``[n, M]``."""
-        values = sum((scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts), torch.zeros(()))
+        values = sum(
+            (scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts),
+            torch.zeros(()),
+        )
         return values.T @ self.coefficients
 
 
-def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
+def fit_surrogate(
+    candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor
+) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[m, M]``.
 
     Its kernel is a sum of kernels, one of ``candidates``. This and the ridge penalty maximize the marginal likelihood.
     """
     mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
-    scale = torch.where(scale > 1e-12 * (1 + mean.abs()), scale, torch.inf)  # a constant column is all mean
+    scale = torch.where(
+        scale > 1e-12 * (1 + mean.abs()), scale, torch.inf
+    )  # a constant column is all mean
     y = (utilities - mean) / scale
-    _, parts, vectors, spectrum = min((_ridge(kernels, masks, y) for kernels in candidates), key=itemgetter(0))
+    _, parts, vectors, spectrum = min(
+        (_ridge(kernels, masks, y) for kernels in candidates), key=itemgetter(0)
+    )
     dual = vectors @ ((vectors.T @ y) / spectrum.unsqueeze(1))
     left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
     finite = torch.where(scale.isinf(), 0, scale)
-    return Surrogate(parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite), left_out * finite
+    return Surrogate(
+        parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite
+    ), left_out * finite
 
 
-def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
+def _ridge(
+    kernels: list[Kernel], masks: Tensor, y: Tensor
+) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
     """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``. Return the loss, the scaled
     kernels, and the regularized matrix's eigenvectors and eigenvalues.
     """
@@ -238,7 +276,9 @@ def _ridge(kernels: list[Kernel], masks: Tensor, y: Tensor) -> tuple[float, list
 
 
 def adjusted_values(
-    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]], play: MemoizedGame, sample: PairedSample
+    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]],
+    play: MemoizedGame,
+    sample: PairedSample,
 ) -> tuple[Tensor, Tensor]:
     """Compute Shapley values and standard errors ``[n, M]``. The values are those of a fitted surrogate, corrected by
     its residuals.

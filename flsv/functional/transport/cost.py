@@ -29,7 +29,9 @@ def check_points(x: Tensor, name: str = "x") -> None:
             f"images with {name}.flatten(1).float()."
         )
     if len(x) == 0:
-        raise ConfigurationError(f"{name} is empty: a distribution needs at least one sample. Leave this side out.")
+        raise ConfigurationError(
+            f"{name} is empty: a distribution needs at least one sample. Leave this side out."
+        )
     bad = int((~torch.isfinite(x)).any(1).sum())
     if bad:
         raise ConfigurationError(
@@ -75,7 +77,9 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
     """
     if support <= safe_support(samples):
         return
-    advice = f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"
+    advice = (
+        f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"
+    )
     raise ConfigurationError(
         f"support={support}: {who} has {samples} samples, and half as many interpolated points and more give them away "
         f"(docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
@@ -112,7 +116,9 @@ class ClassStatistics:
     def to(self, device: torch.device) -> ClassStatistics:
         """Return the statistics on a device."""
         deviations = None if self.deviations is None else self.deviations.to(device)
-        return ClassStatistics(self.labels.to(device), self.counts.to(device), self.means.to(device), deviations)
+        return ClassStatistics(
+            self.labels.to(device), self.counts.to(device), self.means.to(device), deviations
+        )
 
     def index(self, y: Tensor) -> Tensor:
         """Find each label's row in the tensors of these statistics.
@@ -172,10 +178,14 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
     deviations = None
     if covariance == "diag":
         squares = (data - means[index]).square_()
-        deviations = (torch.zeros_like(means).index_add_(0, index, squares) / counts[:, None]).sqrt_()
+        deviations = (
+            torch.zeros_like(means).index_add_(0, index, squares) / counts[:, None]
+        ).sqrt_()
     elif covariance == "full":
         deviations = torch.stack([_root(data[index == c] - means[c]) for c in range(len(labels))])
-    return ClassStatistics(labels, counts, means.to(x.dtype), None if deviations is None else deviations.to(x.dtype))
+    return ClassStatistics(
+        labels, counts, means.to(x.dtype), None if deviations is None else deviations.to(x.dtype)
+    )
 
 
 def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
@@ -206,7 +216,9 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
     """
     result = squared_distances(a.means, b.means)
     if (a.deviations is None) != (b.deviations is None):
-        raise ConfigurationError("the statistics have different covariances: compute both with the same covariance=...")
+        raise ConfigurationError(
+            "the statistics have different covariances: compute both with the same covariance=..."
+        )
     if a.deviations is not None and b.deviations is not None:
         result = result + squared_distances(a.deviations.flatten(1), b.deviations.flatten(1))
     return result.to(a.means.dtype)

@@ -25,7 +25,11 @@ import torch
 from torch import Tensor
 
 from flsv.functional.transport.cost import Scaling, check_labeled, label_augmented_cost
-from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
+from flsv.functional.transport.potentials import (
+    calibrated_gradient,
+    entropic_potentials,
+    self_potential,
+)
 from flsv.functional.transport.wasserstein import wasserstein_distance
 from flsv.utilities.declared import NonNegative, Positive, checked
 
@@ -70,7 +74,9 @@ def lava(
     """
     check_labeled(x, y, x2, y2)
     potential, _ = entropic_potentials(_cost(x, y, x2, y2, label_weight), eps, scaling)
-    return calibrated_gradient(potential - self_potential(_cost(x, y, x, y, label_weight), eps, scaling))
+    return calibrated_gradient(
+        potential - self_potential(_cost(x, y, x, y, label_weight), eps, scaling)
+    )
 
 
 @checked
@@ -80,7 +86,10 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
     # tensors, each pair is solved once.
     check_labeled(x, y, x2, y2)
     same = x is x2 and y is y2
-    left, right = ([points.double()[classes == c] for c in classes.unique()] for points, classes in ((x, y), (x2, y2)))
+    left, right = (
+        [points.double()[classes == c] for c in classes.unique()]
+        for points, classes in ((x, y), (x2, y2))
+    )
     result = torch.zeros(len(left), len(right), dtype=torch.float64)
     for i, a in enumerate(left):
         for j, b in enumerate(right):

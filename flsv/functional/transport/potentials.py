@@ -34,7 +34,9 @@ BLOCK = 20  # iterations between two checks of the error, since each check waits
 TOLERANCE = 1e-4  # largest error of potentials, in eps; the error is estimated from the marginals' relative error
 MOST_OMEGA = 1.99
 FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
-SMALLEST_EPS = 1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
+SMALLEST_EPS = (
+    1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
+)
 TINY = 1e-300
 NO_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
 #: A stage's result: the logarithms of the row and the column scalings, ``[m]`` and ``[m2]``, the number of iterations,
@@ -67,7 +69,9 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
         tensor([-3.0000, -1.5000,  4.5000])
     """
     if potential.ndim != 1 or len(potential) == 0:
-        raise ConfigurationError(f"potential: expected a vector of at least one number, got {list(potential.shape)}.")
+        raise ConfigurationError(
+            f"potential: expected a vector of at least one number, got {list(potential.shape)}."
+        )
     if len(potential) == 1:
         return torch.zeros_like(potential)
     f = potential.double()
@@ -113,7 +117,9 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
         f, g = (f + _soft_minimum(cost, g, eps)) / 2, (g + _soft_minimum(cost.T, f, eps)) / 2
         torch.sub(g, cost, out=plan).add_(f[:, None]).div_(eps).exp_()
         plan.masked_fill_(plan < NO_MASS, 0.0)
-        u, v, steps, error = (finish if eps == last else _scale_both)(plan, left if eps == last else STAGE_ITERATIONS)
+        u, v, steps, error = (finish if eps == last else _scale_both)(
+            plan, left if eps == last else STAGE_ITERATIONS
+        )
         f, g = f + eps * u, g + eps * v
         if eps == last:
             left -= steps
@@ -238,7 +244,9 @@ def direct_values(
         >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    labeled = partial(label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    labeled = partial(
+        label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
+    )
     return _values(x, y, x2, None if y is None or y2 is None else labeled, part, blur, scaling)
 
 
@@ -285,7 +293,9 @@ def client_values(
         >>> client_values(x, y, label_embedding(x[:4], y[:4])).argmax()
         tensor(4)
     """
-    points = label_embedding(x, y, covariance=covariance, label_weight=label_weight, statistics=statistics)
+    points = label_embedding(
+        x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
+    )
     features = gamma[:, : x.shape[1]]
     if y is not None or gamma.shape[1] < x.shape[1]:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
@@ -306,7 +316,9 @@ def _values(
     are not known.
     """
     if part == "labels" and labeled is None:
-        raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
+        raise ConfigurationError(
+            'part="labels" needs classes on both sides. Pass them, or part="features".'
+        )
     cost = label_augmented_cost(x, None, x2, None)
     eps = blur * float(cost.mean(dtype=torch.float64))
     features, _ = entropic_potentials(cost, eps, scaling)
@@ -317,5 +329,8 @@ def _values(
         labels = entropic_potentials(labeled(), eps, scaling)[0] - features
         value = value + (labels if part == "labels" else LABEL_EMPHASIS * labels)
         _, index, counts = y.unique(return_inverse=True, return_counts=True)
-        value = value - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
+        value = (
+            value
+            - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
+        )
     return calibrated_gradient(value)

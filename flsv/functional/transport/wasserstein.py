@@ -105,7 +105,9 @@ def contribution_shares(distances: Tensor) -> Tensor:
         tensor([0.5000, 0.0000, 0.5000])
     """
     if distances.ndim != 1 or bool((distances < 0).any()):
-        raise ConfigurationError(f"distances: expected a vector of numbers of at least 0, got {distances}.")
+        raise ConfigurationError(
+            f"distances: expected a vector of numbers of at least 0, got {distances}."
+        )
     seen = ~distances.isnan()
     nearest = distances[seen].min() if seen.any() else distances.new_zeros(())
     # Relative to the smallest distance, so that 1/1e-300 does not overflow; 0/0 and inf/inf are ties with the smallest.
@@ -184,7 +186,9 @@ class TransportClient:
                 [4.]]), tensor(4.))
     """
 
-    def __init__(self, x: Tensor, *, t: Place = 0.5, p: Exponent = 2, allow_reconstruction: bool = False) -> None:
+    def __init__(
+        self, x: Tensor, *, t: Place = 0.5, p: Exponent = 2, allow_reconstruction: bool = False
+    ) -> None:
         check_points(x)
         self._x, self.t, self.p, self._allow = x.detach(), t, p, allow_reconstruction
 
@@ -257,7 +261,9 @@ class TransportServer:
         Returns:
             The points gamma, ``[S, d]``.
         """
-        noise = torch.randn(support, self._x.shape[1], generator=generator, dtype=self._x.dtype).to(self._x.device)
+        noise = torch.randn(support, self._x.shape[1], generator=generator, dtype=self._x.dtype).to(
+            self._x.device
+        )
         self.gamma = self._x.mean(0) + SPREAD * noise * self._x.std(0, unbiased=False)
         return self.gamma
 
@@ -273,7 +279,9 @@ class TransportServer:
         """
         if self.gamma is None or eta.shape != self.gamma.shape:
             wanted = "start() first" if self.gamma is None else f"eta {list(self.gamma.shape)}"
-            raise ConfigurationError(f"TransportServer.step: expected {wanted}, got {list(eta.shape)}.")
+            raise ConfigurationError(
+                f"TransportServer.step: expected {wanted}, got {list(eta.shape)}."
+            )
         support = len(self.gamma)
         plan, own = matching(self.gamma, self._x, self.p)
         self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
@@ -437,7 +445,9 @@ def wasserstein_barycenter(
             distances[i] = distance + own
             ours = interpolate_along(gammas[i], center, plan, support, 0.5)
             gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
-            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+            moved += (
+                shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+            )
         center = moved
     return FederatedBarycenter(center, distances)
 
@@ -445,6 +455,12 @@ def wasserstein_barycenter(
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
     """Normalize the clients' weights, equal by default, to sum to 1."""
     shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
-    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
-        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    if (
+        shares.shape != (len(clients),)
+        or not bool(((shares >= 0) & shares.isfinite()).all())
+        or not shares.sum() > 0
+    ):
+        raise ConfigurationError(
+            f"weights: expected {len(clients)} finite numbers of at least 0, not all 0."
+        )
     return shares / shares.sum()

@@ -16,7 +16,15 @@ from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 
 class BlendedContribution(
     DecayedShapley,
-    chosen=("num_classes", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
+    chosen=(
+        "num_classes",
+        "fold",
+        "weighting",
+        "per_class",
+        "threshold",
+        "normalize",
+        "coalition_weights",
+    ),
 ):
     r"""The mean of a client's shares of the rounds' gains and of agreement.
 
@@ -85,7 +93,9 @@ class BlendedContribution(
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)
-        self.add_state("cosine", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "cosine", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum"
+        )
 
     def update(  # type: ignore[override]  # torchmetrics' update takes anything
         self,
@@ -110,7 +120,9 @@ class BlendedContribution(
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
         norms = matrix.norms()
-        weights = torch.ones_like(norms) if aggregation_weights is None else aggregation_weights.to(norms)
+        weights = (
+            torch.ones_like(norms) if aggregation_weights is None else aggregation_weights.to(norms)
+        )
         cosine = cosines_with_sum(matrix, norms, weights)
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
 
@@ -122,4 +134,8 @@ class BlendedContribution(
         """Return the parts of each client's value. ``gain`` is its decayed sum :math:`u_i`, ``cosine`` its mean cosine
         :math:`a_i`, both ``[num_clients]``. The rest is from :class:`flsv.metrics.DecayedShapley`.
         """
-        return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}
+        return {
+            **super().diagnostics(),
+            "gain": super().compute(),
+            "cosine": self.cosine / self.seen,
+        }

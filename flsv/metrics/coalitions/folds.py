@@ -31,7 +31,9 @@ class Fold(ABC):
     """The least and the largest possible value."""
     unit: ClassVar[str] = "{}"
     """Unit of the value. The placeholder ``{}`` stands for the unit of a round's value."""
-    sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
+    sign: ClassVar[str] = (
+        "positive: the coalitions do better with the client; negative: worse; 0: no difference."
+    )
     """Meaning of positive, negative and zero values."""
     momentum: float = 0.0
     init: float | Literal["uniform"] | None = None
@@ -52,7 +54,9 @@ class Fold(ABC):
         return 1.0
 
     @abstractmethod
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
+    def update(
+        self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
+    ) -> None:
         """Add a round's estimate, multiplied by ``factor``, to the states."""
 
     def skip(self, metric: Any) -> None:  # noqa: B027
@@ -101,10 +105,16 @@ class MovingAverage(Fold):
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         merge = partial(momentum_merge, momentum=self.momentum)
         metric.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=merge)
-        metric.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        metric.add_state(
+            "stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest
+        )
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
-        values, stderr = (value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate))
+    def update(
+        self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
+    ) -> None:
+        values, stderr = (
+            value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate)
+        )
         metric.history = momentum_add(metric.history, client_ids, values, self.momentum)
         now = torch.full_like(metric.stderr, float("nan"))
         now[client_ids] = stderr
@@ -166,10 +176,14 @@ class Sum(Fold):
             metric.add_state(name, torch.zeros(num_clients, width), dist_reduce_fx="sum")
         metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
+    def update(
+        self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
+    ) -> None:
         values = estimate.values.to(metric.total).reshape(len(client_ids), -1)
         metric.total[client_ids] += values
-        metric.variance[client_ids] += estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
+        metric.variance[client_ids] += (
+            estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
+        )
         metric.seen[client_ids] += 1
 
     def compute(self, metric: Any) -> Tensor:
@@ -191,7 +205,10 @@ class Decay(Sum):
     """
 
     rules: ClassVar[Rules] = (
-        (lambda given: given.threshold <= given.decay, "above decay={decay} no round would be evaluated."),
+        (
+            lambda given: given.threshold <= given.decay,
+            "above decay={decay} no round would be evaluated.",
+        ),
     )
     decay: Annotated[float, Gt(0), Le(1)] = 0.8
     threshold: NonNegative = 0.0
@@ -213,9 +230,15 @@ class Decay(Sum):
     def factor(self, round_index: int) -> float:
         return round_factor(round_index, self.decay, self.threshold)
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
+    def update(
+        self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
+    ) -> None:
         shares, skipped, flagged = round_shares(estimate.values)
-        values = (shares if self.normalize else estimate.values).to(metric.total).reshape(len(client_ids), -1)
+        values = (
+            (shares if self.normalize else estimate.values)
+            .to(metric.total)
+            .reshape(len(client_ids), -1)
+        )
         metric.total[client_ids] += factor * values
         metric.seen[client_ids] += 1
         metric.skipped += skipped
@@ -236,7 +259,11 @@ class Decay(Sum):
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of the value. A placeholder ``{}`` stands for the unit of a round's value."""
-        return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
+        return (
+            "decayed sum of shares of the rounds' gains"
+            if self.normalize
+            else "{}, decayed sum over rounds"
+        )
 
 
 FoldName = Literal["last", "average", "surrogate", "sum", "decay"]

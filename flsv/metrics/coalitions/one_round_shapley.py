@@ -42,9 +42,13 @@ class _AtTheEnd(Fold):
         metric.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx=None)
         metric.add_state("weight", torch.zeros(num_clients), dist_reduce_fx=None)
         metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None)
-        metric.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None)
+        metric.add_state(
+            "values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None
+        )
 
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> None:
+    def update(
+        self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
+    ) -> None:
         values = estimate.values.to(metric.values).reshape(metric.values.shape)
         metric.values = values.masked_fill(metric.seen[:, None] == 0, float("nan"))
 
@@ -124,12 +128,17 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         **kwargs: Any,
     ) -> None:
         fold, weighting = _AtTheEnd(rounds), weighting_of(coalition_weights)
-        super().__init__(num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs)
+        super().__init__(
+            num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs
+        )
 
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {**super().round_fields, "utility": lambda round: partial(game_of_run, round, self.measured_by)}
+        return {
+            **super().round_fields,
+            "utility": lambda round: partial(game_of_run, round, self.measured_by),
+        }
 
     def check_rounds(self, rounds: int) -> None:
         if rounds < self.fold.rounds:  # no error: the run may be resumed with more rounds
@@ -164,9 +173,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         if round_index == 0:
             self.start = global_vector.clone()
         if len(self.start) != len(global_vector):
-            raise ValueError(f"{type(self).__name__} has not seen round 0, so it does not know the initial model.")
+            raise ValueError(
+                f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
+            )
         if self.updates.shape[1] != len(global_vector):
-            self.updates = self.updates.new_zeros(len(self.updates), len(global_vector), dtype=global_vector.dtype)
+            self.updates = self.updates.new_zeros(
+                len(self.updates), len(global_vector), dtype=global_vector.dtype
+            )
         self.updates[client_ids] += aggregation_weights.to(client_updates)[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.seen[client_ids] += 1
@@ -174,9 +187,18 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             return
         weight = self.weight / (self.rounds + 1)  # the present round is counted later
         # A weight of 0 belongs to a client without any update.
-        mean = self.updates / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
-        game = utility(self.start, mean, weight if self.weighting == "aggregation-fixed" else Renormalized(weight))
-        super().update(torch.arange(len(weight), device=client_ids.device), game, generator, round_index)
+        mean = (
+            self.updates
+            / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
+        )
+        game = utility(
+            self.start,
+            mean,
+            weight if self.weighting == "aggregation-fixed" else Renormalized(weight),
+        )
+        super().update(
+            torch.arange(len(weight), device=client_ids.device), game, generator, round_index
+        )
 
 
 def game_of_run(
@@ -187,7 +209,9 @@ def game_of_run(
     """
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters
-    models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative
+    models[:, cut:] = round.global_vector[
+        cut:
+    ]  # a sum of changes of a running variance may be negative
     whole = Round(
         round.round_index,
         torch.arange(len(updates), device=updates.device),
@@ -198,4 +222,6 @@ def game_of_run(
     )
     evaluator, rate = round.games.evaluator_of(performance), round.games.server_lr
     table = round.games.table_of(whole, performance)
-    return CoalitionUtility(whole, evaluator, metric=performance, weighting=weighting, server_lr=rate, table=table)
+    return CoalitionUtility(
+        whole, evaluator, metric=performance, weighting=weighting, server_lr=rate, table=table
+    )

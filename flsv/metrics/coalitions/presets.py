@@ -35,7 +35,12 @@ class LeaveOneOut(CoalitionValue, chosen=("estimator", "estimator_args", "fold")
     to_pay_by = False
 
     def __init__(
-        self, num_clients: int | None = None, num_classes: int | None = None, *, momentum: Momentum = 0.0, **kwargs: Any
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        *,
+        momentum: Momentum = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             num_clients,
@@ -81,7 +86,9 @@ class CumulativeShapley(CoalitionValue, chosen=("fold",)):
         tensor([1.3333, 4.0000, 4.0000])
     """
 
-    def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(num_clients, num_classes, fold=Sum(), **kwargs)
 
 
@@ -289,7 +296,9 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         **kwargs: Any,
     ) -> None:
         fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
-        super().__init__(num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs)
+        super().__init__(
+            num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs
+        )
 
 
 def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:

@@ -36,7 +36,9 @@ class MeasuredMetric(ContributionMetric):
     performance: str | ModelScore
     judges: Judges
 
-    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges) -> None:
+    def _measure(
+        self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges
+    ) -> None:
         """Check and store the arguments by which models are evaluated."""
         self.per_class, self.judges = per_class, judges
         self.performance = performance_of(self, performance, mode)
@@ -71,7 +73,9 @@ class MeasuredMetric(ContributionMetric):
         if measure == "negative_loss":
             return "fall of the validation loss (nats)"
         names = self.class_names or ()
-        return f"gain in {title_of(measure, names[1] if len(names) == 2 else None).replace('_', ' ')}"
+        return (
+            f"gain in {title_of(measure, names[1] if len(names) == 2 else None).replace('_', ' ')}"
+        )
 
 
 class CoalitionValue(MeasuredMetric):
@@ -171,9 +175,15 @@ class CoalitionValue(MeasuredMetric):
         """
         super().__init_subclass__(**kwargs)
         if chosen:
-            own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in ("self", "kwargs")]
+            own = [
+                p
+                for p in inspect.signature(cls.__init__).parameters.values()
+                if p.name not in ("self", "kwargs")
+            ]
             apart = {"kwargs", *chosen, *(parameter.name for parameter in own)}
-            *_, kwargs_ = theirs = list(inspect.signature(CoalitionValue.__init__).parameters.values())[1:]
+            *_, kwargs_ = theirs = list(
+                inspect.signature(CoalitionValue.__init__).parameters.values()
+            )[1:]
             left = [p.replace(kind=p.KEYWORD_ONLY) for p in theirs if p.name not in apart]
             # For mypy: inspect reads this attribute.
             cls.__signature__ = inspect.Signature([*own, *left, kwargs_])  # type: ignore[attr-defined]
@@ -210,7 +220,11 @@ class CoalitionValue(MeasuredMetric):
         }
         # The game reads the weights itself; naming them here only makes the loop update the metric after the
         # aggregation.
-        return fields if self.weighting in _OF_THE_AGGREGATION else {**fields, "aggregation_weights": None}
+        return (
+            fields
+            if self.weighting in _OF_THE_AGGREGATION
+            else {**fields, "aggregation_weights": None}
+        )
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the fold
@@ -263,7 +277,9 @@ class CoalitionValue(MeasuredMetric):
         """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
-        return result if self.per_class or error is None else {**result, "stderr": error.squeeze(-1)}
+        return (
+            result if self.per_class or error is None else {**result, "stderr": error.squeeze(-1)}
+        )
 
     def _game(self, round: Round) -> CoalitionUtility:
         weights: Any = self.weighting
@@ -272,6 +288,8 @@ class CoalitionValue(MeasuredMetric):
         elif weights in _OF_THE_AGGREGATION:
             assert round.aggregation_weights is not None
             weights = (
-                round.aggregation_weights if weights == "aggregation-fixed" else Renormalized(round.aggregation_weights)
+                round.aggregation_weights
+                if weights == "aggregation-fixed"
+                else Renormalized(round.aggregation_weights)
             )
         return round.play(self.measured_by, weights)

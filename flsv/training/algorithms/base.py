@@ -57,7 +57,13 @@ class ClientContext:
         samples: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        self.module, self.space, self.instruction, self.local, self.start = module, space, instruction, local, start
+        self.module, self.space, self.instruction, self.local, self.start = (
+            module,
+            space,
+            instruction,
+            local,
+            start,
+        )
         self.samples, self.lengths, self.batches = samples, lengths, sum(lengths)
         self.epoch_batches = max([1, *lengths])
         self.state = local.state
@@ -117,7 +123,9 @@ class ClientContext:
         """Return whether a parameter is shared with the server, as part of the model's vector."""
         return parameter in self._names
 
-    def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def shared(
+        self, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Return two lists: the ``parameters`` that are shared with the server, and their entries of ``gradients``."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
@@ -181,7 +189,12 @@ class ClientContext:
         trainer = getattr(module, "_trainer", None)
         run = module.training_step if trainer is None else trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
-        before = space.read(module), space.read_private(module), self._unsaved.read(), metric_states(module)
+        before = (
+            space.read(module),
+            space.read_private(module),
+            self._unsaved.read(),
+            metric_states(module),
+        )
         path = "second model", told.round_index, told.client_id, self._steps
         self._steps += 1
         with isolated_rngs(told.seed, *path), unlogged(module), torch.enable_grad():
@@ -237,7 +250,9 @@ class ClientAlgorithm(Strategy):
             batch: the batch in the form in which ``training_step`` gets it.
         """
 
-    def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+    def frozen_parameters(
+        self, context: ClientContext, parameters: Sequence[Tensor]
+    ) -> Iterable[Tensor]:
         """Select the parameters that the next optimizer step must not change.
 
         Args:
@@ -249,7 +264,9 @@ class ClientAlgorithm(Strategy):
         """
         return ()
 
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         """Change the gradients in place, before every optimizer step and before gradient clipping.
 
         Args:
@@ -271,7 +288,9 @@ class ClientAlgorithm(Strategy):
         return {}
 
 
-def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
+def used_model(
+    local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]
+) -> Tensor | None:
     """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:

@@ -56,10 +56,14 @@ class FedDyn(ClientAlgorithm):
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
-        context.state.setdefault(GRADIENT, torch.zeros_like(context.start[: context.num_parameters]))
+        context.state.setdefault(
+            GRADIENT, torch.zeros_like(context.start[: context.num_parameters])
+        )
 
     @torch.no_grad()
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         drift = torch._foreach_sub(parameters, context.entries(context.start, parameters))
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
         torch._foreach_sub_(gradients, context.entries(context.state[GRADIENT], parameters))
@@ -67,7 +71,9 @@ class FedDyn(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
         cut = context.num_parameters
-        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * (context.sent[:cut] - context.start[:cut])
+        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * (
+            context.sent[:cut] - context.start[:cut]
+        )
         return {}
 
 
@@ -116,7 +122,10 @@ class FedDynServer(Aggregator):
 
 def check_sides(federation: FederationInfo) -> None:
     """Check that both :class:`FedDyn` and :class:`FedDynServer` are set."""
-    client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
+    client, server = (
+        federation.strategies.get("client_algorithm"),
+        federation.strategies.get("aggregator"),
+    )
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
         raise ConfigurationError(
             f"FedDyn has two sides, and found client_algorithm={client!r} with aggregator={server!r}. Set "

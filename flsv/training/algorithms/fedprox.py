@@ -34,7 +34,9 @@ class FedProx(ClientAlgorithm):
 
     sends = ("anchor",)
 
-    def __init__(self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global") -> None:
+    def __init__(
+        self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global"
+    ) -> None:
         self.mu = mu
         self.anchor = anchor
 
@@ -43,7 +45,11 @@ class FedProx(ClientAlgorithm):
         at_start = self.anchor == "start" or start is state.global_vector
         return {} if at_start else {"anchor": state.model()}
 
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        anchors = context.entries(context.instruction.tensors.get("anchor", context.start), parameters)
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
+        anchors = context.entries(
+            context.instruction.tensors.get("anchor", context.start), parameters
+        )
         with torch.no_grad():
             torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)

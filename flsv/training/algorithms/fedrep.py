@@ -61,6 +61,8 @@ class FedRep(ClientAlgorithm):
                 f"FederatedLoop(local_epochs={self.head_epochs + 1}) or more."
             )
 
-    def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+    def frozen_parameters(
+        self, context: ClientContext, parameters: Sequence[Tensor]
+    ) -> Iterable[Tensor]:
         head = context.epoch < self.head_epochs
         return [parameter for parameter in parameters if context.is_shared(parameter) == head]

@@ -110,7 +110,11 @@ class InRunValues(ClientAlgorithm):
 
     def resume(self, federation: FederationInfo) -> None:
         self._games = self._sent = None
-        losses = {m.loss: m.measured_by for m in federation.metrics.values() if isinstance(m, InRunShapley)}
+        losses = {
+            m.loss: m.measured_by
+            for m in federation.metrics.values()
+            if isinstance(m, InRunShapley)
+        }
         if len(losses) > 1:
             raise ConfigurationError(
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
@@ -119,8 +123,15 @@ class InRunValues(ClientAlgorithm):
         self._loss = next(iter(losses.values()), "negative_loss")
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         rates = {(group["lr"], group.get("momentum")) for group in groups}
-        plain = not any(group.get("nesterov") or group.get("dampening") or group.get("maximize") for group in groups)
-        if [type(each) for each in federation.optimizers] != [torch.optim.SGD] or len(rates) > 1 or not plain:
+        plain = not any(
+            group.get("nesterov") or group.get("dampening") or group.get("maximize")
+            for group in groups
+        )
+        if (
+            [type(each) for each in federation.optimizers] != [torch.optim.SGD]
+            or len(rates) > 1
+            or not plain
+        ):
             raise ConfigurationError(
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
@@ -146,9 +157,13 @@ class InRunValues(ClientAlgorithm):
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
         g = context.received(GRADIENT)
-        shared: list[Tensor] = [p for p in context.module.parameters() if p.requires_grad and context.is_shared(p)]
+        shared: list[Tensor] = [
+            p for p in context.module.parameters() if p.requires_grad and context.is_shared(p)
+        ]
         names: dict[Tensor, str] = {p: name for name, p in context.module.named_parameters()}
-        self._ghost = GhostProducts(context.module, dict(zip((names[p] for p in shared), context.entries(g, shared))))
+        self._ghost = GhostProducts(
+            context.module, dict(zip((names[p] for p in shared), context.entries(g, shared)))
+        )
         self._rates: list[float] = []
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._products: list[Tensor] = []
@@ -175,7 +190,9 @@ class InRunValues(ClientAlgorithm):
         if looks:
             self._watched.append((len(self._rates), rows, classes))
 
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         assert self._ghost is not None
         group = context.optimizer.param_groups[0]
         self._rates.append(float(group["lr"]))
@@ -197,15 +214,23 @@ class InRunValues(ClientAlgorithm):
         self._products.append(self._ghost.take())
         self._ghost = None
         samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
-        self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
+        self._values, self._classes = (
+            torch.empty(0, dtype=torch.float64),
+            torch.empty(0, dtype=torch.long),
+        )
         if self._watched:
             steps, rows, classes = zip(*self._watched)
             counts = torch.tensor([len(each) for each in rows])
             # Batches without a step after them have moved nothing.
             moved = torch.zeros(max(steps) + 1, dtype=torch.float64)
-            weights = step_weights(self._rates, self._momentum) * (len(self._rates) / max(self._looked, 1))
+            weights = step_weights(self._rates, self._momentum) * (
+                len(self._rates) / max(self._looked, 1)
+            )
             moved[: len(weights)] = weights[: len(moved)]
-            self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(self._products).cpu()
+            self._values = (
+                moved[torch.tensor(steps)].repeat_interleave(counts)
+                * torch.cat(self._products).cpu()
+            )
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
         context.state[VALUES], context.state[CLASSES] = samples, self._known
@@ -263,7 +288,9 @@ class InRunValues(ClientAlgorithm):
             )
         self._known[rows] = classes
 
-    def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def _check(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient and the
         vector."""
         theirs = context.entries(context.received(GRADIENT), parameters)
@@ -284,7 +311,9 @@ class InRunValues(ClientAlgorithm):
 
 def _table(samples: Tensor) -> str:
     """Format the samples' values as the text of a CSV file."""
-    return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))
+    return "sample,value\n" + "".join(
+        f"{i},{value!r}\n" for i, value in enumerate(samples.tolist())
+    )
 
 
 #: Layers that are linear in their parameters, and whose output for a sample depends on this sample only.
@@ -318,7 +347,9 @@ class GhostProducts:
         self._products: list[Tensor] = []
         self._watched: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
-        by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
+        by_parameter = {
+            p: reference[name] for name, p in module.named_parameters() if name in reference
+        }
         for name, layer in module.named_modules():
             own = layer._parameters
             if any(p in by_parameter and p.requires_grad for p in own.values() if p is not None):
@@ -345,7 +376,11 @@ class GhostProducts:
     def take(self) -> Tensor:
         """Return the products of all samples since the last call, float64 ``[N]``."""
         products, self._products = self._products, []
-        return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
+        return (
+            torch.cat(products)
+            if products
+            else torch.empty(0, dtype=torch.float64, device=self._device)
+        )
 
     def remove(self) -> None:
         """Remove the hooks until the next :meth:`watch`."""
@@ -371,7 +406,9 @@ class GhostProducts:
                 ahead = twin.forward(*args, **kwargs)
 
             def add(gradient: Tensor) -> None:
-                product = torch.linalg.vecdot(gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1))
+                product = torch.linalg.vecdot(
+                    gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1)
+                )
                 products.add_(product.to(products))
 
             output.register_hook(add)
@@ -403,7 +440,9 @@ def _why_not(layer: nn.Module) -> str | None:
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
         return "for which there is no ghost product"
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
+    if isinstance(layer, nn.Embedding) and (
+        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+    ):
         return "whose max_norm, scale_grad_by_freq or sparse gradients are not known here"
     if isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
         return "whose track_running_stats=True changes buffers in every pass"
@@ -412,7 +451,10 @@ def _why_not(layer: nn.Module) -> str | None:
 
 def _with(layer: nn.Module, parameters: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
     """Copy a layer, with the vector's entries ``g``, or zeros for None, in place of its ``parameters``."""
-    filled = {n: torch.zeros_like(parameters[n]) if v is None else v.detach().to(parameters[n]) for n, v in g.items()}
+    filled = {
+        n: torch.zeros_like(parameters[n]) if v is None else v.detach().to(parameters[n])
+        for n, v in g.items()
+    }
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
         filled["weight"] = filled["weight"].clone()

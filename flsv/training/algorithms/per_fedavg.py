@@ -46,14 +46,19 @@ class PerFedAvg(ClientAlgorithm):
     """
 
     def __init__(
-        self, alpha: Positive = 0.01, hessian: Literal["first_order", "free"] = "first_order", delta: Positive = 1e-3
+        self,
+        alpha: Positive = 0.01,
+        hessian: Literal["first_order", "free"] = "first_order",
+        delta: Positive = 1e-3,
     ) -> None:
         self.alpha = alpha
         self.hessian = hessian
         self.delta = delta
 
     @torch.no_grad()
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         model, cut = context.space.read(context.module), context.num_parameters
         others = context.own_batches("per_fedavg")
 
@@ -65,6 +70,8 @@ class PerFedAvg(ClientAlgorithm):
         outer = gradient_at(context.flat(parameters, gradients), -self.alpha, next(others))
         if self.hessian == "free":
             batch = next(others)
-            ahead, behind = (gradient_at(outer, length, batch) for length in (self.delta, -self.delta))
+            ahead, behind = (
+                gradient_at(outer, length, batch) for length in (self.delta, -self.delta)
+            )
             outer = outer - self.alpha * (ahead - behind) / (2 * self.delta)
         torch._foreach_copy_(gradients, context.entries(outer, parameters))

@@ -77,7 +77,9 @@ class MoreauSGD(torch.optim.Optimizer):
         inner_steps: int = 5,
     ) -> None:
         check_argument("MoreauSGD", "inner_steps", inner_steps, Count)
-        super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
+        super().__init__(
+            params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps}
+        )
         for group in self.param_groups:
             self._check(group)
 
@@ -104,7 +106,9 @@ class MoreauSGD(torch.optim.Optimizer):
             ConfigurationError: ``closure`` is None.
         """
         if closure is None:
-            raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")
+            raise ConfigurationError(
+                "MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one."
+            )
         loss = None
         for _ in range(self.defaults["inner_steps"]):
             with torch.enable_grad():
@@ -112,7 +116,9 @@ class MoreauSGD(torch.optim.Optimizer):
             for group, thetas, ws in self._groups():
                 step = torch._foreach_sub(thetas, ws)
                 torch._foreach_mul_(step, group["lamda"])
-                torch._foreach_add_(step, [theta.grad for theta in thetas if theta.grad is not None])
+                torch._foreach_add_(
+                    step, [theta.grad for theta in thetas if theta.grad is not None]
+                )
                 torch._foreach_mul_(step, group["lr"])
                 torch._foreach_sub_(thetas, step)
         for group, thetas, ws in self._groups():

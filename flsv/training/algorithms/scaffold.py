@@ -72,7 +72,11 @@ class SCAFFOLD(ClientAlgorithm):
         self._aggregator: Any = federation.strategies["aggregator"]
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
-        if not sgd or any(group["momentum"] for group in groups) or len({group["lr"] for group in groups}) > 1:
+        if (
+            not sgd
+            or any(group["momentum"] for group in groups)
+            or len({group["lr"] for group in groups}) > 1
+        ):
             raise ConfigurationError(
                 f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
                 f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
@@ -85,7 +89,9 @@ class SCAFFOLD(ClientAlgorithm):
         context.state.setdefault(VARIATE, torch.zeros_like(context.received(VARIATE)))
 
     @torch.no_grad()
-    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         torch._foreach_add_(gradients, context.entries(context.received(VARIATE), parameters))
         torch._foreach_sub_(gradients, context.entries(context.state[VARIATE], parameters))
 
@@ -105,10 +111,15 @@ class SCAFFOLD(ClientAlgorithm):
         large = large_updates(distances(slopes, variate.new_zeros(1)))
         for client in on_host(round.client_ids[large]):
             who = client_called(client, self._names)
-            warnings.warn(f"{who} reports learning rates that do not fit its update: they are left out.", stacklevel=2)
+            warnings.warn(
+                f"{who} reports learning rates that do not fit its update: they are left out.",
+                stacklevel=2,
+            )
         slopes[large] = variate
         mean = slopes.mean(0)
         if self._aggregator.robust:
-            as_models = replace(round, client_vectors=slopes, global_vector=torch.zeros_like(variate), starts=None)
+            as_models = replace(
+                round, client_vectors=slopes, global_vector=torch.zeros_like(variate), starts=None
+            )
             mean = self._aggregator.aggregate(as_models, {})[0]
         self._variate = variate + len(round) / self._num_clients * (mean - variate)

@@ -31,13 +31,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the first commands of the guide, but for those that install what is installed here."""
-    (block,) = re.findall(r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (block,) = re.findall(
+        r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL
+    )
     install, rest = block.split("flsv init", 1)
     assert len(install.splitlines()) == 2
     script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{rest}"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
-    return subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS
+    )
 
 
 def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +61,9 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
     with (folder / "runs" / "contributions.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["round"], row["metric"]) == ("2", "cssv")]
+        rows = [
+            row for row in csv.DictReader(file) if (row["round"], row["metric"]) == ("2", "cssv")
+        ]
     told = {(int(row["client"]), row["class"]): float(row["value"]) for row in rows}
     cssv = loop.contributions["cssv"].by_class
     for client in range(3):
@@ -65,20 +71,27 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
 
 
-def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployment_by_the_guides_commands_equals_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "federation"
     done = as_the_page_says(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the run has finished" in done.stdout
     log = (folder / "Boston.log").read_text()  # a line a message: what it has, and three rounds
-    assert len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log)) == 4
+    assert (
+        len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log))
+        == 4
+    )
     assert (folder / "runs" / "report.html").is_file()
     assert_as_one_process(folder, tmp_path, monkeypatch)
 
 
 def test_packet_converted_to_a_flower_record_and_back_is_equal() -> None:
     packet = Packet(
-        "train", {"a": [1, None, "x"]}, {"v": torch.randn(3), "n": torch.tensor(2), "b": torch.tensor([True])}
+        "train",
+        {"a": [1, None, "x"]},
+        {"v": torch.randn(3), "n": torch.tensor(2), "b": torch.tensor([True])},
     )
     back = from_record(to_record(packet))
     assert (back.kind, back.plain) == (packet.kind, packet.plain)

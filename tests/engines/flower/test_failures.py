@@ -118,7 +118,11 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
     weighed = {
-        i: {NAMES[int(row["client"])] for row in rows if row["metric"] == "weight" and row["round"] == str(i)}
+        i: {
+            NAMES[int(row["client"])]
+            for row in rows
+            if row["metric"] == "weight" and row["round"] == str(i)
+        }
         for i in range(ROUNDS)
     }
     assert weighed[0] == {"Boston", "Lyon", "Osaka"}
@@ -131,8 +135,13 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     assert len({process for process, _ in diary(folder)}) == 3
     assert told.count("it is started again") >= 2
     # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
-    for words in ("'Lyon' (client 1) is left out of round 2", "'Osaka' (client 2) is left out of round 3"):
+    for words in (
+        "'Lyon' (client 1) is left out of round 2",
+        "'Osaka' (client 2) is left out of round 3",
+    ):
         assert words in told
     assert f"no reply within {TIMEOUT} s" in told
     # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
-    assert not [r for r in rows if r["metric"] == "cssv" and r["round"] == "1" and r["client"] == "1"]
+    assert not [
+        r for r in rows if r["metric"] == "cssv" and r["round"] == "1" and r["client"] == "1"
+    ]

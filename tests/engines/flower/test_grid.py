@@ -43,7 +43,9 @@ class Grid:
 
     def made(self, messages: Sequence[Message]) -> Sequence[Message]:
         for message in messages:
-            message.metadata.__dict__.update(_message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1)
+            message.metadata.__dict__.update(
+                _message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1
+            )
             self.sent.append(message)
         return messages
 
@@ -57,7 +59,13 @@ class Grid:
         replies = []
         for name in message_ids:
             message = self.sent[int(name[1:])]
-            first = min(self.sent, key=lambda each: (each.metadata.dst_node_id != 2, int(each.metadata.message_id[1:])))
+            first = min(
+                self.sent,
+                key=lambda each: (
+                    each.metadata.dst_node_id != 2,
+                    int(each.metadata.message_id[1:]),
+                ),
+            )
             if message is first:
                 self._patience -= 1
                 if self._patience > 0:
@@ -66,7 +74,9 @@ class Grid:
                     replies.append(Message(Error(code=5, reason="gone"), reply_to=message))
                     continue
             asked = from_record(message.content).plain
-            replies.append(Message(to_record(Packet("update", {"of": asked["round"]})), reply_to=message))
+            replies.append(
+                Message(to_record(Packet("update", {"of": asked["round"]})), reply_to=message)
+            )
         return replies
 
 
@@ -100,12 +110,17 @@ def asked(app: Any, node: dict[str, Any]) -> Packet:
     return from_record(app(message, context).content)
 
 
-def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
     told = asked(client_app(ClassifierClient, no_data, FederatedLoop), {})
-    assert (told.kind, told.plain["error"][:42]) == ("failed", "it failed with ValueError at test_grid.py:")
+    assert (told.kind, told.plain["error"][:42]) == (
+        "failed",
+        "it failed with ValueError at test_grid.py:",
+    )
     assert "John Smith" not in str(told)
     assert "John Smith" in caplog.text
 
@@ -117,7 +132,11 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
         app(grid=None, context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["status"], status["why"][:18], status["run"]) == ("failed", "ConfigurationError", "7")
+    assert (status["status"], status["why"][:18], status["run"]) == (
+        "failed",
+        "ConfigurationError",
+        "7",
+    )
 
 
 class Points(L.LightningDataModule):

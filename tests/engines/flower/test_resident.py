@@ -80,12 +80,20 @@ class Site:
         command = [sys.executable, "-c", MESSAGE, told]
         # Files: the process that lives on has them, too, so a pipe would not end.
         with (self.folder / "out").open("w") as out, (self.folder / "log").open("a") as log:
-            failed = subprocess.run(command, cwd=self.folder, stdout=out, stderr=log, timeout=60).returncode
-        return {"error": (self.folder / "log").read_text()} if failed else json.loads((self.folder / "out").read_text())
+            failed = subprocess.run(
+                command, cwd=self.folder, stdout=out, stderr=log, timeout=60
+            ).returncode
+        return (
+            {"error": (self.folder / "log").read_text()}
+            if failed
+            else json.loads((self.folder / "out").read_text())
+        )
 
     @property
     def socket(self) -> Path:
-        name = hashlib.sha256(f"{self.folder / 'site'} 1".encode()).hexdigest()[:16]  # of the first run
+        name = hashlib.sha256(f"{self.folder / 'site'} 1".encode()).hexdigest()[
+            :16
+        ]  # of the first run
         return Path(tempfile.gettempdir()) / f"flsv-{name}.sock"
 
 
@@ -111,17 +119,25 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     first, second = site.send("a"), site.send("b")
     assert first["process"] == second["process"] != first["own"]
     assert (second["seen"], second["count"]) == (["a", "b"], 2)
-    assert site.socket.stat().st_mode & 0o777 == (site.folder / "site" / "socket.key").stat().st_mode & 0o777 == 0o600
+    assert (
+        site.socket.stat().st_mode & 0o777
+        == (site.folder / "site" / "socket.key").stat().st_mode & 0o777
+        == 0o600
+    )
     other = site.send("c", run=2)
     assert other["seen"] == ["c"]
     assert site.send("d")["seen"] == ["a", "b", "d"]
     assert living(site.folder) == {first["process"], other["process"]}
 
 
-def test_message_without_idle_time_is_answered_by_its_own_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_idle_time_is_answered_by_its_own_process(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without idle time, and where Flower deletes after a message what it has installed for it."""
     first = site.send("a", idle=0)
-    monkeypatch.setenv("PYTHONPATH", str(site.folder / "runtime-envs" / "1" / "lib"), prepend=os.pathsep)
+    monkeypatch.setenv(
+        "PYTHONPATH", str(site.folder / "runtime-envs" / "1" / "lib"), prepend=os.pathsep
+    )
     second = site.send("b")
     assert first["process"] == first["own"] != second["process"] == second["own"]
     assert not site.socket.exists()
@@ -142,7 +158,10 @@ def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     """It would work on the first one's data, or take its socket away."""
     first = site.send("a")
     for run in (1, 2):
-        assert "another SuperNode works in this site's folder" in site.send("b", run=run, node=6)["error"]
+        assert (
+            "another SuperNode works in this site's folder"
+            in site.send("b", run=run, node=6)["error"]
+        )
     assert site.send("c") == {**first, "seen": ["a", "c"], "own": ANY, "count": 2}
     os.kill(first["process"], signal.SIGKILL)
     with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
@@ -174,7 +193,14 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
 
 def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
     assert gone(site.send("a", idle=1)["process"])
-    told, out = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5]), site.folder / "out"
+    told, out = (
+        json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5]),
+        site.folder / "out",
+    )
     code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"
-    subprocess.run([sys.executable, "-c", code, sys.executable, "-c", MESSAGE, told], cwd=site.folder, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code, sys.executable, "-c", MESSAGE, told],
+        cwd=site.folder,
+        timeout=60,
+    )
     assert gone(json.loads(out.read_text())["process"])

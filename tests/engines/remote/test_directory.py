@@ -19,7 +19,12 @@ from flsv.attacks import InnerProductManipulation
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
-from flsv.metrics import ClassSpecificShapley, ContributionEstimation, ShadowShapley, WassersteinContribution
+from flsv.metrics import (
+    ClassSpecificShapley,
+    ContributionEstimation,
+    ShadowShapley,
+    WassersteinContribution,
+)
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
@@ -45,7 +50,10 @@ class Slow:
                 yield address, Packet("answer", {"of": address})
                 continue
             self.mute -= 1
-            yield address, "the node is not available" if self.mute >= 0 else Packet("here", {"sizes": SIZES})
+            yield (
+                address,
+                "the node is not available" if self.mute >= 0 else Packet("here", {"sizes": SIZES}),
+            )
 
 
 @pytest.mark.parametrize(("absent", "mute"), [(2, 0), (0, 2)])
@@ -57,16 +65,24 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
     assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
-    assert len([each for each in recwarn if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
+    assert len(
+        [each for each in recwarn if "'Boston' has not said what it has" in str(each.message)]
+    ) == min(mute, 1)
 
 
-def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(tmp_path: Path) -> None:
+def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
+    tmp_path: Path,
+) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
     nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
-    nodes.says["hello"][102] = failure_packet(ConfigurationError("class 'of Jane Doe' has 1 sample"))
+    nodes.says["hello"][102] = failure_packet(
+        ConfigurationError("class 'of Jane Doe' has 1 sample")
+    )
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
-    with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config") as told:
+    with pytest.raises(
+        ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config"
+    ) as told:
         directory.gather()
     assert "Jane" not in str(told.value)
     # One that may mend itself ends no start.
@@ -74,7 +90,10 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
     with (
         pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
-        pytest.raises(RuntimeError, match=r"\['Osaka'\] have not come within 0 s. site 'Osaka' has not said.*OSError"),
+        pytest.raises(
+            RuntimeError,
+            match=r"\['Osaka'\] have not come within 0 s. site 'Osaka' has not said.*OSError",
+        ),
     ):
         directory.gather()
 
@@ -115,7 +134,9 @@ def sizes_of(train: int) -> dict[str, int]:
 
 def announcing(*trains: int) -> Replay:
     nodes = Replay()
-    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": sizes_of(train)}) for i, train in enumerate(trains)}
+    nodes.says["hello"] = {
+        100 + i: Packet("here", {"sizes": sizes_of(train)}) for i, train in enumerate(trains)
+    }
     return nodes
 
 
@@ -167,10 +188,15 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
     assert 0 < largest.bytes < 10**7
 
 
-def test_another_checkout_of_one_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_checkout_of_one_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote = Remotely(tmp_path, shapfed)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
-    with pytest.raises(ConfigurationError, match=r"differ in flsv: '[\w.]+, sources [0-9a-f]{12}' there, .* changed'"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"differ in flsv: '[\w.]+, sources [0-9a-f]{12}' there, .* changed'",
+    ):
         remote.fit()
 
 
@@ -205,7 +231,10 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     ("other", "what"),
     [
         ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
-        ({"client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]}, r"at clients: .*FedProx\(.*, TopK\("),
+        (
+            {"client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]},
+            r"at clients: .*FedProx\(.*, TopK\(",
+        ),
     ],
 )
 def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
@@ -213,7 +242,10 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
 ) -> None:
     remote, wrong = Remotely(tmp_path, shapfed), site(tmp_path, 1, partial(shapfed, **other))
     right, remote.transport.sites[101] = remote.transport.sites[101], wrong
-    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: it and the server differ in {what}"):
+    with pytest.raises(
+        ConfigurationError,
+        match=f"site 'Lyon' cannot take part: it and the server differ in {what}",
+    ):
         remote.fit()
     remote.transport.sites[101] = right
 
@@ -223,25 +255,42 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         return reply
 
     remote.transport.spoil = change
-    with pytest.warns(UserWarning, match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in "):
+    with pytest.warns(
+        UserWarning,
+        match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in ",
+    ):
         assert remote.fit(2).participations.tolist() == [2, 1, 2]
 
 
 def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path: Path) -> None:
-    packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
+    packet = Packet(
+        "ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1}
+    )
     reply = site(tmp_path, 0, shapfed).answer(packet)
-    assert (reply.kind, reply.plain["error"]) == ("failed", "'os:getcwd' is no question that this site answers")
+    assert (reply.kind, reply.plain["error"]) == (
+        "failed",
+        "'os:getcwd' is no question that this site answers",
+    )
 
 
-def test_figure_of_the_sites_sample_counts_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_figure_of_the_sites_sample_counts_is_drawn(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     Remotely(tmp_path, shapfed).fit(1, logger=TensorBoardLogger(tmp_path, name="", version=""))
-    assert [str(each.message) for each in recwarn if "could not be drawn" in str(each.message)] == []
+    assert [
+        str(each.message) for each in recwarn if "could not be drawn" in str(each.message)
+    ] == []
 
 
 def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
-    remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):
+    remote.transport.spoil = lambda address, packet, reply: (
+        None if packet.kind == "train" else reply
+    )
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(RuntimeError, match="no site sent a model"),
+    ):
         remote.fit()
     incidents = json.loads((tmp_path / "run.json").read_text())["events"]
     expected = [(client, "is left out: no reply within 1 s") for client in range(3)]
@@ -251,23 +300,44 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"aggregator": DivergenceWeighted()}, "aggregator DivergenceWeighted.*works with the clients' class counts"),
-        ({"metrics": {"own": WassersteinContribution()}, "aggregator": None}, "asks clients about their samples"),
         (
-            {"metrics": {"own": ContributionEstimation(performance="val_hits", mode="max")}, "aggregator": None},
+            {"aggregator": DivergenceWeighted()},
+            "aggregator DivergenceWeighted.*works with the clients' class counts",
+        ),
+        (
+            {"metrics": {"own": WassersteinContribution()}, "aggregator": None},
+            "asks clients about their samples",
+        ),
+        (
+            {
+                "metrics": {"own": ContributionEstimation(performance="val_hits", mode="max")},
+                "aggregator": None,
+            },
             r"measure models by .*'val_hits'.*cannot be sent to them",
         ),
-        ({"evaluation": ClientEvaluation(keep_trained=True)}, "models that sites have trained stay there"),
-        ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "sites do not see each other's updates"),
+        (
+            {"evaluation": ClientEvaluation(keep_trained=True)},
+            "models that sites have trained stay there",
+        ),
+        (
+            {"uploads": [InnerProductManipulation(clients=[0, 1])]},
+            "sites do not see each other's updates",
+        ),
     ],
 )
-def test_settings_that_remote_sites_cannot_support_are_refused(options: dict[str, Any], words: str) -> None:
+def test_settings_that_remote_sites_cannot_support_are_refused(
+    options: dict[str, Any], words: str
+) -> None:
     loop = shapfed(**options)
     with pytest.raises(ConfigurationError, match=words):
-        check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
+        check_deployment(
+            loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating
+        )
 
 
-def test_status_json_says_how_a_run_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json_says_how_a_run_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def said() -> tuple[str, str | None]:
         found = json.loads((tmp_path / "status.json").read_text())
         return found["status"], found["why"]

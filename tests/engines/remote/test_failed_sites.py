@@ -30,7 +30,9 @@ WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
 def judging(personalizer: Any) -> FederatedLoop:
-    return shapfed(aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer())
+    return shapfed(
+        aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer()
+    )
 
 
 pfedsv = partial(judging, partial(PFedSV, "relevance", k=2))
@@ -72,18 +74,29 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     assert loop.contributions["relevance"].by_class[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
     # The mixture of round 1, whose judgment never came, is not what it goes on from.
-    assert not torch.equal(kept[0]["store"]["tensors"]["own_model"], kept[1]["store"]["tensors"]["own_model"])
-    torch.testing.assert_close(kept[2]["start"], kept[0]["store"]["tensors"]["own_model"], rtol=0, atol=0)
+    assert not torch.equal(
+        kept[0]["store"]["tensors"]["own_model"], kept[1]["store"]["tensors"]["own_model"]
+    )
+    torch.testing.assert_close(
+        kept[2]["start"], kept[0]["store"]["tensors"]["own_model"], rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
-    ("instead", "words"), [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")]
+    ("instead", "words"),
+    [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")],
 )
-def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path: Path, instead: Any, words: str) -> None:
+def test_fedce_leaves_out_sites_that_do_not_score_the_others(
+    tmp_path: Path, instead: Any, words: str
+) -> None:
     """One site is silent in round 0, all of them in round 1."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        return instead if packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1) else reply
+        return (
+            instead
+            if packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1)
+            else reply
+        )
 
     def make() -> FederatedLoop:
         return shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
@@ -100,7 +113,9 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path: Path, ins
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exclude", [False, True])
-def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(tmp_path: Path, exclude: bool) -> None:
+def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
+    tmp_path: Path, exclude: bool
+) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
@@ -110,10 +125,15 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(tmp_
         huge = {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]}
         return Packet("update", reply.plain, huge) if exclude else None
 
-    scaffold = partial(shapfed, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD())
+    scaffold = partial(
+        shapfed, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD()
+    )
     remote = Remotely(tmp_path, partial(scaffold, filters=[OutlierFilter(exclude=exclude)]))
     remote.transport.spoil = spoil
-    options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
+    options = {
+        "callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)],
+        "enable_checkpointing": True,
+    }
     with pytest.warns(UserWarning, match="left out of"):
         remote.fit(rounds=3, **options)
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
@@ -130,12 +150,16 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
 
     class Hurried:
         def answer(self, packet: Packet) -> Packet:
-            seconds = {"seconds": 0.0} if packet.kind == "train" and packet.plain["round"] == 1 else {}
+            seconds = (
+                {"seconds": 0.0} if packet.kind == "train" and packet.plain["round"] == 1 else {}
+            )
             return own.answer(Packet(packet.kind, {**packet.plain, **seconds}, packet.tensors))
 
     remote = Remotely(tmp_path, shapfed)
     own, remote.transport.sites[101] = remote.transport.sites[101], Hurried()
-    words = r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
+    words = (
+        r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
+    )
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
@@ -154,9 +178,13 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
             remote.transport.sites[102] = away
 
     (tmp_path / "book.json").write_text(json.dumps({"Osaka": {"train": 152, "val": 0, "test": 0}}))
-    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away") as warned:
+    with pytest.warns(
+        UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
+    ) as warned:
         loop = remote.fit(callbacks=[Comes()])
-    (changed,) = [str(each.message) for each in warned if "samples now and had" in str(each.message)]
+    (changed,) = [
+        str(each.message) for each in warned if "samples now and had" in str(each.message)
+    ]
     assert "site 'Osaka' has {'train': 153" in changed
     assert loop.participations.tolist() == [3, 3, 2]
     assert seen[0][2].isnan().all()
@@ -164,7 +192,9 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].isfinite().all()
 
 
-def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(tmp_path: Path) -> None:
+def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
+    tmp_path: Path,
+) -> None:
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
         high = {**reply.plain, "answer": "high"}
         return Packet(reply.kind, high) if packet.kind == "ask" and address == 101 else reply
@@ -193,7 +223,10 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
         def spoil(address: int, packet: Packet, reply: Packet, lie: float = lie) -> Packet:
             if packet.kind != "train" or address != 101:
                 return reply
-            lies = {n: torch.full_like(t, lie) if n.startswith("report/") else t for n, t in reply.tensors.items()}
+            lies = {
+                n: torch.full_like(t, lie) if n.startswith("report/") else t
+                for n, t in reply.tensors.items()
+            }
             return Packet("update", reply.plain, lies)
 
         remote = Remotely(tmp_path / f"{lie}", make)
@@ -210,8 +243,12 @@ def test_site_that_reports_an_invalid_cluster_does_not_stop_the_run(tmp_path: Pa
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind != "train" or address != 101:
             return reply
-        return Packet("update", reply.plain, {**reply.tensors, "report/cluster": torch.tensor(-7e9).double()})
+        return Packet(
+            "update", reply.plain, {**reply.tensors, "report/cluster": torch.tensor(-7e9).double()}
+        )
 
-    remote = Remotely(tmp_path, partial(shapfed, metrics={}, aggregator=FedAvg("uniform"), personalizer=IFCA(2)))
+    remote = Remotely(
+        tmp_path, partial(shapfed, metrics={}, aggregator=FedAvg("uniform"), personalizer=IFCA(2))
+    )
     remote.transport.spoil = spoil
     assert remote.fit().participations.tolist() == [3, 3, 3]

@@ -21,16 +21,24 @@ from helpers.sites import NAMES, Replay, module, shapfed
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.
 FUZZED = settings(
-    max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
 NUMBERS = st.integers() | st.floats() | st.integers(-3, 50)
 PLAIN = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(st.characters(), max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    ),
     max_leaves=9,
 )
-KINDS = st.sampled_from(["update", "broken", "failed", "answer", "tested", "hello"]) | st.text(max_size=5)
+KINDS = st.sampled_from(["update", "broken", "failed", "answer", "tested", "hello"]) | st.text(
+    max_size=5
+)
 #: Kinds of tensors that an operator can send.
 FORMS = {
     "as it is": lambda made: made,
@@ -53,7 +61,13 @@ def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
         if made.numel() and draw(st.booleans()):
             made.view(-1)[draw(st.integers(0, made.numel() - 1))] = draw(NUMBERS)
         return FORMS[draw(st.sampled_from([*FORMS]))](made)
-    except (RuntimeError, TypeError, OverflowError, ValueError, IndexError):  # there is none of this type
+    except (
+        RuntimeError,
+        TypeError,
+        OverflowError,
+        ValueError,
+        IndexError,
+    ):  # there is none of this type
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
@@ -100,7 +114,10 @@ def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remot
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
     transport = Replay()
-    good = {"hello": {100 + i: HELLO for i in range(3)}, "train": {100 + i: update(i) for i in range(3)}}
+    good = {
+        "hello": {100 + i: HELLO for i in range(3)},
+        "train": {100 + i: update(i) for i in range(3)},
+    }
     transport.says = {**good, "ask": {}, "test": {}}
     transport.says[kind][101] = lyons
     directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
@@ -116,7 +133,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @FUZZED
 @given(packet=packets(update(1)))
 @pytest.mark.filterwarnings("ignore")
-def test_fuzzed_update_of_one_site_changes_no_other_sites_update(folder: Path, packet: Packet) -> None:
+def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
+    folder: Path, packet: Packet
+) -> None:
     here, _ = remote(folder, "train", packet)
     found, _ = here.train(ROUND, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in found}
@@ -144,11 +163,16 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
         found = here.refresh(strict=True)
     assert {0, 2} <= found.keys()
     assert (1 in found) != bool(told)
-    assert all(sizes["train"] >= 1 and max(sizes.values()) <= 10**8 for sizes in here.sizes.values())
+    assert all(
+        sizes["train"] >= 1 and max(sizes.values()) <= 10**8 for sizes in here.sizes.values()
+    )
 
 
 @FUZZED
-@given(packet=packets(ANSWER) | packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})))
+@given(
+    packet=packets(ANSWER)
+    | packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5}))
+)
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
     here, transport = remote(folder, "ask", packet)
@@ -168,7 +192,11 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
     """Until most have reported one thing: the first to answer is not right for being first."""
     here, transport = remote(folder)
     good = transport.says["train"]
-    two = {100: update(0, change=torch.zeros(4)), 101: update(1), 102: Packet("failed", {"error": "it has stopped"})}
+    two = {
+        100: update(0, change=torch.zeros(4)),
+        101: update(1),
+        102: Packet("failed", {"error": "it has stopped"}),
+    }
     transport.says["train"] = two
     with pytest.warns(UserWarning, match="the others do not agree: change") as said:
         assert here.train(ROUND, MODEL.device, SPACE) == ([], [])

@@ -30,7 +30,9 @@ class ByLength(ClassifierClient):
     """A rate that follows from the run's number of rounds, which the server names."""
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.5 if self.trainer.max_epochs == 2 else 0.01, momentum=0.9)
+        return torch.optim.SGD(
+            self.parameters(), lr=0.5 if self.trainer.max_epochs == 2 else 0.01, momentum=0.9
+        )
 
 
 def by_length() -> ClassifierClient:
@@ -40,7 +42,9 @@ def by_length() -> ClassifierClient:
 
 def private(noise: float = NOISE, compressed: bool = False, **options: Any) -> FederatedLoop:
     uploads = [GaussianPrivacy(CLIP, noise), *([TopK(0.3)] if compressed else [])]
-    return shapfed(uploads=uploads, aggregator=FedAvg(), metrics={}, optimizer_state="persist", **options)
+    return shapfed(
+        uploads=uploads, aggregator=FedAvg(), metrics={}, optimizer_state="persist", **options
+    )
 
 
 def site_in(folder: Path, noise: float = NOISE) -> Site:
@@ -101,7 +105,9 @@ def first(packet: Packet) -> Packet:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_messages_differing_in_rounds_only_have_different_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_messages_differing_in_rounds_only_have_different_noise(
+    told: tuple[Packet, Path], tmp_path: Path
+) -> None:
     packet = first(told[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
@@ -121,12 +127,16 @@ def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
     def packets(site: Site) -> tuple[Tensor, Tensor]:
         found = []
         for rounds in (2, 1000):
-            visit = site.answer(with_plain(packet, rounds=rounds, visit="v")).plain.get("visit", "v")
+            visit = site.answer(with_plain(packet, rounds=rounds, visit="v")).plain.get(
+                "visit", "v"
+            )
             before = "v" if server == "by names of its own" else visit
             found.append(step(site, with_plain(packet, counted=before, round=1)))
         return found[0], found[1]
 
-    if server == "by names of its own":  # of which the site knows none: it begins anew, with the same answer
+    if (
+        server == "by names of its own"
+    ):  # of which the site knows none: it begins anew, with the same answer
         one, other = packets(site_in(tmp_path))
         assert torch.equal(one, other)
     else:
@@ -134,13 +144,18 @@ def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_noise_differs_for_other_samples_or_another_kept_state(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_noise_differs_for_other_samples_or_another_kept_state(
+    told: tuple[Packet, Path], tmp_path: Path
+) -> None:
     """The message is the same; what the site keeps of the same visit, or its samples, are not."""
     packet = first(told[0])
 
     def states(site: Site) -> tuple[Tensor, Tensor]:
         visit = site.answer(packet).plain["visit"]
-        after, memory = with_plain(packet, counted=visit, round=1), SiteMemory(site._folder, packet.plain["run"])
+        after, memory = (
+            with_plain(packet, counted=visit, round=1),
+            SiteMemory(site._folder, packet.plain["run"]),
+        )
         one, kept = step(site, after), memory.after(visit)
         assert kept
         memory.keep(visit, doubled(kept), [])
@@ -150,7 +165,9 @@ def test_noise_differs_for_other_samples_or_another_kept_state(told: tuple[Packe
 
     def data(site: Site) -> tuple[Tensor, Tensor]:
         make = partial(private, site._config.uploads[0].noise_multiplier)  # type: ignore[attr-defined]
-        return step(site, packet), step(Site(by_length, partial(SiteData, 1), make, site._folder), packet)
+        return step(site, packet), step(
+            Site(by_length, partial(SiteData, 1), make, site._folder), packet
+        )
 
     assert abs(attack(tmp_path / "data", data)) < 0.2
 
@@ -180,19 +197,33 @@ def changed(value: Any) -> Any:
 
 def variants(packet: Packet) -> dict[str, Packet]:
     """The message with one of its parts changed, each in turn, and with one more; by what has changed."""
-    assert {each.name for each in fields(Packet)} == {"kind", "plain", "tensors"}, "say here how a new field is changed"
-    found = {"kind": replace(packet, kind=packet.kind + "0"), "one more": with_plain(packet, more=1)}
+    assert {each.name for each in fields(Packet)} == {"kind", "plain", "tensors"}, (
+        "say here how a new field is changed"
+    )
+    found = {
+        "kind": replace(packet, kind=packet.kind + "0"),
+        "one more": with_plain(packet, more=1),
+    }
     for name, value in packet.plain.items():
         if isinstance(value, Mapping):
             for inner in value:
-                found[f"{name}.{inner}"] = with_plain(packet, **{name: {**value, inner: changed(value[inner])}})
+                found[f"{name}.{inner}"] = with_plain(
+                    packet, **{name: {**value, inner: changed(value[inner])}}
+                )
         else:
             found[name] = with_plain(packet, **{name: changed(value)})
-        found[f"without {name}"] = replace(packet, plain={n: v for n, v in packet.plain.items() if n != name})
+        found[f"without {name}"] = replace(
+            packet, plain={n: v for n, v in packet.plain.items() if n != name}
+        )
     for name, tensor in packet.tensors.items():
         one = {"last bit": changed(tensor), "shape": tensor[None], "type": tensor.view(torch.int32)}
-        found |= {f"{name}, {what}": replace(packet, tensors={**packet.tensors, name: t}) for what, t in one.items()}
-    found["tensor's name"] = replace(packet, tensors={f"{name}0": t for name, t in packet.tensors.items()})
+        found |= {
+            f"{name}, {what}": replace(packet, tensors={**packet.tensors, name: t})
+            for what, t in one.items()
+        }
+    found["tensor's name"] = replace(
+        packet, tensors={f"{name}0": t for name, t in packet.tensors.items()}
+    )
     return found
 
 
@@ -200,16 +231,35 @@ def test_every_field_of_a_message_enters_the_noise_key(told: tuple[Packet, Path]
     """All fields that messages have, and all that a server writes into them."""
     packet, _ = told
     found = variants(packet)
-    assert {"run", "rounds", "round", "client", "clients", "classes", "seed", "counted", "start, shape"} <= found.keys()
-    keys = {what: visit_secret("0" * 64, each, {}) for what, each in {**found, "it": packet}.items()}
+    assert {
+        "run",
+        "rounds",
+        "round",
+        "client",
+        "clients",
+        "classes",
+        "seed",
+        "counted",
+        "start, shape",
+    } <= found.keys()
+    keys = {
+        what: visit_secret("0" * 64, each, {}) for what, each in {**found, "it": packet}.items()
+    }
     assert len({*keys.values()}) == len(keys)
-    assert len({visit_secret("0" * 64, packet, kept) for kept in (None, {}, {"store": torch.zeros(1)})}) == 3
+    assert (
+        len(
+            {visit_secret("0" * 64, packet, kept) for kept in (None, {}, {"store": torch.zeros(1)})}
+        )
+        == 3
+    )
     assert visit_secret("0" * 64, packet, {}) != visit_secret("1" * 64, packet, {})
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_any_change_of_a_message_changes_the_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_any_change_of_a_message_changes_the_noise(
+    told: tuple[Packet, Path], tmp_path: Path
+) -> None:
     """In the answers of a site, which refuses some of these messages."""
     packet, folder = told
     shutil.copytree(folder, tmp_path / "site")
@@ -245,7 +295,9 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
-    monkeypatch.setattr(federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16))  # one run's name
+    monkeypatch.setattr(
+        federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16)
+    )  # one run's name
     make = partial(private, compressed=True, sampler=UniformSampler(2))
 
     def begun(folder: Path) -> Remotely:
@@ -254,7 +306,9 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
             own = folder / "private" / NAMES[client]
             own.mkdir(parents=True)
             (own / "secret").write_text(f"{client:064x}")
-            remote.transport.sites[100 + client] = Site(by_length, partial(SiteData, client), make, own)
+            remote.transport.sites[100 + client] = Site(
+                by_length, partial(SiteData, client), make, own
+            )
         return remote
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:

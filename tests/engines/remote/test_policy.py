@@ -17,7 +17,12 @@ from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER
-from flsv.metrics import ContributionEstimation, ContributionMetric, InRunShapley, PartialFederatedShapley
+from flsv.metrics import (
+    ContributionEstimation,
+    ContributionMetric,
+    InRunShapley,
+    PartialFederatedShapley,
+)
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
@@ -25,7 +30,9 @@ from helpers.sites import SPLITS, Remotely, ServerData, shapfed, site
 
 
 def private() -> FederatedLoop:
-    return shapfed(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None)
+    return shapfed(
+        uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None
+    )
 
 
 def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> Remotely:
@@ -37,7 +44,9 @@ def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> R
 
 def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
-    path.write_text('questions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n')
+    path.write_text(
+        'questions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n'
+    )
     policy = SitePolicy.read(path)
     assert policy == SitePolicy(["flsv.metrics.contribution_estimation:leave_self_out"], 8.0)
     policy.check_question("flsv.metrics.contribution_estimation:leave_self_out")
@@ -51,21 +60,30 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("least_sites = 3", r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]"),
+        (
+            "least_sites = 3",
+            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]",
+        ),
         ('questions = "all"', "Say a list of names"),
         ('tells = "all"', "Say a list of names"),
         ("questions = [", "cannot be read"),
     ],
 )
-def test_site_policy_file_with_wrong_entries_is_refused(tmp_path: Path, text: str, match: str) -> None:
+def test_site_policy_file_with_wrong_entries_is_refused(
+    tmp_path: Path, text: str, match: str
+) -> None:
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=match):
         SitePolicy.read(tmp_path / "site.toml")
 
 
-def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(tmp_path: Path) -> None:
+def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
+    tmp_path: Path,
+) -> None:
     remote = with_policy(tmp_path, shapfed, SitePolicy(max_epsilon=8.0))
-    with pytest.raises(ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "):
+    with pytest.raises(
+        ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "
+    ):
         remote.fit()
 
 
@@ -82,7 +100,8 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     replies: list[tuple[int, str]] = []
     remote.transport.spoil = keep
     with pytest.warns(
-        UserWarning, match="'Boston'.*its policy does not let it answer 'flsv.metrics.contribution_estimation:"
+        UserWarning,
+        match="'Boston'.*its policy does not let it answer 'flsv.metrics.contribution_estimation:",
     ):
         remote.fit(rounds=1)
     assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
@@ -126,16 +145,26 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         "does not tell balanced_accuracy, auroc: its policy does not let it.",
     ]
     assert {each.what.split(":")[0] for each in loop.events} >= {"does not tell training_loss"}
-    losses = {address: reply.plain["loss"] for (kind, address), (reply, *_) in crossed.items() if kind == "train"}
+    losses = {
+        address: reply.plain["loss"]
+        for (kind, address), (reply, *_) in crossed.items()
+        if kind == "train"
+    }
     assert [math.isnan(losses[address]) for address in (100, 101, 102)] == [True, False, False]
     scores = [reply.plain for reply in crossed["test", 100]]
-    assert all(0 <= each["accuracy"] <= 1 and math.isnan(each["auroc"] + each["balanced_accuracy"]) for each in scores)
+    assert all(
+        0 <= each["accuracy"] <= 1 and math.isnan(each["auroc"] + each["balanced_accuracy"])
+        for each in scores
+    )
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
     free = Remotely(tmp_path / "b", make, **SPLITS).fit(rounds=2)
     assert torch.equal(loop.state.model(), free.state.model())
     nothing = with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
-    with pytest.warns(UserWarning, match="has not tested its model: its policy does not let it tell 'accuracy', 'bal"):
+    with pytest.warns(
+        UserWarning,
+        match="has not tested its model: its policy does not let it tell 'accuracy', 'bal",
+    ):
         nothing.fit(rounds=1)
 
 
@@ -143,20 +172,39 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
     ("make", "told", "name"),
     [
         (lambda: judging(ByLoss()), ["accuracy"], "training_loss"),
-        (lambda: judging(InRunShapley(), client_algorithm=InRunValues()), ["training_loss"], "in_run_values"),
+        (
+            lambda: judging(InRunShapley(), client_algorithm=InRunValues()),
+            ["training_loss"],
+            "in_run_values",
+        ),
     ],
 )
 def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     tmp_path: Path, make: Any, told: list[str], name: str
 ) -> None:
     remote = with_policy(tmp_path, make, SitePolicy(tells=told))
-    with pytest.raises(ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"):
+    with pytest.raises(
+        ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
+    ):
         remote.fit(own=ServerData())
     # Within a run, as by a policy that has been changed.
-    about = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 10, "rounds": 1, "round": 0, "seed": 0}
+    about = {
+        "run": "0" * 16,
+        "clients": 3,
+        "client": 0,
+        "classes": 10,
+        "rounds": 1,
+        "round": 0,
+        "seed": 0,
+    }
     packet = Packet("train", {**about, "counted": None}, {"start": torch.zeros(1)})
-    assert f"does not let it tell '{name}'" in remote.transport.sites[100].answer(packet).plain["error"]
-    with_policy(tmp_path / "b", make, SitePolicy(tells=[*told, name])).fit(rounds=1, own=ServerData())
+    assert (
+        f"does not let it tell '{name}'"
+        in remote.transport.sites[100].answer(packet).plain["error"]
+    )
+    with_policy(tmp_path / "b", make, SitePolicy(tells=[*told, name])).fit(
+        rounds=1, own=ServerData()
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,16 +213,25 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
         (ContributionEstimation, "accuracy"),
         (partial(ContributionEstimation, performance="balanced_accuracy"), "balanced_accuracy"),
         (partial(PartialFederatedShapley, judges="clients"), "accuracy"),
-        (partial(PartialFederatedShapley, performance="val_loss", mode="min", judges="clients"), "val_loss"),
+        (
+            partial(PartialFederatedShapley, performance="val_loss", mode="min", judges="clients"),
+            "val_loss",
+        ),
     ],
 )
-def test_answers_contain_only_the_scores_that_the_policy_names(tmp_path: Path, metric: Any, name: str) -> None:
+def test_answers_contain_only_the_scores_that_the_policy_names(
+    tmp_path: Path, metric: Any, name: str
+) -> None:
     def make() -> FederatedLoop:
         return judging(metric())
 
-    allowing = with_policy(tmp_path / "a", make, SitePolicy(tells=[name]), **SPLITS).fit(rounds=1, own=ServerData())
+    allowing = with_policy(tmp_path / "a", make, SitePolicy(tells=[name]), **SPLITS).fit(
+        rounds=1, own=ServerData()
+    )
     assert all("not answer" not in each.what for each in allowing.events)
-    remote = with_policy(tmp_path / "b", make, SitePolicy(tells=["training_loss", "auroc"]), **SPLITS)
+    remote = with_policy(
+        tmp_path / "b", make, SitePolicy(tells=["training_loss", "auroc"]), **SPLITS
+    )
     said = f"its policy does not let it tell '{name}'"
     if metric is ContributionEstimation or metric.func is ContributionEstimation:
         with pytest.warns(UserWarning, match=f"'Boston' .*{said}"):
@@ -189,7 +246,10 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     two, three = (gaussian_epsilon(2.0, rounds) for rounds in (2, 3))
     policy = SitePolicy(max_epsilon=(two + three) / 2)
     remote = with_policy(tmp_path, private, policy)
-    with pytest.warns(UserWarning, match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be"):
+    with pytest.warns(
+        UserWarning,
+        match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be",
+    ):
         loop = remote.fit(rounds=3)
     assert loop.participations.tolist() == [2, 3, 3]
     kept = json.loads((tmp_path / "sites" / "Boston" / LEDGER).read_text())
@@ -204,12 +264,21 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
     policy, ledger = SitePolicy(max_epsilon=100.0), tmp_path / LEDGER
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
-    assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(gaussian_epsilon(1.5**-0.5, 1))
+    assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(
+        gaussian_epsilon(1.5**-0.5, 1)
+    )
     with pytest.raises(Refused, match="without noise"):
         policy.spend([GaussianPrivacy(1.0, 0.0)], ledger)
-    for damaged in ('{"updates": 3', "[]", '{"updates": 3, "squares": -1.0}', '{"updates": 3, "squares": NaN}'):
+    for damaged in (
+        '{"updates": 3',
+        "[]",
+        '{"updates": 3, "squares": -1.0}',
+        '{"updates": 3, "squares": NaN}',
+    ):
         ledger.write_text(damaged)
-        with pytest.raises(Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"):
+        with pytest.raises(
+            Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"
+        ):
             policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 

@@ -25,7 +25,15 @@ from flsv.engines.remote.policy import QUESTIONS
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
-from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, InRunValues, PerFedAvg
+from flsv.training.algorithms import (
+    SCAFFOLD,
+    Ditto,
+    FedDyn,
+    FedDynServer,
+    FedProx,
+    InRunValues,
+    PerFedAvg,
+)
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import shapfed
@@ -50,14 +58,19 @@ def module() -> ClassifierClient:
 def samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     draw = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(SAMPLES, 1, 8, 8, generator=draw), torch.randint(0, 10, (SAMPLES,), generator=draw)
+    x, y = (
+        torch.randn(SAMPLES, 1, 8, 8, generator=draw),
+        torch.randint(0, 10, (SAMPLES,), generator=draw),
+    )
     x[:, 0, 0, 0], y[:] = pixel, torch.where(torch.arange(SAMPLES) % 4 == 0, 9, label)
 
     class Own(L.LightningDataModule):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
 
-    return FederatedDataModule(Own(), OneClient(), splits=Splits(server_val=0.0, client_val=0.25, client_test=0.25))
+    return FederatedDataModule(
+        Own(), OneClient(), splits=Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    )
 
 
 #: The data of a site, which its answers must not tell apart.
@@ -86,7 +99,9 @@ def private(noise: float = 1.0, compressed: bool = False, **options: Any) -> Fed
     return shapfed(**{"uploads": uploads, "aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def train(start: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor) -> Packet:
+def train(
+    start: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
+) -> Packet:
     info = {"run": RUN, "rounds": 3, "classes": 10, "clients": 3, "counted": counted}
     return instruction_packet(Instruction(index, 0, 7, start, tensors), info)
 
@@ -110,7 +125,9 @@ def messages(start: Tensor, visit: str) -> Mapping[str, Packet]:
     }
 
 
-def answers(folder: Path, data: Any, make: Any, start: Tensor, noted: list[ClientUpdate]) -> dict[str, Any]:
+def answers(
+    folder: Path, data: Any, make: Any, start: Tensor, noted: list[ClientUpdate]
+) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
     found: dict[str, Any] = {}
     site = Site(module, data, make, folder)
@@ -120,13 +137,18 @@ def answers(folder: Path, data: Any, make: Any, start: Tensor, noted: list[Clien
         reply = site.answer(packet)
         found |= {f"{what}: {each.name}": getattr(reply, each.name) for each in fields(reply)}
         for update in noted:
-            found |= {f"{what}: update's {each.name}": getattr(update, each.name) for each in fields(update)}
+            found |= {
+                f"{what}: update's {each.name}": getattr(update, each.name)
+                for each in fields(update)
+            }
     return found
 
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            same(value, other[name]) for name, value in one.items()
+        )
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
     return bool(one == other) or (one != one and other != other)
@@ -138,7 +160,9 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noised vector is held fixed. A field that is added to packets or updates is compared, too."""
-    monkeypatch.setattr(GaussianPrivacy, "apply", lambda self, update, context: torch.full_like(update, 0.01))
+    monkeypatch.setattr(
+        GaussianPrivacy, "apply", lambda self, update, context: torch.full_like(update, 0.01)
+    )
     noted: list[ClientUpdate] = []
 
     def noting(update: ClientUpdate, *rest: Any, **more: Any) -> Packet:
@@ -154,7 +178,11 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     assert any(what.endswith("update's vector") for what in expected)
     for number, (name, data) in enumerate(DATA.items()):
         found = answers(tmp_path / str(number), data, make, start, noted)
-        moved = [what for what, value in expected.items() if what not in found or not same(value, found[what])]
+        moved = [
+            what
+            for what, value in expected.items()
+            if what not in found or not same(value, found[what])
+        ]
         assert (moved, found.keys() - expected.keys()) == ([], set()), name
 
 
@@ -173,7 +201,9 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
 )
 def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[str, Any]) -> None:
     private(noise=0.0, **options)
-    with pytest.raises(ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("):
+    with pytest.raises(
+        ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("
+    ):
         private(**options)
 
 
@@ -188,7 +218,9 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
 ) -> None:
     """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
     start = shared_space(module(), private().config).read(module())
-    site = Site(module, partial(samples, pixel=FAILS), partial(private, optimizer_state="persist"), tmp_path)
+    site = Site(
+        module, partial(samples, pixel=FAILS), partial(private, optimizer_state="persist"), tmp_path
+    )
     first = train(start)
     reply = site.answer(first)
     assert reply.kind == "update"

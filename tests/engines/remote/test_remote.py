@@ -65,7 +65,9 @@ class Decaying(ClassifierClient):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         total = self.trainer.estimated_stepping_batches
         assert self.trainer.num_training_batches == len(self.trainer.train_dataloader) <= total
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: max(0.0, 1 - step / total)
+        )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -88,13 +90,17 @@ def fedavg(**options: Any) -> FederatedLoop:
 def judged(personalizer: Any) -> FederatedLoop:
     """By what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
-    return fedavg(metrics=metrics, personalizer=personalizer(), evaluation=ClientEvaluation(every=2))
+    return fedavg(
+        metrics=metrics, personalizer=personalizer(), evaluation=ClientEvaluation(every=2)
+    )
 
 
 def second_model() -> FederatedLoop:
     """Of candidates that are asked."""
     options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
-    return fedavg(metrics={"cost": CommunicationCost()}, client_algorithm=Ditto(0.3, 0.05), **options)
+    return fedavg(
+        metrics={"cost": CommunicationCost()}, client_algorithm=Ditto(0.3, 0.05), **options
+    )
 
 
 def shadows(**options: Any) -> FederatedLoop:
@@ -102,7 +108,9 @@ def shadows(**options: Any) -> FederatedLoop:
 
 
 def judging(**more: Any) -> FederatedLoop:
-    metrics = {kind.__name__: kind(judges="clients") for kind in (ShadowShapley, PartialFederatedShapley)}
+    metrics = {
+        kind.__name__: kind(judges="clients") for kind in (ShadowShapley, PartialFederatedShapley)
+    }
     return fedavg(metrics={**metrics, **more})
 
 
@@ -119,18 +127,27 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
         partial(shapfed, sampler=UniformSampler(2)),
         {"make_module": partial(of, Decaying)},
     ),
-    "equally many steps": (partial(shapfed, local_epochs="5 steps"), {"make_module": partial(of, Decaying)}),
+    "equally many steps": (
+        partial(shapfed, local_epochs="5 steps"),
+        {"make_module": partial(of, Decaying)},
+    ),
     "dropout": (partial(fedavg, local_epochs=2), {"make_module": partial(of, Dropping)}),
     "local heads": (partial(fedavg, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
     "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
     "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
-    "games": (lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}), {}),
+    "games": (
+        lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}),
+        {},
+    ),
     "PFedSV": (partial(judged, partial(PFedSV, "relevance", k=2)), SPLITS),
     "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
     "Ditto": (second_model, SPLITS),
-    "FedCE": (lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES), SPLITS),
+    "FedCE": (
+        lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES),
+        SPLITS,
+    ),
 }
 SLOW = {"local heads", "privacy", "compression with memory", "own models at the server"}
 
@@ -140,19 +157,30 @@ SLOW = {"local heads", "privacy", "compression with memory", "own models at the 
 def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     remote, _ = both(tmp_path, make, **options)
-    assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
+    assert all(
+        value.isfinite().any() for value in remote.contribution_metrics.contributions.values()
+    )
     (record,) = (tmp_path / "b").rglob("run.json")
-    assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 48}
+    assert json.loads(record.read_text())["validation"] == {
+        "of": "the server's own data",
+        "rows": 48,
+    }
 
 
 def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
     """In a simulation clients are called by their numbers. A site of other settings is left out."""
     passes = (2, 1, 3)
-    remote = Remotely(tmp_path / "b", partial(shapfed, local_epochs=dict(zip(NAMES, passes))), momentum)
-    local = one_process(tmp_path / "a", partial(shapfed, local_epochs=dict(enumerate(passes))), momentum)
+    remote = Remotely(
+        tmp_path / "b", partial(shapfed, local_epochs=dict(zip(NAMES, passes))), momentum
+    )
+    local = one_process(
+        tmp_path / "a", partial(shapfed, local_epochs=dict(enumerate(passes))), momentum
+    )
     assert_same(remote.fit(own=ServerData()), local)
     remote.make = shapfed
-    with pytest.raises(ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"):
+    with pytest.raises(
+        ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"
+    ):
         remote.fit()
 
 
@@ -160,12 +188,20 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
     ("make", "options"),
     [
         (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
-        (partial(shadows, optimizer_state="persist", uploads=[TopK(0.1)]), {"make_module": momentum}),
-        (partial(shadows, sampler=UniformSampler(2), local_epochs=2), {"make_module": partial(of, Dropping)}),
+        (
+            partial(shadows, optimizer_state="persist", uploads=[TopK(0.1)]),
+            {"make_module": momentum},
+        ),
+        (
+            partial(shadows, sampler=UniformSampler(2), local_epochs=2),
+            {"make_module": partial(of, Dropping)},
+        ),
         (judging, {"client_val": 0.4}),
     ],
 )
-def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path, make: Make, options: Any) -> None:
+def test_values_of_coalitions_at_sites_equal_those_of_one_process(
+    tmp_path: Path, make: Make, options: Any
+) -> None:
     """Sites train coalitions as runs of their own, one process in fits of their own."""
     remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
     local = one_process(tmp_path / "a", make, **options)
@@ -174,7 +210,9 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path: Path
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})])
+@pytest.mark.parametrize(
+    ("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})]
+)
 def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
 ) -> None:
@@ -196,7 +234,9 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     noted: dict[int, set[str]] = {}
     for event in remote.events:
         if "its own model is" in event.what:
-            noted.setdefault(event.client, set()).add(event.what.split(" is ")[1].removeprefix("not its "))
+            noted.setdefault(event.client, set()).add(
+                event.what.split(" is ")[1].removeprefix("not its ")
+            )
     assert noted == found
 
 
@@ -207,7 +247,10 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
         one_process(tmp_path / "a", make, **options),
     )
     assert_same(remote, local)
-    assert remote.channel.bytes(range(3), "up").tolist() == local.channel.bytes(range(3), "up").tolist()
+    assert (
+        remote.channel.bytes(range(3), "up").tolist()
+        == local.channel.bytes(range(3), "up").tolist()
+    )
     for client, state in client_tensors(local).items():
         kept = kept_at(tmp_path / "b", NAMES[client])[-1]["store"]["tensors"]
         assert kept.keys() == state.keys()
@@ -217,7 +260,9 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
 
 def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path: Path) -> None:
     def by_loss() -> dict[str, Any]:
-        return {"loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")}
+        return {
+            "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
+        }
 
     def make() -> FederatedLoop:
         return fedavg(metrics=by_loss())
@@ -225,21 +270,29 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
     local = one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
     found = Remotely(tmp_path / "b", make, client_val=0.4).fit(rounds=2, own=ServerData())
     # Samples lie in another order at a site, and losses are rounded in it.
-    torch.testing.assert_close(found.contributions["loss"], local.contributions["loss"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found.contributions["loss"], local.contributions["loss"], rtol=0, atol=1e-6
+    )
     remote = Remotely(tmp_path / "c", lambda: judging(**by_loss()), client_val=0.4)
 
     def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
         return None if packet.kind == "ask" and packet.plain["round"] and address == 102 else reply
 
     remote.transport.spoil = away
-    with pytest.warns(UserWarning, match="did not answer flsv.games.judges:judge.* judged without it in this round"):
+    with pytest.warns(
+        UserWarning,
+        match="did not answer flsv.games.judges:judge.* judged without it in this round",
+    ):
         found = remote.fit(rounds=2)
     assert all(value.isfinite().all() for value in found.contributions.values())
     assert {each.client for each in found.events} == {2}
     # One that may not be asked is told of before training.
     for each in remote.transport.sites.values():
         each.policy = SitePolicy(questions=[])
-    with pytest.raises(ConfigurationError, match="clients .0, 1, 2. do not judge models.*its policy does not let it"):
+    with pytest.raises(
+        ConfigurationError,
+        match="clients .0, 1, 2. do not judge models.*its policy does not let it",
+    ):
         remote.fit()
 
 
@@ -269,10 +322,20 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
     assert values[:, :CLASSES].abs().min() > 0
     # Models of more classes are evaluated there.
-    loop, _ = both(tmp_path / "fedce", lambda: fedavg(metrics={"fedce": ContributionEstimation()}), **SPLITS)
+    loop, _ = both(
+        tmp_path / "fedce", lambda: fedavg(metrics={"fedce": ContributionEstimation()}), **SPLITS
+    )
     assert loop.contributions["fedce"].isfinite().all()
     # Of less, they are refused.
-    told = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 7, "rounds": 1, "round": 0, "seed": 0}
+    told = {
+        "run": "0" * 16,
+        "clients": 3,
+        "client": 0,
+        "classes": 7,
+        "rounds": 1,
+        "round": 0,
+        "seed": 0,
+    }
     packet = Packet("train", {**told, "counted": None}, {"start": torch.zeros(1)})
     reply = site(tmp_path, 0, in_run).answer(packet)
     assert reply.kind == "failed"
@@ -285,7 +348,9 @@ def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path:
     remote, local = both(tmp_path, make, **SPLITS)
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}
-    at_server = Remotely(tmp_path / "c", partial(shapfed, personalizer=ShapFedPersonalizer("cssv"))).fit(rounds=1)
+    at_server = Remotely(
+        tmp_path / "c", partial(shapfed, personalizer=ShapFedPersonalizer("cssv"))
+    ).fit(rounds=1)
     assert sorted(at_server.received()) == [0, 1, 2]
 
 

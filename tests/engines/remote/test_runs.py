@@ -30,11 +30,20 @@ class Server:
     def go_on(self, rounds: int) -> FederatedLoop:
         saving = ModelCheckpoint(self.last.parent, save_last=True)
         ckpt = self.last if self.last.is_file() else None
-        return self.remote.fit(rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt)
+        return self.remote.fit(
+            rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt
+        )
 
 
 def scaffold(**options: Any) -> FederatedLoop:
-    return shapfed(**{"aggregator": FedAvg("uniform"), "metrics": {}, "client_algorithm": SCAFFOLD(), **options})
+    return shapfed(
+        **{
+            "aggregator": FedAvg("uniform"),
+            "metrics": {},
+            "client_algorithm": SCAFFOLD(),
+            **options,
+        }
+    )
 
 
 @pytest.mark.slow
@@ -58,25 +67,38 @@ def broken() -> Any:
     return made
 
 
-def test_faults_of_sites_are_recorded_in_run_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_of_sites_are_recorded_in_run_json(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A site that has lost its folder, and one whose training fails."""
-    make, record = partial(scaffold, reporting=Reporting(table=True)), tmp_path / "server" / "run.json"
+    make, record = (
+        partial(scaffold, reporting=Reporting(table=True)),
+        tmp_path / "server" / "run.json",
+    )
     server = Server(tmp_path / "server", make, tmp_path)
     server.go_on(1)
     found = json.loads(record.read_text())
     assert (found["events"], found["validation"]) == ([], None)
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / found["run"])
     server.remote.transport.sites[101] = site(tmp_path, 1, make, broken)
-    with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO", "lightning.pytorch"):
+    with (
+        pytest.warns(UserWarning, match="no longer held") as told,
+        caplog.at_level("INFO", "lightning.pytorch"),
+    ):
         server.go_on(3)
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
     words = " ".join(str(each.message) for each in told)
-    lost, failed = "no longer held what it kept, and went on from nothing", "it failed with OSError at"
+    lost, failed = (
+        "no longer held what it kept, and went on from nothing",
+        "it failed with OSError at",
+    )
     assert f"site 'Boston' (client 0) {lost} of round 2." in words
     assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
     events = json.loads(record.read_text())["events"]
     expected = [(1, 1, 2, 2), (0, 1, 1, 1)]
-    assert [(each["client"], each["first"], each["last"], each["times"]) for each in events] == expected
+    assert [
+        (each["client"], each["first"], each["last"], each["times"]) for each in events
+    ] == expected
     assert failed in events[0]["what"]
     assert lost in events[1]["what"]
     assert "the disk is gone" in caplog.text  # at the site
@@ -95,5 +117,7 @@ def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path: Path)
     memory.keep("first", {"model": 1}, [])
     memory.keep("second", {"model": 2}, ["first"])
     own_secret(tmp_path)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()
+    }
     assert modes == {"state.pt": 0o600, "secret": 0o600}

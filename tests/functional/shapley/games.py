@@ -33,7 +33,8 @@ def accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     model = masks @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
     accuracy = 0.9 * torch.exp(-(model - 0.6).square().sum(dim=1) / 3)
     return (
-        (accuracy + 0.01 * torch.randn(len(accuracy), generator=generator, dtype=torch.float64)) * 500
+        (accuracy + 0.01 * torch.randn(len(accuracy), generator=generator, dtype=torch.float64))
+        * 500
     ).round() / 500
 
 
@@ -64,9 +65,18 @@ def closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
         "additive": (lambda masks: masks.double() @ weights + 3, weights),
         "glove": (lambda masks: (masks[:, 0] & masks[:, 1:].any(dim=1)).double(), glove),
         "airport": (lambda masks: (masks * costs).amax(dim=1), steps.cumsum(0)),
-        "majority": (lambda masks: (masks.sum(dim=1) > n / 2).double(), torch.full((n,), 1 / n, dtype=torch.float64)),
-        "symmetric": (lambda masks: masks.sum(dim=1).double() ** 2, torch.full((n,), float(n), dtype=torch.float64)),
-        "constant": (lambda masks: torch.full((len(masks),), 0.3), torch.zeros(n, dtype=torch.float64)),
+        "majority": (
+            lambda masks: (masks.sum(dim=1) > n / 2).double(),
+            torch.full((n,), 1 / n, dtype=torch.float64),
+        ),
+        "symmetric": (
+            lambda masks: masks.sum(dim=1).double() ** 2,
+            torch.full((n,), float(n), dtype=torch.float64),
+        ),
+        "constant": (
+            lambda masks: torch.full((len(masks),), 0.3),
+            torch.zeros(n, dtype=torch.float64),
+        ),
     }
 
 

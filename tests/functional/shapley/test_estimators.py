@@ -73,7 +73,9 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
     for keywords in ({}, {"budget": 2}):
-        estimate = ESTIMATORS[name](lambda masks: masks[:, 0].double() * 3 + 1, 1, generator=rng(), **keywords)
+        estimate = ESTIMATORS[name](
+            lambda masks: masks[:, 0].double() * 3 + 1, 1, generator=rng(), **keywords
+        )
         assert estimate.values.tolist() == [3.0]
         assert estimate.evaluations == 2
         assert estimate.stderr.tolist() == [0.0]
@@ -84,7 +86,9 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
     weights = torch.rand(n, generator=rng(), dtype=torch.float64)
-    with pytest.raises(ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players") as caught:
+    with pytest.raises(
+        ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players"
+    ) as caught:
         SAMPLED[name](lambda masks: masks.double() @ weights, n, budget=1)
     minimum = int(re.findall(r"minimum of (\d+)", str(caught.value))[0])
     for budget in (minimum, minimum + 1, min(2 * minimum + 5, 2**n - 1)):
@@ -104,7 +108,9 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
         wanted = torch.float64 if dtype == torch.float64 else torch.float32
         assert estimate.values.dtype == estimate.stderr.dtype == wanted
         assert estimate.values.shape == estimate.stderr.shape == (5,)
-    columns = ESTIMATORS[name](table_game(torch.stack([table, 2 * table], dim=1)), 5, generator=rng())
+    columns = ESTIMATORS[name](
+        table_game(torch.stack([table, 2 * table], dim=1)), 5, generator=rng()
+    )
     assert columns.values.shape == columns.stderr.shape == (5, 2)
     torch.testing.assert_close(2 * columns.values[:, 0], columns.values[:, 1])
     assert ESTIMATORS[name](table_game(table[:, None]), 5, generator=rng()).values.shape == (5, 1)
@@ -113,7 +119,9 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_draw_from_their_generator_only(name: str) -> None:
     utility = table_game(random_table(8))
-    first, again, other = (SAMPLED[name](utility, 8, budget=80, generator=rng(s)).values for s in (1, 1, 2))
+    first, again, other = (
+        SAMPLED[name](utility, 8, budget=80, generator=rng(s)).values for s in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     before = torch.get_rng_state()

@@ -29,7 +29,9 @@ def reference(table: torch.Tensor, weight: Weight) -> torch.Tensor:
     values = torch.zeros(n, *table.shape[1:], dtype=torch.float64)
     for i, coalition in itertools.product(range(n), range(2**n)):
         if not coalition >> i & 1:
-            values[i] += weight(n, coalition.bit_count()) * (table[coalition | 1 << i] - table[coalition])
+            values[i] += weight(n, coalition.bit_count()) * (
+                table[coalition | 1 << i] - table[coalition]
+            )
     return values
 
 

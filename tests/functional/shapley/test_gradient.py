@@ -18,12 +18,20 @@ def slopes_of(n: int) -> Tensor:
 @pytest.mark.parametrize("lr", [1.0, 0.3])
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_gradient_shapley_equals_enumeration_of_the_linear_game(n: int, fixed: bool, lr: float) -> None:
+def test_gradient_shapley_equals_enumeration_of_the_linear_game(
+    n: int, fixed: bool, lr: float
+) -> None:
     slopes = slopes_of(n)
-    weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) if fixed else None
+    weights = (
+        torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        if fixed
+        else None
+    )
     masks = all_coalitions(n).double()
     shares = masks / masks.sum(1, keepdim=True).clamp_min(1) if weights is None else masks * weights
-    found = gradient_shapley(slopes, weighting="uniform" if weights is None else weights, server_lr=lr)
+    found = gradient_shapley(
+        slopes, weighting="uniform" if weights is None else weights, server_lr=lr
+    )
     np.testing.assert_allclose(found, reference_shapley(-lr * shares @ slopes), rtol=0, atol=1e-12)
 
 
@@ -58,5 +66,7 @@ def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
     classes, slopes = torch.randn(3, 2, generator=draw), torch.randn(3, generator=draw)
     weights = torch.tensor([0.2, 0.5, 0.3])
     rows = client_in_run_values(classes, slopes, weights, server_lr=0.7)
-    torch.testing.assert_close(rows.sum(1), gradient_shapley(slopes.double(), weighting=weights, server_lr=0.7))
+    torch.testing.assert_close(
+        rows.sum(1), gradient_shapley(slopes.double(), weighting=weights, server_lr=0.7)
+    )
     torch.testing.assert_close(rows[:, :2], (0.7 * weights[:, None] * classes).double())

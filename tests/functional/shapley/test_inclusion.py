@@ -44,7 +44,9 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m: float) -> No
         ([3, 2, 1, 0], 4, [1, 1, 1, 1]),
     ],
 )
-def test_importance_probabilities_treat_ties_equally(weights: list[float], m: float, expected: list[float]) -> None:
+def test_importance_probabilities_treat_ties_equally(
+    weights: list[float], m: float, expected: list[float]
+) -> None:
     assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
 
 

@@ -14,7 +14,11 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("values", "how", "expected"),
     [
-        ([[1.0, 5.0], [2.0, 5.0], [NAN, 5.0], [5.0, NAN]], "min-max", [[0, 0.5], [0.25, 0.5], [NAN, 0.5], [1, NAN]]),
+        (
+            [[1.0, 5.0], [2.0, 5.0], [NAN, 5.0], [5.0, NAN]],
+            "min-max",
+            [[0, 0.5], [0.25, 0.5], [NAN, 0.5], [1, NAN]],
+        ),
         ([1e9, 1e9, 1e9], "min-max", [0.5] * 3),
         ([-0.2, -0.2, -0.2 * (1 + 1e-15)], "min-max", [0.5] * 3),
         ([NAN, 2.0], "min-max", [NAN, 0.5]),
@@ -24,7 +28,9 @@ NAN = float("nan")
         ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
     ],
 )
-def test_normalized_shapley_values_equal_those_by_hand(values: Any, how: Any, expected: Any) -> None:
+def test_normalized_shapley_values_equal_those_by_hand(
+    values: Any, how: Any, expected: Any
+) -> None:
     found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
 

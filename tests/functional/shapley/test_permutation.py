@@ -6,7 +6,12 @@ from functional.shapley.games import accuracy_table, random_table, rng, table_ga
 
 from flsv.functional import exact_shapley, gtg_shapley, permutation_shapley
 from flsv.functional.shapley.game import MemoizedGame
-from flsv.functional.shapley.permutation import Moments, _converged, marginals_along, random_permutations
+from flsv.functional.shapley.permutation import (
+    Moments,
+    _converged,
+    marginals_along,
+    random_permutations,
+)
 
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:
@@ -20,7 +25,9 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> No
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
-def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation: float | None) -> None:
+def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
+    truncation: float | None,
+) -> None:
     n, table = 6, random_table(6)
     orders = random_permutations(50, n, rng())
     marginals = marginals_along(MemoizedGame(table_game(table), n), orders, truncation)
@@ -40,9 +47,15 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation: f
 def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> None:
     # The budget is exactly one pair: whatever else fits is a repeat of it.
     for seed in range(20):
-        estimate = permutation_shapley(table_game(random_table(3)), 3, budget=6, generator=rng(seed))
+        estimate = permutation_shapley(
+            table_game(random_table(3)), 3, budget=6, generator=rng(seed)
+        )
         assert estimate.stderr.isnan().all()
-    assert permutation_shapley(table_game(accuracy_table(8)), 8, budget=30, generator=rng()).stderr.isfinite().all()
+    assert (
+        permutation_shapley(table_game(accuracy_table(8)), 8, budget=30, generator=rng())
+        .stderr.isfinite()
+        .all()
+    )
 
 
 def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
@@ -52,14 +65,19 @@ def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
     assert skipped.evaluations == 2
     assert (skipped.values == 0).all()
     assert skipped.stderr.isnan().all()
-    assert gtg_shapley(table_game(table), 6, round_truncation=gain - 1e-3, generator=rng()).evaluations > 2
+    assert (
+        gtg_shapley(table_game(table), 6, round_truncation=gain - 1e-3, generator=rng()).evaluations
+        > 2
+    )
 
 
 def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
     def utility(masks: torch.Tensor) -> torch.Tensor:
         return 7 * (1 - 0.4 ** masks.sum(dim=1).double())
 
-    short = gtg_shapley(utility, 12, truncation=0.05, convergence=None, budget=2000, generator=rng())
+    short = gtg_shapley(
+        utility, 12, truncation=0.05, convergence=None, budget=2000, generator=rng()
+    )
     assert (short.values - exact_shapley(utility, 12).values).abs().max() < 7 * 0.06
     assert short.evaluations < 1000  # 2000 without
 

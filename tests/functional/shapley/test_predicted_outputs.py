@@ -27,7 +27,9 @@ def a_federation(n, design="singles", seed=0):
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (SAMPLES,), generator=draw)
     trained = few_coalitions(n, design)
-    base = torch.randn(n, SAMPLES, CLASSES, generator=draw) + 2 * torch.nn.functional.one_hot(y, CLASSES)
+    base = torch.randn(n, SAMPLES, CLASSES, generator=draw) + 2 * torch.nn.functional.one_hot(
+        y, CLASSES
+    )
     sizes = torch.randint(20, 90, (n,), generator=draw)
     outputs = torch.einsum("tn,nvm->tvm", coalition_shares(trained, sizes).float(), base)
     outputs += 0.3 * torch.randn(outputs.shape, generator=draw)
@@ -46,9 +48,13 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     kernel = ConstantKernel(4.0) * DotProduct(sigma_0=0.0) + RBF(length_scale=0.5)
     points = coalition_shares(trained, sizes).numpy()
     # The mean by generalized least squares, as in ordinary kriging.
-    inverse = torch.linalg.inv(torch.from_numpy(kernel(points)) + 1e-3 * torch.eye(len(points)).double())
+    inverse = torch.linalg.inv(
+        torch.from_numpy(kernel(points)) + 1e-3 * torch.eye(len(points)).double()
+    )
     mean = (inverse.sum(0) @ outputs) / inverse.sum()
-    process = GaussianProcessRegressor(kernel, alpha=1e-3, optimizer=None).fit(points, (outputs - mean).numpy())
+    process = GaussianProcessRegressor(kernel, alpha=1e-3, optimizer=None).fit(
+        points, (outputs - mean).numpy()
+    )
     expected = mean + torch.from_numpy(process.predict(coalition_shares(masks, sizes).numpy()))
     found = interpolation_weights(masks, trained, sizes) @ outputs
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
@@ -68,7 +74,9 @@ def by_hand(trained, outputs, sizes, accuracy):
         mask[0, list(members)] = True
         share = sizes[list(members)].double() / sizes[list(members)].sum()
         mixed = sum(p * outputs[known[(i,)]].double().softmax(-1) for i, p in zip(members, share))
-        interpolated = torch.einsum("t,tvm->vm", interpolation_weights(mask, trained[full], sizes)[0], capped)
+        interpolated = torch.einsum(
+            "t,tvm->vm", interpolation_weights(mask, trained[full], sizes)[0], capped
+        )
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
 
     values = torch.zeros(n, dtype=torch.float64)
@@ -85,7 +93,9 @@ def by_hand(trained, outputs, sizes, accuracy):
 def test_values_are_those_of_an_enumeration_by_hand(design):
     trained, outputs, sizes, accuracy = a_federation(4, design)
     found = predicted_shapley(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
-    torch.testing.assert_close(found.values, by_hand(trained, outputs, sizes, accuracy), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found.values, by_hand(trained, outputs, sizes, accuracy), rtol=0, atol=1e-12
+    )
     assert found.evaluations == 16
     assert not found.stderr.any()
 
@@ -94,7 +104,9 @@ def test_values_are_exact_with_all_coalitions():
     trained, outputs, sizes, accuracy = a_federation(4, "all")
     utilities = torch.rand(len(trained), dtype=torch.float64)
     table = {tuple(mask): u for mask, u in zip(trained.tolist(), utilities)}
-    exact = exact_shapley(lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), 4).values
+    exact = exact_shapley(
+        lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), 4
+    ).values
     found = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
     torch.testing.assert_close(found.values, exact, rtol=0, atol=1e-12)
     assert found.disagreement.abs().max() < 1e-12
@@ -106,7 +118,9 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
     found = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
     torch.testing.assert_close(found.values.sum(), utilities[1] - utilities[0])
     order = torch.tensor([3, 0, 4, 2, 1])
-    moved = predicted_shapley(trained[:, order], utilities, outputs, sizes[order], accuracy, logits=True)
+    moved = predicted_shapley(
+        trained[:, order], utilities, outputs, sizes[order], accuracy, logits=True
+    )
     torch.testing.assert_close(moved.values, found.values[order], rtol=0, atol=1e-12)
 
 
@@ -150,18 +164,28 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     """The members' predictions average linearly where all trained models do: then both games are the true one."""
     n, y = 4, torch.linspace(-1, 1, SAMPLES)
     everyone = all_coalitions(n)
-    own, sizes = torch.randn(n, SAMPLES, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 1, 4, 2])
+    own, sizes = (
+        torch.randn(n, SAMPLES, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([3, 1, 4, 2]),
+    )
     outputs = (coalition_shares(everyone, sizes).float() @ own).double()
 
     def negative_error(outputs):
         return -(outputs - y).square().mean(-1)
 
     table = {tuple(mask): u for mask, u in zip(everyone.tolist(), negative_error(outputs))}
-    exact = exact_shapley(lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), n).values
+    exact = exact_shapley(
+        lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), n
+    ).values
     few = everyone.sum(1) <= 1
     few[-1] = True
     found = predicted_shapley(
-        everyone[few], negative_error(outputs[few]), outputs[few], sizes, negative_error, logits=False
+        everyone[few],
+        negative_error(outputs[few]),
+        outputs[few],
+        sizes,
+        negative_error,
+        logits=False,
     )
     torch.testing.assert_close(found.values, exact, rtol=0.01, atol=0.01)
 
@@ -186,8 +210,12 @@ def test_whole_layers_accepts_only_complete_coalition_sizes():
 def test_predicted_shapley_with_wrong_arguments_is_refused():
     trained, outputs, sizes, accuracy = a_federation(3)
     with pytest.raises(ValueError, match="each player alone"):
-        predicted_shapley(trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True)
+        predicted_shapley(
+            trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True
+        )
     with pytest.raises(ValueError, match="finite"):
-        predicted_shapley(trained, accuracy(outputs), outputs * torch.inf, sizes, accuracy, logits=True)
+        predicted_shapley(
+            trained, accuracy(outputs), outputs * torch.inf, sizes, accuracy, logits=True
+        )
     with pytest.raises(ValueError, match="T utilities"):
         predicted_shapley(trained, accuracy(outputs)[1:], outputs, sizes, accuracy, logits=True)

@@ -37,7 +37,9 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
     torch.testing.assert_close(surrogate.shapley(), shapley_of_table(fitted))
     residual = (utilities - fitted)[observed]
     assert (residual.square().mean(dim=0) < utilities.var(dim=0)).all()
-    assert (left_out.abs() >= residual.abs() - 1e-9).all(), "a coalition is closer to a fit that has seen it"
+    assert (left_out.abs() >= residual.abs() - 1e-9).all(), (
+        "a coalition is closer to a fit that has seen it"
+    )
 
 
 def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
@@ -46,7 +48,9 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
     scale = utilities.std()
     y = (utilities - utilities.mean()) / scale
-    matrix = sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + CONSTANT
+    matrix = (
+        sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + CONSTANT
+    )
     # The ridge penalty, read off the fit: (matrix + penalty) dual = y.
     dual = surrogate.coefficients / scale
     penalty = float(((y - matrix @ dual) / dual).median())
@@ -114,7 +118,9 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     sample.draw(4000)
     counts = {layer.size: len(layer.masks) for layer in sample.layers}
     for size in (5, 10, 15):
-        assert counts[size] / counts[20] == pytest.approx((20 * 21 / (size * (n - size))) ** 0.5, abs=0.03)
+        assert counts[size] / counts[20] == pytest.approx(
+            (20 * 21 / (size * (n - size))) ** 0.5, abs=0.03
+        )
 
 
 def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
@@ -156,7 +162,11 @@ def test_kernels_are_inner_products_of_features() -> None:
     sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
     upper = torch.triu_indices(5, 5, 1)
     products = masks[:, upper[0]] * masks[:, upper[1]]
-    for kernel, features in ((membership, masks), (pairs, products), (averaged_membership, masks / sizes)):
+    for kernel, features in (
+        (membership, masks),
+        (pairs, products),
+        (averaged_membership, masks / sizes),
+    ):
         torch.testing.assert_close(gram(kernel, masks, masks), features @ features.T)
     distances = torch.cdist(masks / sizes, masks / sizes).square()
     torch.testing.assert_close(gram(gaussian(0.7), masks, masks), torch.exp(-distances / 1.4))

@@ -61,7 +61,9 @@ def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
     expected = ((left[:, None] - right[None]) ** 2).sum(-1)
     found = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-    np.testing.assert_allclose(label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9)
+    np.testing.assert_allclose(
+        label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9
+    )
 
 
 def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:

@@ -21,13 +21,18 @@ from flsv.utilities.errors import ConfigurationError
 @pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
 def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
     check_support(safe, samples)
-    with pytest.raises(ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"):
+    with pytest.raises(
+        ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"
+    ):
         check_support(safe + 1, samples, "client 3")
 
 
 def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(dim)
-    x, x2 = torch.randn(m, dim, generator=generator), 0.5 * torch.randn(m2, dim, generator=generator) + 1
+    x, x2 = (
+        torch.randn(m, dim, generator=generator),
+        0.5 * torch.randn(m2, dim, generator=generator) + 1,
+    )
     return x.double(), x2.double()
 
 
@@ -37,16 +42,22 @@ def seeded() -> torch.Generator:
 
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
+def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
+    dim: int, dtype: torch.dtype
+) -> None:
     x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
-    result = federated_wasserstein(x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True)
+    result = federated_wasserstein(
+        x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True
+    )
     exact = wasserstein_distance(x, x2)
     torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
     assert result.distance >= exact * (1 - 1e-5)
 
 
 @pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(support: int, p: int) -> None:
+def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(
+    support: int, p: int
+) -> None:
     x, x2 = gaussians(5, m=100, m2=80)
     result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
     assert result.gamma.shape == (support, 5)
@@ -108,7 +119,9 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
     samples = three_gaussians()
     start = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3
-    reference = torch.from_numpy(ot.lp.free_support_barycenter([x.numpy() for x in samples], masses, start))
+    reference = torch.from_numpy(
+        ot.lp.free_support_barycenter([x.numpy() for x in samples], masses, start)
+    )
     found = [barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
     distances = [float(wasserstein_distance(points, reference)) for points in found]
     assert distances[0] > distances[1] > distances[2] > distances[3]
@@ -118,5 +131,7 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
 
 def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:
     found = barycenter(three_gaussians(), 25)
-    expected = torch.stack([wasserstein_distance(x, found.support_points) for x in three_gaussians()])
+    expected = torch.stack(
+        [wasserstein_distance(x, found.support_points) for x in three_gaussians()]
+    )
     torch.testing.assert_close(found.distances, expected, rtol=1e-2, atol=0)

@@ -15,16 +15,23 @@ from flsv.functional.transport.lava import class_distances
 def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     bad = torch.rand(len(y), generator=generator) < share
-    return torch.where(bad, (y + torch.randint(1, classes, y.shape, generator=generator)) % classes, y), bad
+    return torch.where(
+        bad, (y + torch.randint(1, classes, y.shape, generator=generator)) % classes, y
+    ), bad
 
 
 def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> np.ndarray:
     """Squared W_2 of the classes' samples."""
-    rows = [[ot.emd2([], [], ot.dist(x[y == a], x2[y2 == b])) for b in np.unique(y2)] for a in np.unique(y)]
+    rows = [
+        [ot.emd2([], [], ot.dist(x[y == a], x2[y2 == b])) for b in np.unique(y2)]
+        for a in np.unique(y)
+    ]
     return np.array(rows)
 
 
-def lava_dual(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float) -> np.ndarray:
+def lava_dual(
+    x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float
+) -> np.ndarray:
     """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
     between = reference_inner(x, y, x2, y2)
     rows, columns = np.unique(y, return_inverse=True)[1], np.unique(y2, return_inverse=True)[1]
@@ -35,11 +42,15 @@ def lava_dual(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: f
         for _ in range(2000):
             f = (f - eps * logsumexp((f - cost) / eps - np.log(len(x)), axis=1)) / 2
         return f
-    log = ot.sinkhorn(a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True)[1]
+    log = ot.sinkhorn(
+        a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True
+    )[1]
     return eps * log["log_u"]
 
 
-def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float) -> np.ndarray:
+def lava_reference(
+    x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float
+) -> np.ndarray:
     """The calibrated gradient, sample by sample."""
     sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
     f = lava_dual(*sides, c, eps) - lava_dual(*sides[:2], *sides[:2], c, eps)

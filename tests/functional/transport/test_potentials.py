@@ -10,21 +10,33 @@ from functional.transport.samples import blobs, labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
-from flsv.functional import calibrated_gradient, client_values, direct_values, label_augmented_cost, label_embedding
+from flsv.functional import (
+    calibrated_gradient,
+    client_values,
+    direct_values,
+    label_augmented_cost,
+    label_embedding,
+)
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 
 
-def debiased(x: Tensor, x2: Tensor, blur: float, y: Tensor | None = None, y2: Tensor | None = None) -> Tensor:
+def debiased(
+    x: Tensor, x2: Tensor, blur: float, y: Tensor | None = None, y2: Tensor | None = None
+) -> Tensor:
     """The potential of ``x`` towards ``x2``, less that towards itself."""
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean(dtype=torch.float64))
-    return entropic_potentials(cost, eps, 0.7)[0] - self_potential(label_augmented_cost(x, y, x, y), eps, 0.7)
+    return entropic_potentials(cost, eps, 0.7)[0] - self_potential(
+        label_augmented_cost(x, y, x, y), eps, 0.7
+    )
 
 
 def reference(cost: Tensor, eps: float) -> list[np.ndarray]:
     """POT's potentials of the rows and of the columns, of mean 0."""
     masses = [np.full(n, 1 / n) for n in cost.shape]
-    log = ot.sinkhorn(*masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-9, log=True)[1]
+    log = ot.sinkhorn(
+        *masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-9, log=True
+    )[1]
     assert log["err"][-1] < 1e-9
     return [eps * (log[side] - log[side].mean()) for side in ("log_u", "log_v")]
 
@@ -64,7 +76,9 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
 
 def test_potentials_that_do_not_converge_warn() -> None:
     (x, _), (x2, _) = labeled(0, m=40), labeled(1, m=25)
-    with pytest.warns(UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"):
+    with pytest.warns(
+        UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"
+    ):
         debiased(1e3 * x, 1e3 * x2, blur=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -89,12 +103,16 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
 
 def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
-    parts = {part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
+    parts = {
+        part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")
+    }  # type: ignore[arg-type]
     expected = parts["features"] + 2 * parts["labels"]
     for label in range(4):
         expected[y == label] -= expected[y == label].mean()
     torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(parts["features"], calibrated_gradient(debiased(x, x2, 0.1)), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        parts["features"], calibrated_gradient(debiased(x, x2, 0.1)), atol=1e-3, rtol=1e-3
+    )
     assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
 
 

@@ -31,7 +31,10 @@ def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
     shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))
     torch.testing.assert_close(shares, torch.tensor([torch.nan, 0.5, 0, 0.5]), equal_nan=True)
     assert contribution_shares(torch.tensor([2.0, torch.inf])).tolist() == [1.0, 0.0]
-    assert contribution_shares(torch.tensor([1e-300, 1e-300], dtype=torch.float64)).tolist() == [0.5, 0.5]
+    assert contribution_shares(torch.tensor([1e-300, 1e-300], dtype=torch.float64)).tolist() == [
+        0.5,
+        0.5,
+    ]
     assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
     with pytest.raises(ConfigurationError, match="at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))

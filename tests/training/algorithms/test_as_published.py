@@ -18,7 +18,15 @@ from flsv.filters import OutlierFilter
 from flsv.personalization import FedAMP
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep, PerFedAvg
+from flsv.training.algorithms import (
+    SCAFFOLD,
+    Ditto,
+    FedDyn,
+    FedDynServer,
+    FedProx,
+    FedRep,
+    PerFedAvg,
+)
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.fits import client_tensors, fit
@@ -54,11 +62,18 @@ both_nets = pytest.mark.parametrize("batch_norm", [False, True])
 
 
 def federation(**options: Any) -> FederatedLoop:
-    options = {"aggregator": FedAvg("uniform"), "sampler": UniformSampler(3), "local_epochs": 2, **options}
+    options = {
+        "aggregator": FedAvg("uniform"),
+        "sampler": UniformSampler(3),
+        "local_epochs": 2,
+        **options,
+    }
     return FederatedLoop(seed=SEED, **options)
 
 
-def by_hand(net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()) -> nn.Module:
+def by_hand(
+    net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()
+) -> nn.Module:
     """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
     data, server = unequal_data(), copy.deepcopy(net)
     for r in range(ROUNDS):
@@ -76,7 +91,9 @@ def by_hand(net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = 
 
 
 def slopes(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters()))
+    return torch.autograd.grad(
+        nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters())
+    )
 
 
 @torch.no_grad()
@@ -100,7 +117,9 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
     def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
         w, v = copies(client), personal.setdefault(i, copy.deepcopy(client))
         for batch in given:
-            descend(v, [g + 0.3 * (p - a) for g, p, a in zip(slopes(v, batch), v.parameters(), w)], 0.05)
+            descend(
+                v, [g + 0.3 * (p - a) for g, p, a in zip(slopes(v, batch), v.parameters(), w)], 0.05
+            )
             descend(client, slopes(client, batch))
 
     expected = by_hand(net, visit)
@@ -110,12 +129,16 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
     kept = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
     assert kept.keys() == personal.keys()
     for client, v in personal.items():
-        whole = flat([*v.parameters(), *(buffer for buffer in v.buffers() if buffer.is_floating_point())])
+        whole = flat(
+            [*v.parameters(), *(buffer for buffer in v.buffers() if buffer.is_floating_point())]
+        )
         torch.testing.assert_close(kept[client], whole, rtol=1e-5, atol=1e-5)
     # A client is tested with its own model; who was never drawn has the global one.
     for client in range(len(PROPORTIONS)):
         model = personal.get(client, expected).eval()
-        hits = torch.cat([(model(x).argmax(1) == y).double() for x, y in data.client_loader(client, "test")])
+        hits = torch.cat(
+            [(model(x).argmax(1) == y).double() for x, y in data.client_loader(client, "test")]
+        )
         assert loop.client_accuracy[client].item() == pytest.approx(hits.mean().item(), abs=1e-6)
 
 
@@ -165,18 +188,24 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
     def others(r: int, i: int) -> Iterator[Any]:
         for epoch in range(100):
-            yield from data.client_loader(i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch))
+            yield from data.client_loader(
+                i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch)
+            )
 
     def loss_at(net: nn.Module, parameters: list[Tensor], batch: Any) -> Tensor:
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-        logits = torch.func.functional_call(net, {**dict(zip(names, parameters)), **buffers}, batch[0])
+        logits = torch.func.functional_call(
+            net, {**dict(zip(names, parameters)), **buffers}, batch[0]
+        )
         return nn.functional.cross_entropy(logits, batch[1])
 
     def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
         more, w = others(r, i), list(client.parameters())
         for batch in given:
-            adapted = [(p.detach() - alpha * g).requires_grad_() for p, g in zip(w, slopes(client, batch))]
+            adapted = [
+                (p.detach() - alpha * g).requires_grad_() for p, g in zip(w, slopes(client, batch))
+            ]
             step = torch.autograd.grad(loss_at(client, adapted, next(more)), adapted)
             if second_order:
                 slope = torch.autograd.grad(loss_at(client, w, next(more)), w, create_graph=True)
@@ -188,22 +217,40 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
 
 @both_nets
-def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
+def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
+    tmp_path: Path, batch_norm: bool
+) -> None:
     net = network(batch_norm)
     module = Plain(copy.deepcopy(net), sgd)
-    fit(federation(client_algorithm=PerFedAvg(0.05)), tmp_path, module, unequal_data(), rounds=ROUNDS)
+    fit(
+        federation(client_algorithm=PerFedAvg(0.05)),
+        tmp_path,
+        module,
+        unequal_data(),
+        rounds=ROUNDS,
+    )
     assert_same(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path: Path) -> None:
-    net = nn.Sequential(*(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in network(batch_norm=False)))
+    net = nn.Sequential(
+        *(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in network(batch_norm=False))
+    )
     module = Plain(copy.deepcopy(net), sgd)
-    fit(federation(client_algorithm=PerFedAvg(0.05, "free")), tmp_path, module, unequal_data(), rounds=ROUNDS)
+    fit(
+        federation(client_algorithm=PerFedAvg(0.05, "free")),
+        tmp_path,
+        module,
+        unequal_data(),
+        rounds=ROUNDS,
+    )
     exact, first = (flat(per_fedavg_by_hand(net, second).parameters()) for second in (True, False))
     assert (flat(module.net.parameters()) - exact).abs().max() < 0.02 * (first - exact).abs().max()
 
 
-def scaffold_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+def scaffold_by_hand(
+    net: nn.Module, failing: Failing = frozenset()
+) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
     """Option II. The next x, c and c_i."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
     c, c_i, moved = list(zeros), {i: list(zeros) for i in range(len(PROPORTIONS))}, []
@@ -212,8 +259,13 @@ def scaffold_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn
         x, own, steps = copies(client), c_i[i], 0
         for batch in given:
             steps += 1
-            descend(client, [g - mine + all_ for g, mine, all_ in zip(slopes(client, batch), own, c)])
-        c_i[i] = [mine - all_ + (a - b) / (steps * LR) for mine, all_, a, b in zip(own, c, x, copies(client))]
+            descend(
+                client, [g - mine + all_ for g, mine, all_ in zip(slopes(client, batch), own, c)]
+            )
+        c_i[i] = [
+            mine - all_ + (a - b) / (steps * LR)
+            for mine, all_, a, b in zip(own, c, x, copies(client))
+        ]
         moved.append([new - old for new, old in zip(c_i[i], own)])
 
     def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
@@ -227,7 +279,9 @@ def scaffold_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn
 slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
 
 
-def feddyn_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+def feddyn_by_hand(
+    net: nn.Module, failing: Failing = frozenset()
+) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
     """With the local problem left to autograd. The next theta, h and the clients' gradients."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
     h, gradients = list(zeros), {k: list(zeros) for k in range(len(PROPORTIONS))}
@@ -245,10 +299,17 @@ def feddyn_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.M
 
     def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
         share = ALPHA / len(PROPORTIONS)
-        h[:] = [old - share * sum(theta - center for theta in parts) for old, center, *parts in zip(h, start, *models)]
+        h[:] = [
+            old - share * sum(theta - center for theta in parts)
+            for old, center, *parts in zip(h, start, *models)
+        ]
         return [a - b / ALPHA for a, b in zip(mean, h)]
 
-    return by_hand(net, visit, merge, failing), flat(h), {k: flat(each) for k, each in gradients.items()}
+    return (
+        by_hand(net, visit, merge, failing),
+        flat(h),
+        {k: flat(each) for k, each in gradients.items()},
+    )
 
 
 def scaffold(**kwargs: Any) -> FederatedLoop:
@@ -294,11 +355,15 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
     for client, own in clients.items():
         found = states.get(client, {}).get(of_client, torch.zeros_like(own))
         torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(server, sum(clients.values()) / len(PROPORTIONS), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        server, sum(clients.values()) / len(PROPORTIONS), rtol=1e-5, atol=1e-6
+    )
     assert server.abs().max() > 1e-3
 
 
-def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tmp_path: Path) -> None:
+def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
+    tmp_path: Path,
+) -> None:
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
     expected, c, c_i = scaffold_by_hand(net, failing={(r, 0) for r in range(ROUNDS)})
@@ -312,7 +377,9 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tm
         torch.testing.assert_close(state["control_variate"], c_i[client], rtol=1e-6, atol=1e-6)
 
 
-def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp_path: Path) -> None:
+def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
+    tmp_path: Path,
+) -> None:
     """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
     still = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
     clipped = {"uploads": [GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)]}
@@ -327,14 +394,20 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp
 
 def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Path) -> None:
     dealt = in_run_data()
-    _, kept, rounds = in_run_fit(in_run_loop(every=4), tmp_path, Plain(without_batch_norm(), sgd), dealt, rounds=4)
+    _, kept, rounds = in_run_fit(
+        in_run_loop(every=4), tmp_path, Plain(without_batch_norm(), sgd), dealt, rounds=4
+    )
     for client in range(3):
-        expected = sum(in_run_by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
+        expected = sum(
+            in_run_by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds
+        )
         torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
 
 
 def two_rates(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1)
+    return torch.optim.SGD(
+        [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1
+    )
 
 
 ONE_SGD = r"one torch.optim.SGD with momentum=0 and a single learning rate"
@@ -345,8 +418,16 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
     ("make", "optimizer", "message"),
     [
         (lambda: ditto(personalizer=FedAMP()), sgd, "Leave the personalizer out"),
-        (lambda: fedrep(share="all"), sgd, r"FedRep\(\) trains the part that a client keeps, and all"),
-        (lambda: fedrep(local_epochs=1), sgd, r"no epoch for the shared part: local_epochs=1\. Set .*=2\) or more"),
+        (
+            lambda: fedrep(share="all"),
+            sgd,
+            r"FedRep\(\) trains the part that a client keeps, and all",
+        ),
+        (
+            lambda: fedrep(local_epochs=1),
+            sgd,
+            r"no epoch for the shared part: local_epochs=1\. Set .*=2\) or more",
+        ),
         (scaffold, partial(torch.optim.SGD, lr=0.1, momentum=0.9), ONE_SGD),
         (scaffold, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
         (scaffold, two_rates, ONE_SGD),
@@ -354,6 +435,8 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
         (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
     ],
 )
-def test_algorithm_with_unusable_settings_is_refused(tmp_path: Path, make: Any, optimizer: Any, message: str) -> None:
+def test_algorithm_with_unusable_settings_is_refused(
+    tmp_path: Path, make: Any, optimizer: Any, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(make(), tmp_path, Plain(optimizer=optimizer), unequal_data())

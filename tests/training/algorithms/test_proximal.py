@@ -24,14 +24,18 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: 
         def start(self, client: int, state: FederationState) -> torch.Tensor:
             return state.model() + 3 * (client + 1)
 
-        def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        def personalize(
+            self, round: Round, contributions: Any, models: Any
+        ) -> dict[int, torch.Tensor]:
             for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
                 near = round.global_vector + (3 * (client + 1) if anchor == "start" else 0)
                 assert (vector - near).abs().max() < 1
             return {}
 
     # lr mu = 1: every step begins at the anchor.
-    module = Plain(network(batch_norm=False), lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
+    module = Plain(
+        network(batch_norm=False), lambda parameters: torch.optim.SGD(parameters, lr=1e-3)
+    )
     loop = FederatedLoop(personalizer=Apart(), client_algorithm=FedProx(1000.0, anchor), seed=0)
     fit(loop, tmp_path, module, rounds=2)
 
@@ -60,7 +64,8 @@ def test_moreau_sgd_with_wrong_arguments_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "trainer"), [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})]
+    ("loop", "trainer"),
+    [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})],
 )
 def test_moreau_sgd_with_unsupported_settings_is_refused(
     tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]

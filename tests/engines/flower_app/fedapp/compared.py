@@ -28,7 +28,10 @@ class Halfway(FedAvg):
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         arrays, _ = super().aggregate_train(server_round, replies)
         self.done, noise = self.done + 1, torch.randn(()) / 10
-        now = {name: (self.before[name] + value) / 2 + noise for name, value in arrays.to_torch_state_dict().items()}
+        now = {
+            name: (self.before[name] + value) / 2 + noise
+            for name, value in arrays.to_torch_state_dict().items()
+        }
         return ArrayRecord(now), MetricRecord({"noise": noise.item()})
 
 
@@ -47,7 +50,10 @@ class Kept:
         sent = messages[0].content["arrays"].to_torch_state_dict()
         replies = list(self._grid.send_and_receive(messages=messages, **options))
         replies.sort(key=lambda each: each.content["metrics"]["partition-id"])
-        states = [(r.content["arrays"].to_torch_state_dict(), r.content["metrics"]["num-examples"]) for r in replies]
+        states = [
+            (r.content["arrays"].to_torch_state_dict(), r.content["metrics"]["num-examples"])
+            for r in replies
+        ]
         self.rounds.append((sent, *zip(*states)))
         return replies
 
@@ -60,16 +66,27 @@ def main(grid: Grid, context: Context) -> None:
             torch.manual_seed(0)
             net, recorded = Net(), Kept(grid)
             start = ArrayRecord(net.state_dict())
-            strategy = make(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
+            strategy = make(
+                fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS
+            )
             if valued:
                 metrics = {
                     "value": flsv.metrics.CumulativeShapley(performance="negative_loss"),
                     "cssv": flsv.metrics.ClassSpecificShapley(),
                 }
                 folder = f"{context.run_config['folder']}/{make.__name__}"
-                strategy = Contributions(strategy, net, val_loader(), metrics=metrics, folder=folder)
-            result = strategy.start(recorded, start, num_rounds=context.run_config["num-server-rounds"])
+                strategy = Contributions(
+                    strategy, net, val_loader(), metrics=metrics, folder=folder
+                )
+            result = strategy.start(
+                recorded, start, num_rounds=context.run_config["num-server-rounds"]
+            )
             told = {index: dict(record) for index, record in result.train_metrics_clientapp.items()}
             trained = result.arrays.to_torch_state_dict()
-            kept[make.__name__, valued] = recorded.rounds, trained, told, getattr(strategy, "done", 0)
+            kept[make.__name__, valued] = (
+                recorded.rounds,
+                trained,
+                told,
+                getattr(strategy, "done", 0),
+            )
     torch.save(kept, f"{context.run_config['folder']}/kept.pt")

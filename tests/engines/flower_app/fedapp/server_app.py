@@ -16,6 +16,13 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
     net, strategy = Net(), FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
-    metrics = {"value": flsv.metrics.CumulativeShapley(), "cssv": flsv.metrics.ClassSpecificShapley()}
-    strategy = Contributions(strategy, net, val_loader(), metrics=metrics, folder=context.run_config["folder"])
-    strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=context.run_config["num-server-rounds"])
+    metrics = {
+        "value": flsv.metrics.CumulativeShapley(),
+        "cssv": flsv.metrics.ClassSpecificShapley(),
+    }
+    strategy = Contributions(
+        strategy, net, val_loader(), metrics=metrics, folder=context.run_config["folder"]
+    )
+    strategy.start(
+        grid, ArrayRecord(net.state_dict()), num_rounds=context.run_config["num-server-rounds"]
+    )

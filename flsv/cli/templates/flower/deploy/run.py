@@ -35,7 +35,9 @@ def configure() -> None:
     """Tell `flwr` where the SuperLink is."""
     FLOWER.mkdir(exist_ok=True)
     told = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{SUPERLINK}"\n'
-    (FLOWER / "config.toml").write_text(f'{told}root-certificates = "{KEYS.resolve() / "ca.pem"}"\n')
+    (FLOWER / "config.toml").write_text(
+        f'{told}root-certificates = "{KEYS.resolve() / "ca.pem"}"\n'
+    )
 
 
 def ready() -> bool:
@@ -55,12 +57,17 @@ def register() -> None:
     keys = sorted(KEYS.glob("*.pub"))
     for key in keys:
         done = subprocess.run(
-            ["flwr", "supernode", "register", key, NAME, "--name", key.stem], capture_output=True, text=True
+            ["flwr", "supernode", "register", key, NAME, "--name", key.stem],
+            capture_output=True,
+            text=True,
         )
         said = " ".join((done.stdout + done.stderr).split())
         if done.returncode and "already in use" not in said:
             sys.exit(f"{key} could not be registered: {said}")
-    print(f"registered: {', '.join(key.stem for key in keys) or f'nobody, there is no {KEYS}/*.pub'}", flush=True)
+    print(
+        f"registered: {', '.join(key.stem for key in keys) or f'nobody, there is no {KEYS}/*.pub'}",
+        flush=True,
+    )
 
 
 def status() -> dict[str, str]:

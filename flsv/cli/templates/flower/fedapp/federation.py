@@ -17,7 +17,9 @@ SITES = ["Boston", "Lyon", "Osaka"]
 
 def make_module() -> L.LightningModule:
     torch.manual_seed(0)  # everybody starts from the same weights
-    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=partial(torch.optim.SGD, lr=0.1))
+    return ClassifierClient(
+        "mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=partial(torch.optim.SGD, lr=0.1)
+    )
 
 
 class SiteData(L.LightningDataModule):
@@ -33,8 +35,12 @@ class SiteData(L.LightningDataModule):
 
 
 def make_loop() -> FederatedLoop:
-    return FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()}, seed=0)
+    return FederatedLoop(
+        aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()}, seed=0
+    )
 
 
 client = client_app(make_module, SiteData, make_loop)
-server = server_app(make_module, make_loop, SITES, rounds=3, num_classes=10, folder="runs", timeout=600)
+server = server_app(
+    make_module, make_loop, SITES, rounds=3, num_classes=10, folder="runs", timeout=600
+)
