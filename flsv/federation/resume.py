@@ -37,9 +37,8 @@ def check_checkpoint(
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
         # mypy: set by Lightning's connectors
-        if "identity" in state and state["identity"]["samples"] != sample_hashes(
-            trainer.datamodule
-        ):  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        if "identity" in state and state["identity"]["samples"] != sample_hashes(data):
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
                 "the samples that it is validated on.",

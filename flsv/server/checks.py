@@ -78,11 +78,8 @@ def _check_metrics(
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
             # mypy: set by Lightning's connectors
-            if (
-                trainer.max_epochs is not None
-                and trainer.max_epochs > 0
-                and not trainer.fast_dev_run
-            ):  # type: ignore[attr-defined]
+            is_short: bool | int = trainer.fast_dev_run  # type: ignore[attr-defined]
+            if trainer.max_epochs is not None and trainer.max_epochs > 0 and not is_short:
                 metric.check_rounds(trainer.max_epochs)
 
 
