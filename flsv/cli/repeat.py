@@ -50,46 +50,56 @@ def repeat(
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
-    first = make_cli([*arguments, "--seed_everything=0", *QUIET], run=False, quiet=True)
-    kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
-    with dealt_once(
-        yaml.safe_load(first.parser.dump(first.config, skip_none=False)), 0, out
-    ) as file:
-        made = _runs(range(runs), file, kept, out, bars, say)
-    if not made[0].metrics:
+    fit_arguments = [*arguments, "--seed_everything=0", *QUIET]
+    template = make_cli(fit_arguments, run=False, quiet=True)
+    identity = template.identity()
+    run_list = ResultFile(out / RUNS, COLUMNS, identity.flat())
+    finished_runs = len(run_list.rows)
+    if finished_runs > runs:
+        say(f"{out} has {finished_runs} runs. The means are over all of them.")
+
+    config_text = template.parser.dump(template.config, skip_none=False)
+    config = yaml.safe_load(config_text)
+    seeds = range(max(runs, finished_runs))
+    with dealt_once(config, 0, out) as file:
+        repetitions = _runs(seeds, file, run_list, out, bars, say)
+    if not repetitions[0].metrics:
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
         )
-    rows = seed_summary(made)
-    save_table(out / SUMMARY, rows)
-    return rows, out / SUMMARY
+    summary = seed_summary(repetitions)
+    save_table(out / SUMMARY, summary)
+    return summary, out / SUMMARY
 
 
 def _runs(
     seeds: Sequence[int],
     arguments: Sequence[str],
-    kept: ResultFile,
+    run_list: ResultFile,
     out: Path,
     bars: bool,
     say: Callable[[str], None],
 ) -> list[Run]:
-    done = {row["run"]: out / row["folder"] for row in kept.rows}
-    made: list[Run] = []
+    folders = {row["run"]: out / row["folder"] for row in run_list.rows}
+    repetitions: list[Run] = []
     for seed in seeds:
         name = f"seed_{seed}"
-        if name in done:
-            run = open_run(done[name])
+        if name in folders:
+            run = open_run(folders[name])
         else:
-            say(f"Run {len(made) + 1} of {len(seeds)}: seed {seed}")
+            say(f"Run {len(repetitions) + 1} of {len(seeds)}: seed {seed}")
             run = _fit(arguments, seed, out / name, bars)
-            kept.add([[name, os.path.relpath(run.folder, out)]])
-        made.append(run)
-        if run.record["hashes"] != made[0].record["hashes"]:
+            path = os.path.relpath(run.folder, out)
+            run_list.add([[name, path]])
+
+        repetitions.append(run)
+        first_run = repetitions[0]
+        if run.record["hashes"] != first_run.record["hashes"]:
             raise ConfigurationError(
                 "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
                 "source that draws samples needs a seed of its own."
             )
-    return made
+    return repetitions
 
 
 def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
@@ -118,27 +128,39 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary"
     )
-    options, rest = parser.parse_known_args(list(args))
-    bars, say = sys.stdout.isatty() and not quiet, printer(quiet)
+    options, fit_arguments = parser.parse_known_args(list(args))
+    has_bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):
-        rows, path = repeat(options.runs, rest, options.out, bars=bars, say=say)
+        summary, path = repeat(
+            options.runs,
+            fit_arguments,
+            options.out,
+            bars=has_bars,
+            say=printer(quiet),
+        )
     if not quiet:
-        _show(rows, options.runs)
+        _show(summary)
     print(f"Summary: {display_path(path)}")
 
 
-def _show(rows: DataFrame, runs: int) -> None:
+def _show(summary: DataFrame) -> None:
     """Print a table for each metric, first for metrics that are suitable for payment."""
-    for paid in (True, False):
-        for metric, mine in rows.groupby("metric", sort=False):
-            if mine["share"].notna().any() != paid:
+    for is_payable in (True, False):
+        for metric, rows in summary.groupby("metric", sort=False):
+            if rows["share"].notna().any() != is_payable:
                 continue
-            ends = (mine[name].tolist() for name in ("mean", "low", "high"))
-            columns = {"mean": with_intervals(*ends), "std of runs": numbers(mine["std"].tolist())}
-            if paid:
-                columns["share"] = mine["share"].map(percent).tolist()
-            advice = "" if paid else ". Do not base payments on these values"
-            print_table(
-                f"{metric}, mean of {runs} runs{advice}", mine["client_name"].tolist(), columns
-            )
+            title = f"{metric}, mean of {rows['runs'].max()} runs"
+            if not is_payable:
+                title += ". Do not base payments on these values"
+            client_names = rows["client_name"].tolist()
+            print_table(title, client_names, _columns_shown(rows, is_payable))
     print(BRACKETS)
+
+
+def _columns_shown(rows: DataFrame, is_payable: bool) -> dict[str, list[str]]:
+    values = rows.to_dict("list")
+    means = with_intervals(values["mean"], values["low"], values["high"])
+    columns = {"mean": means, "std of runs": numbers(values["std"])}
+    if is_payable:
+        columns["share"] = rows["share"].map(percent).tolist()
+    return columns

@@ -38,6 +38,8 @@ IDLE = {
     },
     "federation": {"reporting", "seed"},
 }  # fmt: skip
+#: Sections of a configuration that determine a run's results.
+SECTIONS = ("model", "data", "federation", "trainer")
 #: Packages whose versions, not source files, are part of an identity.
 PACKAGES = ("flsv", "torch", "lightning")
 #: Packages whose classes' source is not hashed.
@@ -142,22 +144,34 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
-    settings = versions()
-    for section in ("model", "data", "federation", "trainer"):
-        for name, value in _leaves(config[section], section) if config.get(section) else ():
-            words = name.split(".")
-            of_data = section == "data"
-            idle = {words[1], ".".join(words[1:3])} & IDLE.get(section, set())
-            if idle or value is None or (of_data and words[-1] == "root"):
+    """Return ``{dotted name: text}`` of the options and the code of ``flsv fit`` that determine its results."""
+    settings = versions() | option_texts(config)
+    for section in filter(config.get, SECTIONS):
+        for name, value in _leaves(config[section], section):
+            if name not in settings or not name.endswith("class_path"):
                 continue
-            # The same data in another folder are the same data: hashes of the samples compare them.
-            settings[name] = repr(
-                PurePath(value).name if of_data and isinstance(value, str) else value
-            )
-            if name.endswith("class_path") and (source := source_of(locate(str(value)))):
+            source = source_of(locate(str(value)))
+            if source:
                 settings[f"{name}, its code"] = source
     return settings
+
+
+def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
+    texts = {}
+    for section in filter(config.get, SECTIONS):
+        is_data = section == "data"
+        for name, value in _leaves(config[section], section):
+            words = name.split(".")
+            is_idle = bool({words[1], ".".join(words[1:3])} & IDLE.get(section, set()))
+            is_root = is_data and words[-1] == "root"
+            if is_idle or is_root or value is None:
+                continue
+            # The same data in another folder are the same data: hashes of the samples compare them.
+            if is_data and isinstance(value, str):
+                value = PurePath(value).name
+            texts[name] = repr(value)
+    return texts
 
 
 def source_of(made_by: Any) -> str:

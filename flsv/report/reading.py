@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from pandas import DataFrame
 
+from flsv.configuration.identity import Identity, option_texts
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import LEVEL, half_width
-from flsv.results.folder import RECORD, RETRAINED, RUNS, find_contributions
+from flsv.results.folder import (
+    CONFIG,
+    RECORD,
+    RETRAINED,
+    RUNS,
+    find_contributions,
+    repeated_folders,
+)
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import (
@@ -29,7 +38,7 @@ from flsv.results.run_table import (
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 
 
 @dataclass(frozen=True)
@@ -329,17 +338,52 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that made this run, if there are at least two."""
-    place = next(
-        (parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None
-    )
-    rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
-    found = [open_run(Path(str(place), row["folder"])) for _, row in rows]
-    for each in found:
-        if each.record["hashes"] != run.record["hashes"]:
+    """Return all finished runs of the ``flsv repeat`` that lists this run, if there are at least two."""
+    folders = _listed_with(run.folder)
+    if len(folders) < 2:
+        return []
+
+    repetitions = [open_run(folder) for folder in folders]
+    for repetition in repetitions:
+        differences = _other_experiment(run, repetition)
+        if differences:
             raise ConfigurationError(
-                f"{each.folder} does not have the data of {run.folder}, so that no mean over seeds "
-                "can be computed. Move "
-                "the run out of its folder."
+                f"{repetition.folder} is not {run.folder} with another seed, so that no mean over "
+                f"seeds can be computed: {listed(differences)}. Move {run.folder} out of the "
+                "folder of flsv repeat to read it alone."
             )
-    return found if len(found) > 1 else []
+    return repetitions
+
+
+def _listed_with(run_folder: Path) -> list[Path]:
+    """Return the folders in the nearest ``runs.csv`` above a run, or an empty list if it is not one of them."""
+    run_folder = run_folder.resolve()
+    for parent in run_folder.parents:
+        if (parent / RUNS).is_file():
+            folders = repeated_folders(parent)
+            is_listed = run_folder in [folder.resolve() for folder in folders]
+            return folders if is_listed else []
+    return []
+
+
+def _other_experiment(run: Run, repetition: Run) -> list[str]:
+    """Describe what two runs differ in apart from their seeds."""
+    differences = []
+    if repetition.record["hashes"] != run.record["hashes"]:
+        differences.append(f"it does not have the data of {run.folder}")
+    if repetition.record["rounds"] != run.record["rounds"]:
+        differences.append(
+            f"it is of {repetition.record['rounds']} rounds, and not of {run.record['rounds']}"
+        )
+
+    repeated = Identity(_options_of(repetition), {})
+    reported = Identity(_options_of(run), {})
+    return differences + repeated.other_settings(reported, "is {}, and not {}")
+
+
+def _options_of(run: Run) -> dict[str, str]:
+    """Return the options in a run's ``config.yaml`` that determine its results, or none without this file."""
+    path = run.folder / CONFIG
+    if not path.is_file():
+        return {}
+    return option_texts(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.csv_files import read_rows
 from flsv.utilities.declared import checked
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError, listed
@@ -127,10 +128,25 @@ def find_contributions(run: Path) -> Path:
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
     if (folder / RUNS).is_file():
-        return below[-1] / CONTRIBUTIONS
+        return _first_of_repeat(folder) / CONTRIBUTIONS
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
     )
+
+
+def repeated_folders(repeat: Path) -> list[Path]:
+    """Return the folders of the finished runs that the folder of a ``flsv repeat`` lists."""
+    rows = read_rows(repeat / RUNS, {"folder": str}, skip=1)
+    return [repeat / row["folder"] for _, row in rows]
+
+
+def _first_of_repeat(repeat: Path) -> Path:
+    folders = repeated_folders(repeat)
+    if not folders:
+        raise ConfigurationError(
+            f"{repeat / RUNS} lists no finished run. Name the folder of a run."
+        )
+    return folders[0]
 
 
 def find_config_of(run: Path) -> Path:

@@ -79,3 +79,18 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert "samples of" in capsys.readouterr().err
     assert (out / "repeat.csv").read_bytes() == before
     assert not (out / "seed_2").exists()
+
+
+def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, capsys):
+    out = tmp_path / "out"
+    config = written(tmp_path / "federation.yaml")
+    options = [f"--config={config}", f"--out={out}"]
+    assert main(["repeat", "3", *options, "-q"]) == 0
+    summary_of_3 = (out / "repeat.csv").read_bytes()
+    capsys.readouterr()
+
+    assert main(["repeat", "2", *options]) == 0
+    output = capsys.readouterr().out
+    assert f"{out} has 3 runs. The means are over all of them." in output
+    assert "cssv, mean of 3 runs" in output
+    assert (out / "repeat.csv").read_bytes() == summary_of_3

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import lightning as L
@@ -12,14 +14,16 @@ from flsv import Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
-from flsv.report import open_run, write_report
+from flsv.report import Budget, open_run, write_report
+from flsv.report.basis import basis_of
+from flsv.report.shares import shares_of
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of
-from helpers.runs import made_value, make_run, repeated, write_rows
+from helpers.runs import made_value, make_game, make_run, repeated, retold, write_rows
 
 
 def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
@@ -65,6 +69,64 @@ def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path: Path) -> N
     first = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
     assert open_run(tmp_path).folder == first
     assert "mean of 2 runs" in text_of(write_report(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["other/lightning_logs/version_0", "seed_0/version_1", "alone"])
+def test_run_below_a_repeat_that_does_not_list_it_has_its_own_values(
+    tmp_path: Path, folder: str
+) -> None:
+    repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    unlisted = make_game(tmp_path / folder, {"sv": [0.0, 0.9]})
+    shares = shares_of(open_run(unlisted), Budget(100.0))
+    assert shares.basis.values == [0.0, 0.9]
+    assert shares.basis.seeds == 1
+
+
+def test_folder_of_repeated_runs_ignores_older_runs_that_it_does_not_list(tmp_path: Path) -> None:
+    stopped_run = make_game(tmp_path / "seed_0" / "stopped", {"sv": [0.0, 0.9]})
+    os.utime(stopped_run / "contributions.csv", (0, 0))
+    first_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    assert open_run(tmp_path).folder == first_run
+
+
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_moved_or_copied_folder_of_repeated_runs_has_the_same_means(tmp_path: Path, move) -> None:
+    folder = tmp_path / "runs"
+    archive = tmp_path / "archive"
+    repeated(folder, [0.4, 0.1], [0.2, 0.1])
+    move(folder, archive)
+    run = open_run(archive / "seed_1")
+    basis = basis_of(run, "sv")
+    assert basis.values == pytest.approx([0.3, 0.1])
+
+
+RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"
+
+
+@pytest.mark.parametrize(
+    ("config", "other_config", "difference"),
+    [
+        (RATE % 0.1, RATE % 0.3, r"model\S*\.lr is 0.3, and not 0.1"),
+        ("data: {batch_size: 8}", "data: {batch_size: 9}", "data.batch_size is 9"),
+        ("", "trainer: {max_epochs: 4}", "trainer.max_epochs is 4"),
+    ],
+)
+def test_listed_runs_of_another_experiment_are_refused(
+    tmp_path: Path, config: str, other_config: str, difference: str
+) -> None:
+    reported_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    other_run = tmp_path / "seed_1"
+    (reported_run / "config.yaml").write_text(f"seed_everything: 0\n{config}")
+    (other_run / "config.yaml").write_text(f"seed_everything: 1\n{other_config}")
+    with pytest.raises(ConfigurationError, match=f"with another seed.*{difference}"):
+        basis_of(open_run(reported_run), "sv")
+
+
+def test_listed_run_of_more_rounds_is_refused(tmp_path: Path) -> None:
+    reported_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    retold(tmp_path / "seed_1", rounds=4)
+    with pytest.raises(ConfigurationError, match="it is of 4 rounds, and not of 5"):
+        basis_of(open_run(reported_run), "sv")
 
 
 @pytest.mark.parametrize(
