@@ -33,8 +33,8 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
     "tokens of flsv": (313_000, 290_000),
-    "tokens of the core": (269_000, 130_000),
-    "modules of the core": (262, 110),
+    "tokens of the core": (214_000, 130_000),
+    "modules of the core": (188, 110),
     "words of all pages": (30_900, 30_000),
     "words of guides": (11_500, 12_000),
     "words of docstrings": (90_300, 90_000),
@@ -163,13 +163,12 @@ def vague_names(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def is_dense(counts: Iterable[int], limits: Density) -> bool:
-    """Return whether lines of so many tokens are over the limits; one long line is none too many."""
+    """Return whether lines of so many tokens are over the limits, apart from one long line."""
     counts = list(counts)
-    if not counts:
-        return False
     long_lines = sum(count >= MANY_TOKENS for count in counts)
+    permitted_tokens = limits.tokens_per_line * len(counts) + MANY_TOKENS
     permitted_long_lines = max(1.0, limits.percent_of_long_lines / 100 * len(counts))
-    return sum(counts) / len(counts) > limits.tokens_per_line or long_lines > permitted_long_lines
+    return sum(counts) > permitted_tokens or long_lines > permitted_long_lines
 
 
 def limits_of(path: Path) -> Density:

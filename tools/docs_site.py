@@ -200,11 +200,24 @@ def page_of(each: Algorithm) -> str:
 def public_names(package: str) -> list[str]:
     """``__all__`` of a package or module, without importing it."""
     path = ROOT / Path(*package.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(path.read_text()).body:
+    stub = path / "__init__.pyi"
+    if stub.exists():
+        return names_of_stub(stub)
+
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return list(ast.literal_eval(node.value))
     raise ValueError(f"{package} has no __all__")
+
+
+def names_of_stub(stub: Path) -> list[str]:
+    """The names that a package imports when they are first asked for, without its subpackages."""
+    names = []
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, "__about__"):
+            names += [alias.name for alias in node.names]
+    return sorted(names)
 
 
 def metrics() -> list[str]:

@@ -4,34 +4,6 @@ Rules that change a single client's update are in ``filters``, rules that give c
 ``personalization``.
 """
 
-from flsv.aggregation.base import Aggregator
-from flsv.aggregation.bucketing import Bucketing
-from flsv.aggregation.cgsv import CGSV
-from flsv.aggregation.divergence_weighted import DivergenceWeighted
-from flsv.aggregation.fedavg import FedAvg
-from flsv.aggregation.fedce import FedCE
-from flsv.aggregation.fednova import FedNova
-from flsv.aggregation.fedopt import FedAdam, FedAvgM, FedYogi, ServerOptimizer
-from flsv.aggregation.geometric_median import GeometricMedian
-from flsv.aggregation.shapfed import ShapFedWA
-from flsv.aggregation.shapley_weighted import ShapleySoftmax, ShapleyWeighted
-from flsv.aggregation.trimmed_mean import TrimmedMean
+import lazy_loader
 
-__all__ = [
-    "CGSV",
-    "Aggregator",
-    "Bucketing",
-    "DivergenceWeighted",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedCE",
-    "FedNova",
-    "FedYogi",
-    "GeometricMedian",
-    "ServerOptimizer",
-    "ShapFedWA",
-    "ShapleySoftmax",
-    "ShapleyWeighted",
-    "TrimmedMean",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -25,8 +25,14 @@ from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting
-from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Piece, Prediction, work_on
-from flsv.retraining.fits_in_processes import Federation as Retrainable
+from flsv.retraining.fits_in_processes import (
+    UTILITY,
+    Federation as Retrainable,
+    FitsInProcesses,
+    Piece,
+    Prediction,
+    work_on,
+)
 from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError

@@ -139,11 +139,12 @@ class FederationRun:
 
     def round(self, write: Callable[[Round], None], last: bool) -> bool:
         """Run a round, pass it to ``write``, and return whether it is complete."""
-        instructions = self._instruct_cohort()  # it was drawn at the end of the round before
-        if not self.engine.train(
-            instructions
-        ):  # one after the other, many at once, on ranks or at sites
+        instructions = self._instruct_cohort()
+
+        # One after the other, many at once, on ranks or at sites.
+        if not self.engine.train(instructions):
             return False
+
         round = self._receive(instructions)
         round = self._finish(round)  # metrics, aggregation, personalization
         write(round)

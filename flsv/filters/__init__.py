@@ -2,19 +2,6 @@
 aggregator see them. Rules that combine updates are in ``aggregation``.
 """
 
-from flsv.filters.base import Cohort, UpdateFilter
-from flsv.filters.caps import NormCap, SampleCap
-from flsv.filters.copies import CopyFilter
-from flsv.filters.krum import MultiKrum
-from flsv.filters.outliers import OutlierFilter, with_finite_check
+import lazy_loader
 
-__all__ = [
-    "Cohort",
-    "CopyFilter",
-    "MultiKrum",
-    "NormCap",
-    "OutlierFilter",
-    "SampleCap",
-    "UpdateFilter",
-    "with_finite_check",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

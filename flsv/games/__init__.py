@@ -32,25 +32,6 @@ autoencoder, by the autoencoder's own validation loss:
 (torch.Size([3]), True)
 """
 
-from flsv.games.coalition_games import CoalitionGames
-from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Renormalized, Weighting
-from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore, performance_of
-from flsv.games.validated_models import ValidatedModels
-from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric, VectorEvaluator
+import lazy_loader
 
-__all__ = [
-    "METRICS",
-    "CoalitionGames",
-    "CoalitionTable",
-    "CoalitionUtility",
-    "ModelEvaluator",
-    "ModelScore",
-    "Renormalized",
-    "Scores",
-    "UtilityMetric",
-    "ValidatedModels",
-    "VectorEvaluator",
-    "Weighting",
-    "performance_of",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

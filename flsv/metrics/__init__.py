@@ -13,47 +13,6 @@ By the question that they answer:
 - How much does taking part cost a client? CommunicationCost, PrivacyLoss.
 """
 
-from flsv.metrics.base import ContributionMetric
-from flsv.metrics.class_specific_shapley import ClassSpecificShapley
-from flsv.metrics.coalitions.blended_contribution import BlendedContribution
-from flsv.metrics.coalitions.one_round_shapley import OneRoundShapley
-from flsv.metrics.coalitions.presets import (
-    CumulativeShapley,
-    DecayedShapley,
-    LeaveOneOut,
-    PartialFederatedShapley,
-    SurrogateFederatedShapley,
-)
-from flsv.metrics.coalitions.value import CoalitionValue
-from flsv.metrics.contribution_estimation import ContributionEstimation
-from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
-from flsv.metrics.costs import CommunicationCost, PrivacyLoss
-from flsv.metrics.domain_relevance import DomainRelevance
-from flsv.metrics.fedbary import CalibratedOTGradient, WassersteinContribution
-from flsv.metrics.gradient_agreement import GradientAgreement
-from flsv.metrics.gradient_shapley import GradientShapley, InRunShapley
-from flsv.metrics.shadow import ShadowShapley
+import lazy_loader
 
-__all__ = [
-    "BlendedContribution",
-    "CalibratedOTGradient",
-    "ClassSpecificShapley",
-    "CoalitionValue",
-    "CommunicationCost",
-    "ContributionEstimation",
-    "ContributionMetric",
-    "CosineGradientShapley",
-    "CumulativeShapley",
-    "DecayedShapley",
-    "DomainRelevance",
-    "GradientAgreement",
-    "GradientShapley",
-    "InRunShapley",
-    "LeaveOneOut",
-    "OneRoundShapley",
-    "PartialFederatedShapley",
-    "PrivacyLoss",
-    "ShadowShapley",
-    "SurrogateFederatedShapley",
-    "WassersteinContribution",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,34 +5,6 @@ Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, 
 LightningModules, for regression and for running text.
 """
 
-from flsv.models.cnn import (
-    LeNet5,
-    McMahanCNN,
-    ShapFedCNN,
-    ShapleyFLCifarCNN,
-    ShapleyFLFashionCNN,
-    resnet34_small,
-)
-from flsv.models.factory import NETWORKS, build_network
-from flsv.models.linear import MLP, FastText, SoftmaxRegression
-from flsv.models.lora import LoRAClient
-from flsv.models.mixture import MixtureClient
-from flsv.models.tasks import CharacterModel, RegressorClient
+import lazy_loader
 
-__all__ = [
-    "MLP",
-    "NETWORKS",
-    "CharacterModel",
-    "FastText",
-    "LeNet5",
-    "LoRAClient",
-    "McMahanCNN",
-    "MixtureClient",
-    "RegressorClient",
-    "ShapFedCNN",
-    "ShapleyFLCifarCNN",
-    "ShapleyFLFashionCNN",
-    "SoftmaxRegression",
-    "build_network",
-    "resnet34_small",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

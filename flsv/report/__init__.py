@@ -1,7 +1,5 @@
 """Reports of runs: values as tables, and an HTML page with shares of a budget."""
 
-from flsv.report.page import write_report
-from flsv.report.reading import Run, open_run, read_run
-from flsv.report.shares import Budget
+import lazy_loader
 
-__all__ = ["Budget", "Run", "open_run", "read_run", "write_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,7 +3,6 @@
 No module here reads clients' data.
 """
 
-from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.round_server import RoundServer
+import lazy_loader
 
-__all__ = ["ContributionMetrics", "RoundServer"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

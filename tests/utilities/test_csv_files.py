@@ -5,8 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pandas import DataFrame
 
 from flsv.results.run_table import CSV, Numbers, read_contributions, round_rows

@@ -16,8 +16,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import try_forward
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.scores.class_scores import OWN_SCORES as MEASURES
-from flsv.scores.class_scores import ClassScores
+from flsv.scores.class_scores import OWN_SCORES as MEASURES, ClassScores
 from flsv.utilities.errors import ConfigurationError
 
 

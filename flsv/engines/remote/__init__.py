@@ -1,18 +1,5 @@
 """Federations whose clients are other processes (sites), reached over any transport."""
 
-from flsv.engines.remote.federation import RemoteFederation
-from flsv.engines.remote.messages import Packet
-from flsv.engines.remote.policy import SitePolicy
-from flsv.engines.remote.site import Site
-from flsv.engines.remote.transport import Directory, RemoteData, Transport, agreement
+import lazy_loader
 
-__all__ = [
-    "Directory",
-    "Packet",
-    "RemoteData",
-    "RemoteFederation",
-    "Site",
-    "SitePolicy",
-    "Transport",
-    "agreement",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

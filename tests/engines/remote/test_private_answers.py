@@ -17,8 +17,7 @@ from flsv.aggregation import FedAvg
 from flsv.core import ClientUpdate, Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
-from flsv.engines.remote import Packet, Site
-from flsv.engines.remote import site as site_module
+from flsv.engines.remote import Packet, Site, site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
 from flsv.engines.remote.policy import QUESTIONS

@@ -1,0 +1,41 @@
+from . import (
+    aggregation as aggregation,
+    attacks as attacks,
+    benchmark as benchmark,
+    cli as cli,
+    core as core,
+    data as data,
+    engines as engines,
+    federation as federation,
+    filters as filters,
+    functional as functional,
+    games as games,
+    metrics as metrics,
+    models as models,
+    outside as outside,
+    personalization as personalization,
+    privacy as privacy,
+    report as report,
+    results as results,
+    retraining as retraining,
+    sampling as sampling,
+    scores as scores,
+    server as server,
+    testing as testing,
+    training as training,
+    uploads as uploads,
+    utilities as utilities,
+    valuation as valuation,
+)
+from .__about__ import __version__ as __version__
+from .configuration.federation_config import ClientEvaluation as ClientEvaluation
+from .core import ClientUpdate as ClientUpdate, ParameterSpace as ParameterSpace, Round as Round
+from .data import FederatedDataModule as FederatedDataModule
+from .federation import FederatedLoop as FederatedLoop
+from .functional.allocation import allocate as allocate
+from .models.classifier import ClassifierClient as ClassifierClient
+from .outside.value_round import value_round as value_round
+from .report import read_run as read_run
+from .results.folder import Reporting as Reporting
+from .retraining.retrain import retrain as retrain
+from .utilities.errors import ConfigurationError as ConfigurationError

@@ -1,0 +1,35 @@
+from .corruption import (
+    ClientChoice as ClientChoice,
+    ClosedSetLabelNoise as ClosedSetLabelNoise,
+    Corruption as Corruption,
+    GaussianNoise as GaussianNoise,
+    OpenSetLabelNoise as OpenSetLabelNoise,
+)
+from .datamodule import FederatedDataModule as FederatedDataModule
+from .loaders import Loader as Loader, TensorBatches as TensorBatches, make_loader as make_loader
+from .partition import (
+    GroupPartitioner as GroupPartitioner,
+    IIDPartitioner as IIDPartitioner,
+    OneClient as OneClient,
+    Partitioner as Partitioner,
+    Splits as Splits,
+    partition_counts as partition_counts,
+    plot_partition as plot_partition,
+)
+from .skew import (
+    DirichletPartitioner as DirichletPartitioner,
+    LongTail as LongTail,
+    PathologicalPartitioner as PathologicalPartitioner,
+    ProportionPartitioner as ProportionPartitioner,
+    ShardPartitioner as ShardPartitioner,
+    SizePartitioner as SizePartitioner,
+)
+from .sources.base import Files as Files, SourceData as SourceData
+from .sources.columns import Columns as Columns
+from .sources.csv_data import (
+    CharacterData as CharacterData,
+    CSVData as CSVData,
+    TableData as TableData,
+    TextData as TextData,
+)
+from .sources.named import DATA_SETS as DATA_SETS, load_image_data as load_image_data

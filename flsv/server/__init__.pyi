@@ -1,0 +1,2 @@
+from .contribution_metrics import ContributionMetrics as ContributionMetrics
+from .round_server import RoundServer as RoundServer
