@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flsv.core.local_data import LocalData, opened
 from flsv.core.ranks import ClientPlacement
+from flsv.utilities.errors import ConfigurationError
 
 Direction = Literal["up", "down"]
 
@@ -170,6 +171,10 @@ class Client:
         channel: the channel that counts the questions and answers, if they are counted.
         owners: the assignment of all clients to processes (ranks). With None all are in this process.
 
+    Attributes:
+        is_private: whether nothing may leave the client but its noised update. Then :meth:`ask` refuses every question
+            but those whose function is annotated to return None.
+
     Example:
         >>> import torch
         >>> data = LocalData("client 3", lambda split: [], torch.tensor([2, 5]), torch.tensor([9, 9]))
@@ -189,7 +194,11 @@ class Client:
         channel: Channel | None = None,
         owners: ClientPlacement | None = None,
     ) -> None:
-        self.id, self._channel, self._owners, self.__data = id, channel, owners, data
+        self.id = id
+        self.is_private = False
+        self._channel = channel
+        self._owners = owners
+        self.__data = data
 
     def ask(
         self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
@@ -211,8 +220,27 @@ class Client:
 
         Raises:
             NoAnswer: the client is at a remote site, which is away, late, or has failed.
+            ConfigurationError: the client is private, and the question has an answer.
         """
-        owners, answer = self._owners, None
+        # The only door: what is computed from a client's samples reaches the server here, or in its update.
+        if self.is_private and not _answers_nothing(question):
+            raise ConfigurationError(
+                f"client {self.id} was asked {_name(question)!r}, and nothing but a noised update leaves it with "
+                "GaussianPrivacy. Leave that, or the part that asks, out. A function that is annotated to return None "
+                "may run at the client."
+            )
+        answer = self._answer(question, args, kwargs)
+        if self.is_private:
+            answer = None
+        self._count(question, (args, kwargs), answer)
+        return answer  # type: ignore[return-value]  # None if the function returns nothing
+
+    def _answer(
+        self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T | None:
+        """Run the question at the client, in whichever process it is."""
+        owners = self._owners
+        answer = None
         if owners is None or owners.has(self.id):
             with opened(self.__data):
                 answer = question(self.__data, *args, **kwargs)
@@ -220,12 +248,12 @@ class Client:
             raise RuntimeError(
                 f"client {self.id} was asked {_name(question)!r} within a conversation with another."
             )
-        if owners is not None and not owners.conversing:
-            answer = owners.ranks.broadcast(
-                owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"
-            )
-        self._count(question, (args, kwargs), answer)
-        return answer  # type: ignore[return-value]  # None only before the broadcast
+        if owners is None or owners.conversing:
+            return answer
+
+        words = f"client {self.id}'s answer to {_name(question)!r}"
+        shared_answer: T | None = owners.ranks.broadcast(owners[self.id], answer, words)
+        return shared_answer
 
     def take_back(self) -> None:
         """Undo the changes that the last :meth:`ask` made to the client's state."""
@@ -243,6 +271,12 @@ class Client:
 
 def _name(question: Callable[..., Any]) -> str:
     return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
+
+
+def _answers_nothing(question: Callable[..., Any]) -> bool:
+    function = getattr(question, "func", question)
+    annotations = getattr(function, "__annotations__", {})
+    return "return" in annotations and annotations["return"] in (None, "None")
 
 
 def map_clients(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,6 +116,10 @@ class FederationState:
         if self.global_vector is None:
             raise RuntimeError("there is no global model before the first round begins.")
         return self.global_vector
+
+    def for_strategies(self) -> FederationState:
+        """Return the state without what the loop itself has read at the clients: ``trained``, ``client_scores``."""
+        return replace(self, trained={}, client_scores={})
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
         """Store the next global model, the weights, and who took part or sent an update."""

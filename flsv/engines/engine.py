@@ -65,23 +65,33 @@ class Engine:
         config: FederationConfig,
         steps: LocalSteps,
     ) -> None:
-        self.trainer, self.data = trainer, data
-        self._state, self.store, self._config, self._steps = state, store, config, steps
+        self.trainer = trainer
+        self.data = data
+        self.store = store
+        self._state = state
+        self._config = config
+        self._steps = steps
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
         self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
         self.space = shared_space(self._module, config)
         store.to(self._module.device)
         self.options = OptimizerOptions(trainer)
+
         self.manager = self._make_manager()
+        for client in self.manager.clients:
+            client.is_private = config.private
+
         self._undo = ExitStack()
-        self.begun = self.discarded = False
+        self.begun = False
+        self.discarded = False
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
         self.broken: list[int] = []
         self._visits: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
-        self._visited, self._matrix = 0, torch.empty(0)
+        self._visited = 0
+        self._matrix = torch.empty(0)
 
     # ---- before the first round
 

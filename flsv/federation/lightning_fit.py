@@ -94,7 +94,7 @@ class LightningFit:
             data.num_clients,
             data.num_classes,
             data.class_names,
-            data.known_class_counts,
+            None if config.private else data.known_class_counts,
             data.client_names,
         )
         warn_of_rarity(self.metrics.performances.values(), data)
@@ -102,12 +102,10 @@ class LightningFit:
             config.strategies, self.metrics.metrics, data.num_clients, data.num_classes
         )
         warn_of_noise(config.privacy, self.metrics.update_metrics)
-        own = (
-            int.from_bytes(os.urandom(4), "little")
-            if self.given_seed is None
-            else int(self.given_seed)
-        )
-        state.seed = agree(trainer, self.run_state.identity, own, config.engine)
+        seed = self.given_seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(4), "little")
+        state.seed = agree(trainer, self.run_state.identity, int(seed), config.engine)
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
             state.participations, state.updates_received = torch.zeros(

@@ -80,18 +80,25 @@ class RoundServer:
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
-        result = {}
+        instructions = {}
+        known_state = state.for_strategies()
         for client in clients:
-            start = (
-                state.model()
-                if self.personalizer is None
-                else self.personalizer.start(client, state)
-            )
+            initial_model: Tensor | None = known_state.model()
+            if self.personalizer is not None:
+                initial_model = self.personalizer.start(client, known_state)
+
             tensors: dict[str, Tensor] = {}
             for strategy in self.strategies:
-                tensors |= strategy.send(client, start, state)
-            result[client] = Instruction(state.round_index, client, state.seed, start, tensors)
-        return result
+                tensors |= strategy.send(client, initial_model, known_state)
+
+            instructions[client] = Instruction(
+                state.round_index,
+                client,
+                seed=state.seed,
+                start=initial_model,
+                tensors=tensors,
+            )
+        return instructions
 
     def send(self, instructions: Mapping[int, Instruction]) -> None:
         """Begin a round: count ``instructions``, ``{client id: instruction}``, as messages to the clients."""

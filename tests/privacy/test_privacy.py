@@ -12,7 +12,6 @@ import torch
 from scipy.special import log_ndtr
 from torch import Tensor, nn
 
-from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
@@ -155,30 +154,46 @@ def test_update_that_is_not_finite_becomes_noise(update: Tensor) -> None:
 
 
 class Watching(Personalizer):
-    def __init__(self) -> None:
-        self.rounds: list[Round] = []
-        self.own: list[list[torch.Tensor]] = []
+    """Personalizer that keeps the rounds and, if ``asks``, the models that the clients have trained."""
 
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
-        assert round.clients is not None
+    def __init__(self, asks=False):
+        self.asks = asks
+        self.rounds = []
+        self.trained_models = []
+
+    def personalize(self, round, contributions, models):
         self.rounds.append(round)
-        self.own.append([client.ask(lambda local: local.model.clone()) for client in round.clients])  # type: ignore[union-attr]
-        return {i: vector + 1 for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
+        if self.asks:
+            trained_models = [client.ask(trained_model) for client in round.clients]
+            self.trained_models.append(torch.stack(trained_models))
+
+        next_models = {}
+        for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
+            next_models[client] = vector + 1
+        return next_models
 
 
-def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path: Path) -> None:
-    watching = Watching()
+def trained_model(local):
+    return local.model.clone()
+
+
+def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
+    watching = Watching(asks=True)
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
-    fit(
-        FederatedLoop(personalizer=watching, uploads=[privacy], seed=1), tmp_path, plain(), rounds=2
-    )
-    for round, own in zip(watching.rounds, watching.own):
-        steps = round.client_vectors - round.global_vector
+    loop = FederatedLoop(personalizer=watching, uploads=[privacy], seed=1)
+
+    fit(loop, tmp_path, plain(), rounds=2)
+
+    for round, trained_models in zip(watching.rounds, watching.trained_models):
+        sent_updates = round.client_vectors - round.global_vector
+        sent_norms = sent_updates.norm(dim=1)
         # The second round's clients start far from the global model: their own start points count as secrets, too.
-        torch.testing.assert_close(steps.norm(dim=1), torch.full((3,), 0.05))
-        kept = torch.stack(own) - round.global_vector
-        assert (kept.norm(dim=1) > 0.1).all()
-        torch.testing.assert_close(torch.cosine_similarity(kept, steps), torch.ones(3))
+        torch.testing.assert_close(sent_norms, torch.full((3,), 0.05))
+
+        true_updates = trained_models - round.global_vector
+        assert (true_updates.norm(dim=1) > 0.1).all()
+        cosines = torch.cosine_similarity(true_updates, sent_updates)
+        torch.testing.assert_close(cosines, torch.ones(3))
 
 
 def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None:

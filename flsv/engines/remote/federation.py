@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -146,15 +146,16 @@ class RemoteFederation(IdleEngine):
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        personalizer, state = self._strategies.get("personalizer"), self._state
+        personalizer = self._strategies.get("personalizer")
+        state = self._state.for_strategies()
         if personalizer is None:
             return {}
-        models = {client: personalizer.used(client, state) for client in range(state.num_clients)}
-        return {
-            i: model
-            for i, model in models.items()
-            if model is not None and model is not state.model()
-        }
+        models = {}
+        for client in range(state.num_clients):
+            model = personalizer.used(client, state)
+            if model is not None and model is not state.model():
+                models[client] = model
+        return models
 
     def _make_manager(self) -> ClientManager:
         """Make a :class:`ClientManager` whose ``clients`` are the sites."""
@@ -491,12 +492,14 @@ class RemoteClient(Client):
         super().__init__(id, data, channel)
         self._remote, self._round_index = remote, round_index
 
-    def ask(
-        self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
+    def _answer(
+        self,
+        question: Callable[..., T],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> T:
-        answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
-        self._count(question, (args, kwargs), answer)
-        return answer
+        round_index = self._round_index()
+        return self._remote.ask(self.id, round_index, question, args, kwargs)
 
     def take_back(self) -> None:
         self._remote.take_back(self.id)
