@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,10 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
+
+
+#: Function that reads a checkpoint.
+Load = Callable[[Path], dict[str, Any]]
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -52,20 +57,37 @@ class BestCheckpoint(ModelCheckpoint):
             self.mode = MONITORS.get(str(self.monitor), "min")
         return self.monitor in trainer.callback_metrics
 
+    def on_load_checkpoint(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        self._resumed_from = Path(str(trainer.ckpt_path))
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = state_dict["monitor"]
         self.mode = MONITORS.get(str(self.monitor), "min")
-        best = state_dict["best_model_path"]
-        if best and Path(best).is_file():
-            # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
-            super().load_state_dict({**state_dict, "dirpath": self.dirpath})
-            self.current_score = state_dict[
-                "current_score"
-            ]  # Lightning saves this value but does not load it
-        elif best:
+        recorded_path = state_dict["best_model_path"]
+        if not recorded_path:
+            return
+
+        best = _relocated(state_dict, state_dict["dirpath"], self._resumed_from)
+        if not best.is_file():
             warnings.warn(
-                f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2
+                f"{best} does not exist: best.ckpt is the best from here on.", stacklevel=2
             )
+            return
+        # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
+        score = state_dict["best_model_score"]
+        moved = {
+            "dirpath": self.dirpath,
+            "best_model_path": str(best),
+            "kth_best_model_path": str(best),
+            "best_k_models": {str(best): score},
+        }
+        super().load_state_dict({**state_dict, **moved})
+        self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
@@ -76,29 +98,90 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(
-    word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None
+    word: Literal["last", "best"],
+    trainer: L.Trainer,
+    weights_only: bool | None = None,
 ) -> Path:
-    """Return the path of the newest checkpoint (``"last"``), or of its run's best one (``"best"``)."""
-    runs = runs_folder(trainer)
-    patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
-    patterns += [(folder, "*.ckpt") for folder in checkpoint_folders(trainer)]
-    found = [path for folder, pattern in patterns for path in folder.glob(pattern)]
-    if not found:
-        where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
+    """Return the path of the newest run's last checkpoint (``"last"``), or of its best one (``"best"``)."""
+    folders = _searched_folders(trainer)
+    paths = [path for folder in folders for path in folder.glob("*.ckpt")]
+    if not paths:
+        roots = [runs_folder(trainer), *checkpoint_folders(trainer)]
+        places = " or ".join(str(root.resolve()) for root in roots)
         raise ConfigurationError(
-            f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out."
+            f"--ckpt_path {word}: no checkpoint below {places}. Name one, or leave ckpt_path out."
         )
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+
+    options: dict[str, Any] = {}
+    if weights_only is not None:
+        options["weights_only"] = weights_only
+
+    def load(path: Path) -> dict[str, Any]:
+        return DurableCheckpointIO().load_checkpoint(path, **options)
+
+    newest = max(paths, key=_modified)
+    last_path = _last_beside(newest, load)
     if word == "last":
+        return last_path
+    return _best_of(load(last_path), last_path, load)
+
+
+def _searched_folders(trainer: L.Trainer) -> list[Path]:
+    runs = runs_folder(trainer)
+    pattern = "*/checkpoints" if trainer.loggers else "checkpoints"
+    return [*runs.glob(pattern), *checkpoint_folders(trainer)]
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
+def _last_beside(newest: Path, load: Load) -> Path:
+    """Return the furthest trained one of the newest checkpoint and ``last*.ckpt`` beside it."""
+    # The files of a copied folder are as new as the order in which they were copied.
+    candidates = {newest, *newest.parent.glob("last*.ckpt")}
+    if len(candidates) == 1:
         return newest
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    best = next(_best_paths(DurableCheckpointIO().load_checkpoint(newest, **options), newest), None)
-    if best is None:
+
+    def progress(path: Path) -> tuple[int, int, int]:
+        checkpoint = load(path)
+        return checkpoint["epoch"], checkpoint["global_step"], _modified(path)
+
+    return max(candidates, key=progress)
+
+
+def _best_of(checkpoint: dict[str, Any], path: Path, load: Load) -> Path:
+    """Return the best checkpoint of the run that saved ``checkpoint`` to ``path``."""
+    callback_states = _callback_states(checkpoint)
+    folders = {state["dirpath"] for state in callback_states}
+    reasons: dict[str, None] = {}
+    for state in callback_states:
+        if not (state["monitor"] and state["best_model_path"]):
+            continue
+        for folder in filter(None, folders):
+            best = _relocated(state, folder, path)
+            if not best.is_file():
+                reasons[f"{best} does not exist"] = None
+            elif _is_same_best(load(best), checkpoint, state):
+                return best
+            else:
+                reasons[f"{best} is of another run"] = None
+
+    if reasons:
         raise ConfigurationError(
-            f"--ckpt_path best: the newest run, {newest.parent}, has no best checkpoint, which needs val_accuracy or "
-            "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
+            f"--ckpt_path best: the best checkpoint of the run of {path} is not there: "
+            f"{', and '.join(reasons)}. Name a checkpoint."
         )
-    return best
+    raise ConfigurationError(
+        f"--ckpt_path best: the newest run, {path}, has no best checkpoint, which needs val_accuracy or "
+        "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
+    )
+
+
+def _callback_states(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the states of the callbacks that save checkpoints."""
+    states = checkpoint["callbacks"].values()
+    return [state for state in states if isinstance(state, dict) and "best_model_path" in state]
 
 
 def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
@@ -109,12 +192,32 @@ def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
     return [Path(folder) for folder in own if folder is not None]
 
 
-def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the existing files of the best checkpoint: at the path that ``checkpoint`` records, and beside ``path``."""
-    for state in checkpoint.get("callbacks", {}).values():
-        if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
-            best = Path(state["best_model_path"])
-            yield from (each for each in (best, path.with_name(best.name)) if each.is_file())
+def _relocated(state: Mapping[str, Any], folder: str, checkpoint: Path) -> Path:
+    """Return the best checkpoint's path, which was saved relative to ``folder``, where ``checkpoint`` lies now."""
+    path_in_run = os.path.relpath(state["best_model_path"], folder)
+    path = os.path.join(checkpoint.parent, path_in_run)
+    return Path(os.path.normpath(path))
+
+
+def _is_same_best(
+    best: Mapping[str, Any],
+    checkpoint: Mapping[str, Any],
+    state: Mapping[str, Any],
+) -> bool:
+    """Return whether ``best`` is of the run of ``checkpoint``, with the score that a callback's state has."""
+    scores = [
+        saved["best_model_score"]
+        for saved in _callback_states(best)
+        if saved["monitor"] == state["monitor"]
+    ]
+    is_same_run = _federation_of(best) == _federation_of(checkpoint)
+    return is_same_run and state["best_model_score"] in scores
+
+
+def _federation_of(checkpoint: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the seed and the identity of the federation that saved a checkpoint."""
+    state = checkpoint["callbacks"].get("FederatedLoop", {})
+    return state.get("seed"), state.get("identity")
 
 
 class WritePredictions(BasePredictionWriter):

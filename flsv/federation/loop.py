@@ -209,6 +209,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._lightning_fit.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.run_state.find_table(trainer.ckpt_path, self.state.seed)
         self._fit.start(pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

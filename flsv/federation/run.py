@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,8 @@ from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
 from flsv.engines.several_ranks import check_agreement
 from flsv.metrics import PrivacyLoss
+from flsv.results.folder import CONTRIBUTIONS, RECORD
+from flsv.results.record import read_record
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -283,6 +286,33 @@ class RunState:
         self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
+
+    def find_table(self, checkpoint: str | Path | None, seed: int) -> None:
+        """Find the table of the run that is resumed: beside its checkpoint, or else where it was recorded."""
+        if self.csv is None or checkpoint is None:
+            return
+        run_folder = Path(checkpoint).resolve().parent.parent
+        beside = run_folder / CONTRIBUTIONS
+        recorded = Path(self.csv)
+        for table in (beside, recorded):
+            is_readable = table.is_file() and self._is_of_this_run(table.parent, seed)
+            if is_readable:
+                self.csv = str(table)
+                return
+        if beside.is_file():
+            raise ConfigurationError(
+                f"{run_folder} holds another run than the one that saved {checkpoint}. Move the checkpoint into a "
+                "folder of its own, or resume this run's own checkpoint."
+            )
+        self.csv = str(beside)
+
+    def _is_of_this_run(self, folder: Path, seed: int) -> bool:
+        if not (folder / RECORD).is_file():
+            return False
+        record = read_record(folder / RECORD)
+        identity = Identity(record["fingerprint"], record["hashes"])
+        recorded_seed = record["settings"]["federation_seed"]
+        return identity == self.identity and recorded_seed == seed
 
     def copy(self, engine: Engine | None) -> RunState:
         """Copy this state, with the clients' present states in ``engine``, if any."""
