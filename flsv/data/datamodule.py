@@ -19,7 +19,8 @@ from flsv.data.federated_data import FederatedData, partition_data, with_client,
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner, Splits
-from flsv.data.sources.base import Files, Reading, Whole
+from flsv.data.read_back import check_read_back
+from flsv.data.sources.base import Files, Reading, SourceData, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
@@ -231,38 +232,50 @@ class FederatedDataModule(FederationView):
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
         if self._module is not None:
-            if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
-                raise ConfigurationError(
-                    f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                    "samples are partitioned. Leave it at 0, and change the samples in the data set."
-                )
-            self._module.trainer = self.trainer
-            # Training data are always needed: the clients' samples are known in every stage.
-            for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):
-                if each not in self._stages:
-                    self._module.setup(each)
-                    self._stages.add(each)
-        if self._stale:
-            source = open_source(self.source, self._reading, self._held_out, self._clients)
-            if self._undecided and source.clients:
-                vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
-            self._undecided = False
-            self._dealt = partition_data(
-                source,
-                self.partitioner,
-                self.splits,
-                self.loader,
-                groups=self.groups,
-                labels=self.labels,
-                pos_label=self.pos_label,
-                corruptions=self.corruptions,
-                batch_size=self._batch_size,
+            self._set_up_module(self._module, stage)
+        if not self._stale:
+            return
+
+        source = open_source(self.source, self._reading, self._held_out, self._clients)
+        if self._undecided and source.clients:
+            vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
+        self._undecided = False
+        self._dealt = partition_data(
+            source,
+            self.partitioner,
+            self.splits,
+            self.loader,
+            groups=self.groups,
+            labels=self.labels,
+            pos_label=self.pos_label,
+            corruptions=self.corruptions,
+            batch_size=self._batch_size,
+        )
+        check_read_back(self._dealt, self._has_samples_labels(source))
+        self._stale = False
+        if self.splits.detector is not None:
+            samples = int(self.num_samples.sum())
+            self._dealt = without_flagged(self, self._dealt, self.splits.detector)
+            self._dropped = samples - int(self.num_samples.sum())
+
+    def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
+        """Set up a wrapped data module, once for each stage."""
+        if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
+            raise ConfigurationError(
+                f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
+                "samples are partitioned. Leave it at 0, and change the samples in the data set."
             )
-            self._stale = False
-            if self.splits.detector is not None:
-                held = int(self.num_samples.sum())
-                self._dealt = without_flagged(self, self._dealt, self.splits.detector)
-                self._dropped = held - int(self.num_samples.sum())
+        module.trainer = self.trainer
+        # Training data are always needed: the clients' samples are known in every stage.
+        stage = str(getattr(stage, "value", stage or "fit"))
+        for needed_stage in dict.fromkeys(("fit", stage)):
+            if needed_stage not in self._stages:
+                module.setup(needed_stage)
+                self._stages.add(needed_stage)
+
+    def _has_samples_labels(self, source: SourceData) -> bool:
+        """Return whether flsv has read the classes from the data, and the user has given no others."""
+        return self.labels is None or source.labeled
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
@@ -270,23 +283,28 @@ class FederatedDataModule(FederationView):
         self.partitioner.first_client = first_client
         self.setup("fit")
 
-    def join(self, name: str, given: Any) -> None:
+    def join(self, name: str, client_data: Any) -> None:
         """Add a last client, all of whose samples are for training.
 
         The server's validation data, the other clients' samples, and a table's means and categories do not change.
 
         Args:
             name: name of the new client.
-            given: its data, in one of the forms of a client's data.
+            client_data: its data, in one of the forms of a client's data.
 
         Raises:
             ConfigurationError: the data cannot be read, or have other classes, or a data module is wrapped.
         """
         self.setup("fit")
         source = open_source(
-            self.source, self._reading, self._held_out, self._clients, {name: given}
+            self.source,
+            self._reading,
+            self._held_out,
+            self._clients,
+            joining={name: client_data},
         )
         self._dealt = with_client(self._data, source, name, self.loader, self.labels)
+        check_read_back(self._dealt, self._has_samples_labels(source))
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.

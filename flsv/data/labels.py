@@ -118,6 +118,34 @@ def batch_labels(batch: Any) -> Tensor | None:
     return label.detach().long() if label.ndim == 1 else None
 
 
+def label_vectors(batch: Any) -> list[Tensor]:
+    """Return the parts of a batch that may be its labels: one number for each row, ``[B]``."""
+    if isinstance(batch, list | tuple):
+        candidates = list(batch)[1:]
+    else:
+        candidates = []
+        candidates.append(_label_of(batch))
+
+    vectors = []
+    for candidate in candidates:
+        if not isinstance(candidate, Tensor) or candidate.ndim == 0:
+            continue
+        if candidate.shape[1:] in ((), (1,)):
+            vectors.append(candidate.detach().cpu().flatten())
+    return vectors
+
+
+def stored_classes(dataset: Dataset) -> Tensor | None:
+    """Return the classes that a data set stores apart from its samples, int64 ``[N]``, or None."""
+    labels = _stored_labels(dataset)
+    if labels is None:
+        return None
+    try:
+        return torch.from_numpy(whole_numbers(_checked(labels, "biuf")))
+    except _NoClassError:
+        return None  # numbers to predict
+
+
 def whole_numbers(found: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
     if found.dtype.kind not in "biuf":

@@ -182,6 +182,24 @@ def make_loader(
     )
 
 
+def loader_of_batches(
+    dataset: Dataset, batches: list[list[int]], options: Mapping[str, Any]
+) -> DataLoader:
+    """Make a loader of given batches, lists of indices, with those of a loader's ``options`` that concern samples."""
+    collate_fn = options.get("collate_fn") or default_collate
+    kind = DataLoader
+    if held_generators(dataset, collate_fn):
+        kind = SeededLoader
+    return kind(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=collate_fn,
+        num_workers=options.get("num_workers", 0),
+        worker_init_fn=options.get("worker_init_fn"),
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:

@@ -30,11 +30,21 @@ from helpers.loops_by_hand import (
     without_batch_norm,
 )
 from helpers.models import Plain
-from helpers.tasks import Items
+from helpers.tasks import Items as TaskItems
 
 TRAIN = toy_sets()[0]
 #: Rare classes are drawn more often.
 WEIGHTS = torch.tensor([1.0, 3.0, 9.0])[TRAIN.tensors[1]]
+
+
+class Items(TaskItems):
+    """The training samples as data that are no tensors, with their labels."""
+
+    targets = TRAIN.tensors[1]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        del self.targets
 
 
 class Weighted(L.LightningDataModule):

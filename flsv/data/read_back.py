@@ -1,0 +1,215 @@
+"""Check of partitioned data: samples, read as training and evaluation read them, have the labels that flsv holds.
+
+Labels are known before samples are read: from a stored attribute, from names, from numbers that flsv has set. What a
+model is trained on is what the loader yields.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
+
+from flsv.data.federated_data import FederatedData
+from flsv.data.groups import client_called
+from flsv.data.labels import label_vectors, stored_classes
+from flsv.data.loaders import loader_of_batches, tensors_of
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import isolated_rngs
+
+#: Number of samples that are read of all clients together.
+SAMPLES = 512
+#: Number of samples that are read of one class of one client.
+SAMPLES_OF_A_CLASS = 8
+
+
+@dataclass(frozen=True)
+class ReadingTask:
+    """Samples of one owner and one class, which one batch is to hold.
+
+    Args:
+        owner: client or server, for messages.
+        label: number of the class.
+        rows: indices of the samples in the data set, int64 ``[n]``.
+    """
+
+    owner: str
+    label: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A data set as a loader reads it, and names for messages."""
+
+    dataset: Any
+    options: Mapping[str, Any]
+    class_names: tuple[str, ...]
+    compare_labels: bool
+
+    def check(self, tasks: list[ReadingTask]) -> None:
+        """Raise ConfigurationError if a batch of a task's samples has fewer rows, or another label."""
+        batches = self._batches(tasks)
+        for task, batch in zip(tasks, batches, strict=True):
+            vectors = label_vectors(batch)
+            if vectors or batch is None:  # else the batch does not tell its number of rows
+                self._check_count(task, vectors)
+            if self.compare_labels:
+                self._check_label(task, vectors)
+
+    def _batches(self, tasks: list[ReadingTask]) -> Iterator[Any]:
+        """Yield one batch for each task."""
+        collate_fn = self.options.get("collate_fn")
+        tensors, indices = tensors_of(self.dataset, None, collate_fn)
+        if tensors is None:
+            batches = [task.rows.tolist() for task in tasks]
+            loader = loader_of_batches(self.dataset, batches, self.options)
+            with isolated_rngs(0, "read back"):
+                yield from loader
+            return
+
+        for task in tasks:
+            rows = task.rows
+            if indices is not None:
+                rows = indices[rows]
+            yield [tensor[rows.to(tensor.device)] for tensor in tensors]
+
+    def _check_count(self, task: ReadingTask, vectors: list[Tensor]) -> None:
+        count = max(map(len, vectors), default=0)
+        if count < len(task.rows):
+            raise ConfigurationError(
+                f"{self._described(task)}: a batch of {len(task.rows)} samples has {count} rows. "
+                "Samples that collate_fn leaves out would count as trained: leave them out of the "
+                "data set, as with torch.utils.data.Subset."
+            )
+
+    def _check_label(self, task: ReadingTask, vectors: list[Tensor]) -> None:
+        labels = list(filter(_is_whole, vectors))
+        is_right = [bool(torch.all(vector == task.label)) for vector in labels]
+        if not labels or any(is_right):
+            return
+        read_labels = labels[-1].unique().tolist()
+        raise ConfigurationError(
+            f"{self._described(task)}: flsv has the number {task.label} for these samples, and read "
+            f"as for training they have {listed(read_labels, show='{:g}'.format)}. Their stored "
+            "labels are others (targets, labels), or __getitem__ leaves out target_transform, or "
+            "collate_fn changes them. Store the samples' own labels, or give labels=[...], one per "
+            "sample."
+        )
+
+    def _described(self, task: ReadingTask) -> str:
+        """Return text for messages: data set, client and class."""
+        dataset = self.dataset
+        row = int(task.rows[0])
+        while isinstance(dataset, ConcatDataset):
+            part = bisect_right(dataset.cumulative_sizes, row)
+            row -= [0, *dataset.cumulative_sizes][part]
+            dataset = dataset.datasets[part]
+
+        name = str(task.label)
+        if task.label < len(self.class_names):
+            name = repr(self.class_names[task.label])
+        return f"{type(dataset).__name__}, {task.owner}, class {name}"
+
+
+def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
+    """Read samples of each class of each client, and compare their labels and their number with those in ``data``.
+
+    Args:
+        data: the partitioned data.
+        compare_labels: whether samples have to show these labels. False if the user has given other ones.
+
+    Raises:
+        ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
+    """
+    if data.classes.missing:
+        compare_labels = False
+        if data.train_options.get("collate_fn") in (None, default_collate):
+            return  # there is nothing to compare
+
+    owners = {}
+    for client, parts in enumerate(data.splits.clients):
+        owner = client_called(client, data.splits.names)
+        owners[owner] = parts["train"]
+    reader = _Reader(
+        data.train,
+        data.train_options,
+        class_names=data.classes.names,
+        compare_labels=compare_labels,
+    )
+    reader.check(_tasks(owners, data.classes.labels))
+
+    owners = {"the server": data.splits.server_val}
+    reader = replace(reader, options=data.eval_options)
+    reader.check(_tasks(owners, data.classes.labels))
+
+    if compare_labels:
+        _check_held_out(data)
+
+
+def _check_held_out(data: FederatedData) -> None:
+    """Compare the labels that validation and test sets store with those of their samples."""
+    val_is_split_off = len(data.splits.server_val) > 0
+    if isinstance(data.val, DataLoader) and not val_is_split_off:
+        _check_stored("the validation data", data.val.dataset, vars(data.val), data)
+    if data.test is not None:
+        _check_stored("the test data", data.test, data.eval_options, data)
+
+
+def _check_stored(
+    owner: str,
+    dataset: Dataset,
+    options: Mapping[str, Any],
+    data: FederatedData,
+) -> None:
+    labels = stored_classes(dataset)
+    if labels is None:
+        return
+    owners = {owner: torch.arange(len(labels))}
+    reader = _Reader(
+        dataset,
+        options,
+        class_names=data.classes.names,
+        compare_labels=True,
+    )
+    reader.check(_tasks(owners, labels))
+
+
+def _tasks(owners: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
+    """Return up to eight samples of each owner and class, fewer if there are many owners and classes."""
+    tasks = []
+    for owner, rows in owners.items():
+        row_labels = labels[rows]
+        for label in row_labels.unique().tolist():
+            task = ReadingTask(owner, label, rows[row_labels == label])
+            tasks.append(task)
+    if not tasks:
+        return []
+
+    count = max(1, SAMPLES // len(tasks))
+    count = min(count, SAMPLES_OF_A_CLASS)
+    fewer = []
+    for task_index in _spread(len(tasks), SAMPLES):
+        task = tasks[task_index]
+        positions = _spread(len(task.rows), count)
+        task = replace(task, rows=task.rows[positions])
+        fewer.append(task)
+    return fewer
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Return at most ``count`` positions, evenly spread over ``length``."""
+    positions = np.linspace(0, length - 1, min(length, count))
+    return positions.round().astype(int).tolist()
+
+
+def _is_whole(labels: Tensor) -> bool:
+    if not labels.is_floating_point():
+        return True
+    return torch.equal(labels, labels.round())

@@ -1,0 +1,253 @@
+"""Samples are read back after the data are set up: labels, numbers and counts are those that training reads."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
+
+from flsv.data import GroupPartitioner, IIDPartitioner
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import Items, ready
+
+BRIGHTNESS = {"cat": 20, "dog": 120, "fox": 220}
+CLASSES = tuple(BRIGHTNESS)
+
+
+class WithoutTransforms(ImageFolder):
+    """A folder of images whose own ``__getitem__`` leaves out ``target_transform``."""
+
+    def __getitem__(self, index):
+        path, target = self.samples[index]
+        return ToTensor()(self.loader(path)), target
+
+
+@pytest.fixture
+def folders(tmp_path):
+    def make(**classes_by_site):
+        sets = {}
+        for site, classes in classes_by_site.items():
+            for name in classes:
+                write_images(tmp_path / site / name, BRIGHTNESS[name])
+            sets[site] = WithoutTransforms(str(tmp_path / site))
+        return sets
+
+    return make
+
+
+def write_images(folder, brightness):
+    folder.mkdir(parents=True)
+    pixels = np.full((4, 4, 3), brightness, np.uint8)
+    for index in range(6):
+        file = folder / f"{index}.png"
+        Image.fromarray(pixels).save(file)
+
+
+def test_new_class_numbers_that_a_client_ignores_are_refused(folders):
+    clients = folders(A=CLASSES, B=CLASSES[1:])
+    with pytest.raises(
+        ConfigurationError,
+        match=r"WithoutTransforms, client 1 \('B'\), class 'dog': .* number 1 .* 0",
+    ):
+        ready(clients=clients, server_val=0.0)
+
+
+def test_new_class_numbers_that_validation_data_ignore_are_refused(folders):
+    sets = folders(A=CLASSES, B=CLASSES, val=CLASSES[1:])
+    val = sets.pop("val")
+    with pytest.raises(ConfigurationError, match="the validation data, class 'dog'"):
+        ready(clients=sets, val=val)
+    with pytest.raises(ConfigurationError, match="the test data, class 'dog'"):
+        ready(clients=sets, test=val)
+
+
+def test_positive_class_that_the_data_set_ignores_is_refused(folders):
+    clients = folders(A=CLASSES[:2], B=CLASSES[:2])
+    ready(clients=clients, server_val=0.0)
+    for data in clients.values():
+        data.by_name = True  # as of folders that flsv opens
+    with pytest.raises(ConfigurationError, match="client 0 .*class 'dog': .* number 0 .*have 1"):
+        ready(clients=clients, server_val=0.0, pos_label="cat")
+
+
+class FourClasses(Dataset):
+    def __init__(self, length=80):
+        self.targets = [index % 4 for index in range(length)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __iter__(self):
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index):
+        x = torch.full((4,), float(index))
+        return x, self.targets[index]
+
+
+class BinarySubset(Subset):
+    def __getitem__(self, index):
+        x, y = self.dataset[self.indices[index]]
+        return x, int(y >= 2)
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class BinaryWrapper(FourClasses):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, int(y >= 2)
+
+
+class BinaryRows(FourClasses):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return {"x": x, "label": int(y >= 2)}
+
+
+def binary_labels(samples):
+    x, y = default_collate(samples)
+    return x, y // 2
+
+
+def one_class_of_four():
+    samples = []
+    for x, y in FourClasses():
+        label = 0 if y == 3 else y
+        samples.append((x, label))
+    return Items(samples, targets=FourClasses().targets)
+
+
+CONTRADICTIONS = {
+    "subset": lambda: BinarySubset(FourClasses(), range(80)),
+    "wrapper": BinaryWrapper,
+    "rows": BinaryRows,
+    "one class of four": one_class_of_four,
+}
+
+
+@pytest.mark.parametrize("preload", [False, True])
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_stored_labels_that_samples_contradict_are_refused(kind, preload):
+    if kind == "rows" and preload:
+        pytest.skip("samples that are no tuples are not preloaded")
+    dataset = CONTRADICTIONS[kind]()
+    with pytest.raises(ConfigurationError, match=r"client 0, class '[123]': .* number [123] "):
+        ready(dataset, IIDPartitioner(3), preload=preload)
+    samples_labels = [index % 4 // 2 for index in range(80)]
+    data = ready(dataset, IIDPartitioner(3), labels=samples_labels)
+    assert data.num_classes == 2
+
+
+class Collated(L.LightningDataModule):
+    """A data module whose training loader has a ``collate_fn``."""
+
+    def __init__(self, dataset, collate_fn, **options):
+        super().__init__()
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.options = options
+
+    def train_dataloader(self):
+        return DataLoader(
+            self.dataset,
+            batch_size=5,
+            shuffle=True,
+            collate_fn=self.collate_fn,
+            **self.options,
+        )
+
+
+def test_labels_that_a_collate_function_changes_are_refused():
+    with pytest.raises(ConfigurationError, match="FourClasses, client 0, class '1'"):
+        ready(Collated(FourClasses(), binary_labels), IIDPartitioner(2))
+
+
+def none_of_client_one(samples):
+    kept_samples = [sample for sample in samples if sample[0][0] < 40]
+    return default_collate(kept_samples) if kept_samples else None
+
+
+def empty_for_client_one(samples):
+    x, y = default_collate(samples)
+    is_kept = x[:, 0] < 40
+    return x[is_kept], y[is_kept]
+
+
+def without_class_three(samples):
+    without_three = [sample for sample in samples if sample[1] != 3]
+    return default_collate(without_three or samples[:1])
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "described"),
+    [
+        (none_of_client_one, "client 1, class '0'"),
+        (empty_for_client_one, "client 1, class '0'"),
+        (without_class_three, "client 0, class '3'"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described, workers):
+    source = Collated(FourClasses(), collate_fn, num_workers=workers)
+    sites = [index // 40 for index in range(80)]
+    with pytest.raises(
+        ConfigurationError, match=f"{described}: a batch of 8 samples has [01] rows"
+    ):
+        ready(source, GroupPartitioner(), groups=sites, server_val=0.0)
+
+
+def sorted_by_first(samples):
+    samples = sorted(samples, key=lambda sample: -sample[0][0])
+    return default_collate(samples)
+
+
+def with_lengths(samples):
+    x, y = default_collate(samples)
+    return x, y, torch.full((len(y),), 4)
+
+
+def mixed_up(samples):
+    x, y = default_collate(samples)
+    soft_labels = torch.eye(4)[y]
+    soft_labels = soft_labels.lerp(soft_labels.flip(0), 0.3)
+    return x.lerp(x.flip(0), 0.3), soft_labels
+
+
+def two_views(samples):
+    x, y = default_collate(samples)
+    return x.repeat(2, 1), y.repeat(2)
+
+
+def as_floats(samples):
+    x, y = default_collate(samples)
+    return x, y[:, None].float()
+
+
+@pytest.mark.parametrize(
+    "collate_fn", [sorted_by_first, with_lengths, mixed_up, two_views, as_floats]
+)
+def test_batches_that_hold_the_samples_labels_are_used(collate_fn):
+    source = Collated(FourClasses(), collate_fn)
+    data = ready(source, IIDPartitioner(2), server_val=0.0)
+    assert data.class_counts.sum().item() == 80
+
+
+def test_reading_back_leaves_global_generators_and_reads_few_samples():
+    samples = FourClasses(4000)
+    dataset = Items(samples, targets=samples.targets)
+    state = torch.get_rng_state()
+    ready(dataset, IIDPartitioner(100), server_val=0.0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert dataset.reads == 400  # one of each class of each client
+
+
+def test_new_client_is_read_back():
+    tensors = TensorDataset(torch.rand(40, 4), torch.arange(40) % 4)
+    data = ready(clients={"A": tensors, "B": tensors}, server_val=0.0)
+    with pytest.raises(ConfigurationError, match=r"client 2 \('C'\), class '1'"):
+        data.join("C", BinaryWrapper(20))
