@@ -1,0 +1,343 @@
+"""Walk over everything that an object refers to: attributes, containers, closures, partials and methods."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from io import IOBase
+from itertools import chain
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Types of values that refer to nothing.
+PLAIN = frozenset(
+    {
+        type(None),
+        type(...),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        slice,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.Size,
+    }
+)
+#: Types of random generators.
+GENERATORS = (
+    torch.Generator,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+)
+# For mypy: the stubs declare no private generators.
+_GLOBAL_GENERATORS = (
+    torch.default_generator,
+    np.random.mtrand._rand,  # type: ignore[attr-defined]
+    random._inst,  # type: ignore[attr-defined]
+)
+#: Packages whose classes have no attributes that a program changes.
+LIBRARIES = frozenset(
+    {
+        *sys.stdlib_module_names,
+        "torch",
+        "lightning",
+        "lightning_utilities",
+        "pytorch_lightning",
+        "torchmetrics",
+        "torchvision",
+        "timm",
+        "numpy",
+        "flsv",
+    }
+)
+#: Packages whose objects and functions are not entered: they lead to the whole process, or to a compiler.
+_CLOSED_PACKAGES = (
+    "logging",
+    "threading",
+    "_thread",
+    "weakref",
+    "multiprocessing",
+    "concurrent",
+    "asyncio",
+    "argparse",
+    "jsonargparse",
+    "importlib",
+    "inspect",
+    "re",
+    "typing",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.distributed",
+)
+_CLOSED_PREFIXES = tuple(f"{name}." for name in _CLOSED_PACKAGES)
+_CLOSED_TYPES = (
+    ModuleType,
+    CodeType,
+    FrameType,
+    TracebackType,
+    weakref.ref,
+    IOBase,
+)
+_COLLECTIONS = (list, tuple, deque, set, frozenset)
+_EXACT_COLLECTIONS = frozenset({*_COLLECTIONS, dict})
+#: Number of entries from which a collection is tested for plain data, and the depth to which it is.
+_MANY, _DEPTH = 1000, 4
+
+#: A path, such as ``module.layers[0].noise``, and the object that is there.
+Part = tuple[str, Any]
+Types = tuple[type, ...]
+
+
+def walk(
+    root: Any,
+    path: str = "",
+    *,
+    closed: Types = (),
+) -> Iterator[Part]:
+    """Yield ``(path, object)`` for ``root`` and each object that it refers to, depth first, each object once.
+
+    An object refers to its attributes, in ``__dict__`` and ``__slots__``, to the entries of a collection, to what a
+    function has in its closure and defaults, to what a ``partial`` or a bound method holds, and to its class, unless
+    the class is of a library (:data:`LIBRARIES`). The path of a class's attribute begins with the class's name. A
+    tensor refers to its gradient. What an object of C code holds is found as Python's garbage collector finds it.
+
+    Numbers, texts and other :data:`PLAIN` values are not yielded. Modules of Python, files, weak references, loggers,
+    threads and locks are yielded and not entered, as are large collections of plain data (see :func:`is_plain_data`).
+
+    Args:
+        root: the object to begin with.
+        path: its name.
+        closed: types of further objects that are yielded, but not entered.
+
+    Example:
+        >>> holder = {"draw": partial(random.choice, [[1], [2]])}
+        >>> [path for path, value in walk(holder, "holder") if isinstance(value, list)]
+        ["holder['draw'].args[0]", "holder['draw'].args[0][0]", "holder['draw'].args[0][1]"]
+    """
+    visited: dict[int, Any] = {}
+    pending: list[Part] = [(path, root)]
+    while pending:
+        path, value = pending.pop()
+        if id(value) in visited:
+            continue
+        visited[id(value)] = value  # an object that is gone would leave its id to another one
+        yield path, value
+        if not isinstance(value, closed) and not _is_closed(value):
+            pending.extend(reversed(list(parts_of(value, path))))
+
+
+def find_generators(*roots: Any, closed: Types = ()) -> list[Any]:
+    """Find the random generators that objects refer to, in the order of :func:`walk`.
+
+    The global generators of Python, NumPy and torch are not among them.
+
+    Args:
+        roots: the objects to begin with.
+        closed: types of objects that are not entered.
+    """
+    generators = []
+    for _, value in walk(roots, closed=closed):
+        if isinstance(value, GENERATORS) and not is_global(value):
+            generators.append(value)
+    return generators
+
+
+def is_global(generator: Any) -> bool:
+    """Return whether a random generator is a global one of Python, NumPy or torch."""
+    return any(generator is member for member in _GLOBAL_GENERATORS)
+
+
+def parts_of(value: Any, path: str = "") -> Iterator[Part]:
+    """Yield ``(path, object)`` for each object that ``value`` refers to directly, without plain values."""
+    for kinds, parts in _PARTS.items():
+        if isinstance(value, kinds):
+            yield from parts(value, path)
+            break
+    else:
+        if not hasattr(value, "__dict__") and not slots_of(type(value)):
+            for index, referent in enumerate(gc.get_referents(value)):
+                yield f"{path}<{index}>", referent
+    if not isinstance(value, type):
+        yield from _attributes(value, path)
+
+
+def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
+    """Return whether a dictionary or collection is large, and holds nothing but plain values, nested or not.
+
+    It takes some 0.1 s for a million entries.
+    """
+    return len(value) > _MANY and _is_plain(value, depth)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    unknown = set(map(type, _contents(value))) - PLAIN
+    if not unknown:
+        return True
+    if depth == 0 or not unknown <= _EXACT_COLLECTIONS:
+        return False
+
+    nested = (item for item in _contents(value) if type(item) in unknown)
+    entries = list(chain.from_iterable(map(_contents, nested)))
+    return _is_plain(entries, depth - 1)
+
+
+def _contents(collection: Any) -> Iterable[Any]:
+    if isinstance(collection, dict):
+        return chain(collection, collection.values())
+    return collection
+
+
+def slots_of(kind: type) -> list[str]:
+    """Return the names of the attributes for which a class and its bases have ``__slots__``."""
+    names = []
+    for base in kind.__mro__:
+        if "__slots__" in vars(base):
+            for name, item in vars(base).items():
+                if isinstance(item, MemberDescriptorType):
+                    names.append(name)
+    return names
+
+
+def _is_closed(value: Any) -> bool:
+    if isinstance(value, _CLOSED_TYPES):
+        return True
+    if isinstance(value, type):
+        return _is_of_library(value)
+    package = type(value).__module__
+    if isinstance(value, FunctionType):
+        package = value.__module__ or ""
+    return f"{package}.".startswith(_CLOSED_PREFIXES)
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in LIBRARIES
+
+
+def _attributes(value: Any, path: str) -> Iterator[Part]:
+    """Yield an object's attributes, and its class if it is of no library."""
+    if isinstance(value, type):
+        return
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name, item in list(attributes.items()):
+            if type(item) not in PLAIN:
+                yield f"{path}.{name}", item
+    for name in slots_of(type(value)):
+        item = getattr(value, name, None)
+        if type(item) not in PLAIN:
+            yield f"{path}.{name}", item
+    if not _is_of_library(type(value)):
+        yield type(value).__name__, type(value)
+
+
+def _entries_of_dict(value: dict[Any, Any], path: str) -> Iterator[Part]:
+    if is_plain_data(value):
+        return
+    for key, item in list(value.items()):
+        if type(key) not in PLAIN:
+            yield f"{path}.keys", key
+        if type(item) not in PLAIN:
+            yield _path_of_entry(path, key), item
+
+
+def _path_of_entry(path: str, key: Any) -> str:
+    layer, _, name = path.rpartition(".")
+    if name in ("_modules", "_parameters", "_buffers"):
+        return f"{layer}.{key}"
+    if type(key) in PLAIN:
+        return f"{path}[{key!r}]"
+    return f"{path}[{type(key).__name__}]"
+
+
+def _entries_of_collection(value: Any, path: str) -> Iterator[Part]:
+    if not is_plain_data(value):
+        for index, item in enumerate(value):
+            if type(item) not in PLAIN:
+                yield f"{path}[{index}]", item
+
+
+def _parts_of_tensor(value: Tensor, path: str) -> Iterator[Part]:
+    if value.is_leaf and value.grad is not None:
+        yield f"{path}.grad", value.grad
+
+
+def _parts_of_function(value: FunctionType, path: str) -> Iterator[Part]:
+    names = value.__code__.co_freevars
+    for name, cell in zip(names, value.__closure__ or ()):
+        yield f"{path}.{name}", cell
+    for index, item in enumerate(value.__defaults__ or ()):
+        yield f"{path}.__defaults__[{index}]", item
+    for name, item in (value.__kwdefaults__ or {}).items():
+        yield f"{path}.__kwdefaults__[{name!r}]", item
+
+
+def _parts_of_cell(value: CellType, path: str) -> Iterator[Part]:
+    try:
+        yield path, value.cell_contents
+    except ValueError:
+        return  # it is empty
+
+
+def _parts_of_class(value: type, path: str) -> Iterator[Part]:
+    for name, item in list(vars(value).items()):
+        if type(item) not in PLAIN:
+            yield f"{value.__name__}.{name}", item
+    for base in value.__bases__:
+        if not _is_of_library(base):
+            yield base.__name__, base
+
+
+def _parts_of_array(value: np.ndarray, path: str) -> Iterator[Part]:
+    if value.dtype.hasobject:
+        yield path, value.tolist()
+
+
+def _parts_of_method(value: MethodType | BuiltinMethodType, path: str) -> Iterator[Part]:
+    yield f"{path}.__self__", value.__self__
+    if isinstance(value, MethodType):
+        yield f"{path}.__func__", value.__func__
+
+
+def _parts_of_partial(value: partial, path: str) -> Iterator[Part]:
+    yield f"{path}.func", value.func
+    yield f"{path}.args", value.args
+    yield f"{path}.keywords", value.keywords
+
+
+_PARTS: dict[Any, Callable[[Any, str], Iterator[Part]]] = {
+    Tensor: _parts_of_tensor,
+    dict: _entries_of_dict,
+    _COLLECTIONS: _entries_of_collection,
+    np.ndarray: _parts_of_array,
+    FunctionType: _parts_of_function,
+    (MethodType, BuiltinMethodType): _parts_of_method,
+    partial: _parts_of_partial,
+    CellType: _parts_of_cell,
+    type: _parts_of_class,
+}

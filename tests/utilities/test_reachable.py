@@ -1,0 +1,236 @@
+"""The walk reaches every kind of holder, ends on cycles, and enters neither libraries nor plain data."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from functools import lru_cache, partial, wraps
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from flsv.utilities.reachable import find_generators, is_plain_data, walk
+
+
+class Slots:
+    __slots__ = ("__hidden", "value")
+
+    def __init__(self, value):
+        self.value = [value]
+        self.__hidden = 0
+
+
+class SlotsOfBase(Slots):
+    pass
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def draw(self):
+        return self.value
+
+    def __call__(self, x):
+        return x
+
+
+class OfClass:
+    shared = None
+
+
+@dataclass(frozen=True)
+class Record:
+    value: object
+
+
+class Images(Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 3
+
+
+def closure(value):
+    def draw():
+        return value
+
+    return draw
+
+
+def decorated(value):
+    @wraps(closure)
+    def outer(*args, noise=value):
+        return noise
+
+    return outer
+
+
+def stream(value):
+    yield value
+    yield value
+
+
+def of_class(value):
+    kind = type("Randomized", (OfClass,), {"shared": value})
+    return type("Derived", (kind,), {})()
+
+
+def decorated_method(value):
+    return type("Decorated", (), {"draw": closure(value)})()
+
+
+def module(value):
+    layer = nn.Linear(1, 1)
+    layer.noise = value
+    return nn.Sequential(nn.Sequential(layer))
+
+
+def hooked(value):
+    layer = nn.Linear(1, 1)
+    layer.register_forward_hook(Holder(value))
+    return layer
+
+
+def on_tensor(value):
+    tensor = torch.zeros(1)
+    tensor.note = value
+    return tensor
+
+
+def object_array(value):
+    array = np.empty(2, dtype=object)
+    array[0] = value
+    return array
+
+
+def cached(value):
+    @lru_cache
+    def draw(_):
+        return value
+
+    draw(1)
+    return draw
+
+
+def cycle(value):
+    entries = [value]
+    entries.append({"again": entries})
+    return entries
+
+
+def deep(value):
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+HOLDERS = {
+    "attribute": Holder,
+    "slots": Slots,
+    "slots of a base": SlotsOfBase,
+    "dataclass": Record,
+    "class": of_class,
+    "decorated method": decorated_method,
+    "list": lambda value: [0, [value]],
+    "tuple": lambda value: (0, (value,)),
+    "dict": lambda value: {"a": {1: value}},
+    "key": lambda value: {value: 1},
+    "set": lambda value: {value},
+    "deque": lambda value: collections.deque([value]),
+    "default dict": lambda value: collections.defaultdict(list, a=[value]),
+    "user dict": lambda value: collections.UserDict(a=value),
+    "partial": lambda value: partial(max, partial(min, default=value)),
+    "method": lambda value: Holder(value).draw,
+    "method of C": lambda value: [value].append,
+    "closure": closure,
+    "default": decorated,
+    "property": lambda value: property(closure(value)),
+    "cache": cached,
+    "iterator": lambda value: iter([value]),
+    "itertools": lambda value: itertools.cycle([value]),
+    "map": lambda value: map(closure(value), [1]),
+    "generator": stream,
+    "module": module,
+    "hook": hooked,
+    "tensor": on_tensor,
+    "array": object_array,
+    "subset": lambda value: Subset(ConcatDataset([Images(partial(closure(value)))]), [0]),
+    "cycle": cycle,
+    "depth": deep,
+}
+GENERATORS = {
+    "torch": torch.Generator,
+    "numpy": np.random.default_rng,
+    "legacy": np.random.RandomState,
+    "random": random.Random,
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_generators_are_found_in_every_holder(holder, kind):
+    if holder in ("key", "set") and kind == "legacy":
+        pytest.skip("legacy generators cannot be hashed")
+    generator = GENERATORS[kind]()
+    assert find_generators(HOLDERS[holder](generator)) == [generator]
+
+
+def test_global_generators_are_left_out():
+    holder = [random._inst, np.random.mtrand._rand, torch.default_generator]
+    assert find_generators(holder, random.random, np.random.rand) == []
+
+
+def test_each_object_is_yielded_once_with_its_path():
+    layer = nn.Sequential(nn.Linear(2, 1))
+    layer.slots = layer.alias = Slots(3)
+    paths = dict(walk(layer, "model"))
+    assert paths["model.0.weight"] is layer[0].weight
+    assert paths["model.slots.value"] == [3]
+    assert "model.alias" not in paths
+    values = [id(value) for _, value in walk(layer, "model")]
+    assert len(values) == len({*values})
+
+
+def test_what_leads_to_the_whole_process_is_not_entered():
+    holder = Holder([logging.getLogger(), threading.Lock(), threading.current_thread(), torch, np])
+    holder.optimizer_class = torch.optim.SGD
+    assert len(list(walk(holder))) < 20
+
+
+def test_closed_types_are_yielded_and_not_entered():
+    data = TensorDataset(torch.zeros(2))
+    reached = [value for _, value in walk(Holder(data), closed=(Dataset,))]
+    assert any(value is data for value in reached)
+    assert not any(value is data.tensors[0] for value in reached)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [float(number) for number in range(10**6)],
+        [(str(number), number) for number in range(10**6)],
+        [{"image": str(number), "box": [number, 2]} for number in range(10**5)],
+        {str(number): (number, None) for number in range(10**6)},
+    ],
+    ids=["numbers", "pairs", "records", "dictionary"],
+)
+def test_large_plain_data_are_not_entered(data):
+    assert is_plain_data(data)
+    seconds = time.perf_counter()
+    assert len(list(walk([data]))) == 2
+    print(f"{time.perf_counter() - seconds:.3f} s")
+
+
+def test_large_collections_of_generators_are_entered():
+    generators = [torch.Generator() for _ in range(2000)]
+    assert len(find_generators([[1, generator] for generator in generators])) == 2000
