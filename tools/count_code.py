@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
-import inspect
 import io
 import json
 import random
@@ -33,7 +32,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
     "tokens of flsv": (313_000, 290_000),
-    "tokens of the core": (214_000, 130_000),
+    "tokens of the core": (211_000, 130_000),
     "modules of the core": (188, 110),
     "words of all pages": (30_900, 30_000),
     "words of guides": (11_500, 12_000),
@@ -251,27 +250,26 @@ def words_of_docstrings(sources: Iterable[str]) -> int:
     return total
 
 
-def core_files() -> list[Path]:
-    """Return the files of flsv that importing the loop loads."""
-    program = (
-        "import json, sys; from flsv import FederatedLoop; "
-        "print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'flsv']))"
-    )
+def imported_facts() -> tuple[list[Path], list[str]]:
+    """Return the files of flsv that importing the loop loads, and which class of the first page is too long."""
+    program = """
+import inspect, json, sys
+from flsv import FederatedLoop
+files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "flsv"]
+from flsv import FederatedDataModule
+classes = (FederatedLoop, FederatedDataModule)
+arguments = {described.__name__: len(inspect.signature(described).parameters) for described in classes}
+print(json.dumps([files, arguments]))
+"""
     command = [sys.executable, "-c", program]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [Path(file) for file in json.loads(printed)]
-
-
-def too_many_arguments() -> list[str]:
-    """Return the classes of the first page that have more than :data:`ARGUMENTS` arguments."""
-    from flsv import FederatedDataModule, FederatedLoop
+    files, arguments = json.loads(printed)
 
     problems = []
-    for described in (FederatedLoop, FederatedDataModule):
-        count = len(inspect.signature(described).parameters)
+    for name, count in arguments.items():
         if count > ARGUMENTS:
-            problems.append(f"more than {ARGUMENTS} arguments: {described.__name__} ({count})")
-    return problems
+            problems.append(f"more than {ARGUMENTS} arguments: {name} ({count})")
+    return [Path(file) for file in files], problems
 
 
 def print_rooms(folder: Path, counts: dict[Path, Counter[int]]) -> None:
@@ -313,7 +311,8 @@ def print_docstrings(folder: Path, sources: dict[Path, str], seed: int) -> None:
 
 def over_budget(sources: dict[Path, str], counts: dict[Path, Counter[int]]) -> list[str]:
     """Print the budgets of flsv, and return those that are exceeded."""
-    core = [path for path in core_files() if path in counts]
+    files, problems = imported_facts()
+    core = [path for path in files if path in counts]
     totals = {
         "tokens of flsv": sum(tokens.total() for tokens in counts.values()),
         "tokens of the core": sum(counts[path].total() for path in core),
@@ -321,7 +320,6 @@ def over_budget(sources: dict[Path, str], counts: dict[Path, Counter[int]]) -> l
         "words of docstrings": words_of_docstrings(sources.values()),
         **words_of_pages(),
     }
-    problems = []
     print(f"{'':20} {'now':>8} {'limit':>8} {'aim':>8}")
     for name, (limit, aim) in BUDGETS.items():
         print(f"{name:20} {totals[name]:8,} {limit:8,} {aim:8,}")
@@ -368,7 +366,6 @@ def main() -> int:
         if source.count("\n") > LINES_OF_A_FILE and "contrib" not in path.parts:
             problems.append(f"more than {LINES_OF_A_FILE} lines: {path.relative_to(folder)}")
     if folder == ROOT / "flsv":
-        problems += too_many_arguments()
         problems += over_budget(sources, counts)
         exempt = set(RECORD.read_text().split())
         for path in checked_files():

@@ -5,7 +5,7 @@ from flsv.core.local_data import LocalData, Split, State, opened
 from flsv.core.loop import find_loop, is_loop
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.ranks import ALONE, ClientPlacement, Ranks
+from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
 from flsv.core.round import (
     HEAD_FIELDS,
     VOCABULARY,
@@ -47,5 +47,6 @@ __all__ = [
     "is_loop",
     "map_clients",
     "opened",
+    "ranks_of",
     "stage_of",
 ]

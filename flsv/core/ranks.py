@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import lightning as L
 from torch import Tensor
 
 
@@ -43,6 +44,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def ranks_of(trainer: L.Trainer) -> Ranks:
+    """Return the group of the processes that a trainer runs on."""
+    return getattr(trainer.strategy, "ranks", ALONE)
 
 
 def balance_load(

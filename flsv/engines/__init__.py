@@ -1,1 +1,21 @@
 """Engines, which train the clients of a federation and run requests on the clients' data."""
+
+from pkgutil import resolve_name
+from typing import Any
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+#: Where the engines are that ``FederatedLoop(engine=...)`` takes by name. One is imported when it is asked for.
+ENGINES = {
+    "sequential": "flsv.engines.engine:Engine",
+    "vmap": "flsv.engines.vmap:VmapProcess",
+}
+
+
+def _make_federated_strategy(**options: Any) -> Any:
+    return resolve_name("flsv.engines.ranks:FederatedStrategy")(**options)
+
+
+StrategyRegistry.register(
+    "federated", _make_federated_strategy, "the clients of a federation on several processes"
+)

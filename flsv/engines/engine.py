@@ -17,7 +17,16 @@ from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, ClientUpdate, FederationState, Instruction, Ranks, Traffic, opened
+from flsv.core import (
+    ALONE,
+    ClientUpdate,
+    FederationState,
+    Instruction,
+    Ranks,
+    Round,
+    Traffic,
+    opened,
+)
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace, sharing
@@ -94,6 +103,17 @@ class Engine:
         self._matrix = torch.empty(0)
 
     # ---- before the first round
+
+    def check_agreement(
+        self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
+    ) -> None:
+        """Raise RuntimeError unless all ranks have computed the same numbers.
+
+        Args:
+            round: the round that has ended.
+            model: the global model ``[P]``.
+            contributions: the metrics' values ``[n]`` by name.
+        """
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
         """Raise ConfigurationError unless this engine can provide ``fields``, the round's attributes by metric and

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from flsv.core import ALONE, Ranks
 from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
-__all__ = ["FederatedStrategy", "agree", "ranks_of", "ranks_of_environment", "started_by_script"]
+__all__ = ["FederatedStrategy", "ranks_of_environment", "started_by_script"]
 
 #: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -195,7 +196,7 @@ class FederatedStrategy(ParallelStrategy):
     Attributes:
         ranks: the processes, a single one until the Trainer starts.
         within_round: whether the ranks train their own clients now, without exchanges.
-        federation: whether a FederatedLoop runs on this strategy. The loop sets it.
+        federation: whether a FederatedLoop runs on this strategy. :meth:`agree` sets it.
 
     Example:
         >>> FederatedStrategy(threads=2).strategy_name
@@ -212,6 +213,43 @@ class FederatedStrategy(ParallelStrategy):
         self.ranks: Ranks = ALONE
         self.within_round = False
         self.federation = False
+
+    @property
+    def federated_engine(self) -> Any:
+        """Return the engine that trains a loop's clients on these processes, or None if there is one process."""
+        if self.ranks.size == 1:
+            return None
+        return resolve_name("flsv.engines.several_ranks:SeveralRanks")
+
+    def agree(self, trainer: L.Trainer, identity: Identity, seed: int, *, engine: Any) -> int:
+        """Check that all ranks have the same federation, and return one seed for all ranks.
+
+        Args:
+            trainer: the trainer, on any number of processes.
+            identity: a description of the data and settings of this rank's federation.
+            seed: this rank's seed. Without a seed from the user, ranks have different seeds.
+            engine: the loop's ``engine``.
+
+        Returns:
+            The seed of rank 0.
+
+        Raises:
+            ConfigurationError: ranks differ in data or settings, or a setting does not work on several ranks.
+        """
+        self.federation = True
+        if self.ranks.size == 1:
+            return seed
+
+        has_timer = any(isinstance(callback, Timer) for callback in callbacks_of(trainer))
+        if engine != "sequential" or has_timer:
+            raise ConfigurationError(
+                f"on {self.ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time "
+                "(a Timer) would stop one rank in the middle of a round, by its own clock. Leave it out, and say "
+                "max_epochs."
+            )
+        settings = {**versions(), **identity.settings}
+        _check_alike(self.ranks, replace(identity, settings=settings))
+        return self.ranks.broadcast(0, seed, "the seed")
 
     @property
     def root_device(self) -> torch.device:
@@ -292,11 +330,6 @@ class FederatedStrategy(ParallelStrategy):
         super().on_exception(exception)
 
 
-def ranks_of(trainer: L.Trainer) -> Ranks:
-    """Return the group of the processes that a trainer runs on."""
-    return getattr(trainer.strategy, "ranks", ALONE)
-
-
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -307,37 +340,6 @@ def share_weights(module: nn.Module, ranks: Ranks) -> None:
     _check_alike(ranks, Identity(shapes, {}))
     for name, first in ranks.broadcast(0, tensors, "initial weights").items():
         tensors[name].data.copy_(first)
-
-
-def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequential") -> int:
-    """Check that all ranks have the same federation, and return one seed for all ranks.
-
-    Args:
-        trainer: the trainer, on any number of processes.
-        identity: a description of the data and settings of this rank's federation.
-        seed: this rank's seed. Without a seed from the user, ranks have different seeds.
-        engine: the loop's ``engine``.
-
-    Returns:
-        The seed of rank 0.
-
-    Raises:
-        ConfigurationError: ranks differ in data or settings, or a setting does not work on several ranks.
-    """
-    strategy = trainer.strategy
-    if isinstance(strategy, FederatedStrategy):
-        strategy.federation = True
-    ranks = ranks_of(trainer)
-    if ranks.size == 1:
-        return seed
-    callbacks: Any = callbacks_of(trainer)
-    if engine != "sequential" or any(isinstance(callback, Timer) for callback in callbacks):
-        raise ConfigurationError(
-            f"on {ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time (a Timer) "
-            "would stop one rank in the middle of a round, by its own clock. Leave it out, and say max_epochs."
-        )
-    _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings}))
-    return ranks.broadcast(0, seed, "the seed")
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
@@ -355,8 +357,3 @@ def _check_alike(ranks: Ranks, mine: Identity) -> None:
                 f"ranks {ranks.rank} and {rank} have dealt out other data: {who} hold other samples or labels. All "
                 "need the same data, and a source that splits at random a seed: seed_everything before the data module."
             )
-
-
-StrategyRegistry.register(
-    "federated", FederatedStrategy, "the clients of a federation on several processes"
-)

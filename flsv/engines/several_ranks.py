@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counts_so_far
-from flsv.core import ClientPlacement, Ranks, Round
+from flsv.core import ClientPlacement, Round, ranks_of
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
-from flsv.engines.ranks import ranks_of, share_weights
+from flsv.engines.ranks import share_weights
 from flsv.training.client_batches import CohortLoader
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
@@ -202,6 +202,28 @@ class SeveralRanks(Engine):
                 result[name][clients] = values
         return result
 
+    def check_agreement(
+        self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
+    ) -> None:
+        values = {
+            "global model": model,
+            "aggregation weights": round.aggregation_weights,
+            **{f"metric {name}": value for name, value in contributions.items()},
+        }
+        checksums = {name: _checksum(value) for name, value in values.items() if value is not None}
+        for rank, checksums_of_rank in enumerate(self.ranks.all_gather(checksums, "checksums")):
+            for name in {**checksums, **checksums_of_rank}:
+                if checksums.get(name) != checksums_of_rank.get(name):
+                    self._raise_disagreement(round, rank, name)
+
+    def _raise_disagreement(self, round: Round, rank: int, name: str) -> None:
+        lower, higher = sorted((self.ranks.rank, rank))
+        raise RuntimeError(
+            f"round {round.round_index + 1}: ranks {lower} and {higher} do not agree on the {name}. "
+            "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
+            "from round.generator(name) only, and all ranks need processors of one kind."
+        )
+
     def _mine(self) -> list[int]:
         return self.owners.mine(range(self._state.num_clients))
 
@@ -216,26 +238,6 @@ class SeveralRanks(Engine):
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
         return [value] if self.discarded else self.ranks.all_gather(value, exchange_name)
-
-
-def check_agreement(
-    ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
-) -> None:
-    """Raise RuntimeError unless all ranks have computed the same global ``model [P]``, weights and metrics' values
-    (``contributions``)."""
-    if ranks.size == 1:
-        return
-    values = {"global model": model, "aggregation weights": round.aggregation_weights}
-    values |= {f"metric {name}": value for name, value in contributions.items()}
-    sums = {name: _checksum(value) for name, value in values.items() if value is not None}
-    for rank, theirs in enumerate(ranks.all_gather(sums, "checksums")):
-        if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
-            first, second = sorted((ranks.rank, rank))
-            raise RuntimeError(
-                f"round {round.round_index + 1}: ranks {first} and {second} do not agree on the {differ[0]}. "
-                "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
-                "from round.generator(name) only, and all ranks need processors of one kind."
-            )
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
@@ -27,10 +28,8 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
+from flsv.engines import ENGINES
 from flsv.engines.engine import Engine, where
-from flsv.engines.ranks import agree, ranks_of
-from flsv.engines.several_ranks import SeveralRanks
-from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState
@@ -44,7 +43,6 @@ from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
 
 _EARLY = "the epoch ended before the round's last batch"
-_ENGINES: dict[str, Callable[..., Engine]] = {"sequential": Engine, "vmap": VmapProcess}
 
 #: Warnings that Lightning would repeat in every round.
 _EVERY_ROUND = (
@@ -102,10 +100,7 @@ class LightningFit:
             config.strategies, self.metrics.metrics, data.num_clients, data.num_classes
         )
         warn_of_noise(config.privacy, self.metrics.update_metrics)
-        seed = self.given_seed
-        if seed is None:
-            seed = int.from_bytes(os.urandom(4), "little")
-        state.seed = agree(trainer, self.run_state.identity, int(seed), config.engine)
+        state.seed = self._agreed_seed()
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
             state.participations, state.updates_received = torch.zeros(
@@ -127,6 +122,20 @@ class LightningFit:
         self._lengths = self.steps.tell_batches()
         self._undo.callback(self._lengths.restore)
 
+    def _agreed_seed(self) -> int:
+        """Return the seed of the run, the same on all processes."""
+        if self.given_seed is None:
+            seed = int.from_bytes(os.urandom(4), "little")
+        else:
+            seed = int(self.given_seed)
+
+        strategy: Any = self.trainer.strategy
+        if not hasattr(strategy, "agree"):
+            return seed
+        return strategy.agree(
+            self.trainer, self.run_state.identity, seed, engine=self.config.engine
+        )
+
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
@@ -134,10 +143,9 @@ class LightningFit:
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
         self.plan.decide(trainer, self.data, config)
-        make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
-        if make is Engine and ranks_of(trainer).size > 1:
-            make = SeveralRanks
-        engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
+        engine = self._engine_class()(
+            trainer, self.data, self.state, run_state.store, config, self.steps
+        )
         self.federation = FederationRun(
             config, self.metrics, self.state, engine, trainer.max_epochs
         )
@@ -148,8 +156,21 @@ class LightningFit:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
         self.federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
-        told = partial(self.plan.told, self.state.num_clients)
-        self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
+        lines_on_coalitions = partial(self.plan.told, self.state.num_clients)
+        self.reports = RunReports(
+            trainer, self.federation, run_state, self.files, lines_on_coalitions
+        )
+
+    def _engine_class(self) -> Callable[..., Engine]:
+        """Return the engine that the loop names, or that of the trainer's strategy for several processes."""
+        engine = self.config.engine
+        if not isinstance(engine, str):
+            return engine
+        if engine == "sequential":
+            engine_of_strategy = getattr(self.trainer.strategy, "federated_engine", None)
+            if engine_of_strategy is not None:
+                return engine_of_strategy
+        return resolve_name(ENGINES[engine])
 
     def begin_training(self, module: L.LightningModule, loop: L.Callback) -> None:
         """Prepare the engine, the reports and the trainer's hooks for the first round."""

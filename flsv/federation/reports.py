@@ -23,13 +23,12 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import each_loader, keep_batches
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
+from flsv.core.faults import COPY, LARGE, NOT_FINITE
 from flsv.data import plot_partition
 from flsv.engines.client_manager import try_forward
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.filters.copies import COPY
-from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.games import ModelScore
 from flsv.games.performance import title_of
 from flsv.games.validated_models import ValidatedModels

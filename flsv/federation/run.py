@@ -20,7 +20,6 @@ from flsv.core.parameter_space import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
-from flsv.engines.several_ranks import check_agreement
 from flsv.metrics import PrivacyLoss
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
@@ -201,22 +200,27 @@ class FederationRun:
         state, engine = self.state, self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
-            state.complete(
-                round, [*engine.broken, *(update.client_id for update in engine.updates)]
-            )
-            if self.config.evaluation.keeps:
-                state.trained.update(
-                    {client: model.clone() for client, model in engine.trained().items()}
-                )
-            every, index = self.config.evaluation.every, state.round_index + 1
-            self.evaluated = bool(every) and (
-                index == self.rounds or index % every == 0 or bool(self.spent())
-            )
-            if self.evaluated:
-                state.client_scores = engine.own_scores(self._instruct)
+            clients_with_updates = [update.client_id for update in engine.updates]
+            state.complete(round, [*engine.broken, *clients_with_updates])
+            self._evaluate_clients()
         engine.end_round(state.model())
-        check_agreement(engine.ranks, round, state.model(), self.metrics.contributions)
+        engine.check_agreement(round, state.model(), self.metrics.contributions)
         return round
+
+    def _evaluate_clients(self) -> None:
+        """Keep the clients' trained models, and score their own models, in rounds in which that is asked for."""
+        evaluation, state = self.config.evaluation, self.state
+        if evaluation.keeps:
+            for client, model in self.engine.trained().items():
+                state.trained[client] = model.clone()
+
+        number_of_rounds = state.round_index + 1
+        is_last = number_of_rounds == self.rounds or bool(self.spent())
+        self.evaluated = evaluation.every > 0 and (
+            is_last or number_of_rounds % evaluation.every == 0
+        )
+        if self.evaluated:
+            state.client_scores = self.engine.own_scores(self._instruct)
 
     def _complete(self, last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""

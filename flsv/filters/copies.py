@@ -12,6 +12,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from flsv.core import ClientMatrix
+from flsv.core.faults import COPY
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import Cohort, UpdateFilter
 
@@ -155,7 +156,7 @@ def last_step_similarity(
     return torch.minimum(*found).clamp(-1, 1)
 
 
-COPY, ECHOING = "copy", "echo"
+ECHOING = "echo"
 
 
 class CopyFilter(UpdateFilter):

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import torch
 
+from flsv.core.faults import LARGE, NOT_FINITE
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-NOT_FINITE, LARGE = "not_finite", "large"
 NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: this round does not count for its value."
 
 

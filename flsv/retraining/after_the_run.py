@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from flsv._lightning.rounding import rounding_of
+from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
-from flsv.engines.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore

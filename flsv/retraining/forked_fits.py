@@ -25,8 +25,8 @@ import lightning as L
 
 from flsv._lightning.patches import callbacks_of
 from flsv.core import find_loop
+from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
-from flsv.engines.ranks import ranks_of
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_coalition_fit
 from flsv.server.round_server import NoModel

@@ -20,7 +20,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from flsv._lightning.patches import callbacks_of
-from flsv.engines.ranks import FederatedStrategy, ranks_of
+from flsv.core.ranks import ranks_of
+from flsv.engines.ranks import FederatedStrategy
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import (
     FitOrder,

@@ -29,9 +29,10 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.cli import main
 from flsv.core import ALONE, Ranks
+from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines import ranks as strategy
-from flsv.engines.ranks import meet, ranks_of, ranks_of_environment
+from flsv.engines.ranks import meet, ranks_of_environment
 from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley
 from flsv.metrics import ClassSpecificShapley
