@@ -1,5 +1,6 @@
 """Types that all parts of flsv share, without any published method."""
 
+from flsv.core.answers import AnsweringClient, Numbers, declare_answer
 from flsv.core.client import Channel, Client, NoAnswer, Traffic, map_clients
 from flsv.core.local_data import LocalData, Split, State, opened
 from flsv.core.loop import find_loop, is_loop
@@ -23,6 +24,7 @@ __all__ = [
     "ALONE",
     "HEAD_FIELDS",
     "VOCABULARY",
+    "AnsweringClient",
     "Channel",
     "Client",
     "ClientMatrix",
@@ -32,6 +34,7 @@ __all__ = [
     "Instruction",
     "LocalData",
     "NoAnswer",
+    "Numbers",
     "ParameterSpace",
     "Ranks",
     "Round",
@@ -43,6 +46,7 @@ __all__ = [
     "Traffic",
     "TrainedCoalitions",
     "asked_starts",
+    "declare_answer",
     "find_loop",
     "is_loop",
     "map_clients",

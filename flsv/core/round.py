@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,8 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from flsv.core.client import Channel, Client, map_clients
+from flsv.core.answers import AnsweringClient, Numbers, declare_answer
+from flsv.core.client import Channel, Client, NoAnswer, map_clients
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
@@ -104,7 +106,8 @@ class Round:
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
         starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`,
-            which is asked for the model when needed. With None all started from the global model.
+            which is asked for the model when needed. If it does not answer, its own model takes the place, so that its
+            update is 0. With None all started from the global model.
         losses: ``[k]``, the mean training loss of each client.
         num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
@@ -119,7 +122,8 @@ class Round:
         server_vector: ``[P]``, the next global model. None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model. None before aggregation.
         left_out: ids of the clients whose update was excluded.
-        unmeasured: ids of clients whose updates are aggregated but hidden from metrics, because they are far too large.
+        unmeasured: ids of clients whose updates are aggregated but hidden from metrics, because they are far too large
+            or their start is unknown.
         peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
             clients, NaN for models that it did not evaluate. None before personalization, or if clients do not evaluate
             each other's models.
@@ -158,7 +162,11 @@ class Round:
     def matrix(self) -> ClientMatrix:
         """Return the clients' models as a :class:`ClientMatrix`, which computes on their updates."""
         starts = self.starts or [self.global_vector] * len(self)
-        return ClientMatrix(self.client_vectors, asked_starts(starts))
+        known_starts = [
+            vector if start_vector is None else start_vector
+            for vector, start_vector in zip(self.client_vectors, asked_starts(starts))
+        ]
+        return ClientMatrix(self.client_vectors, known_starts)
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
@@ -417,11 +425,28 @@ class Round:
         return value
 
 
-def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers, and return all models."""
-    clients = [start for start in starts if isinstance(start, Client)]
-    found = iter(map_clients(clients, lambda client: client.ask(started_from)))
-    return [next(found) if isinstance(start, Client) else start for start in starts]
+def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
+    """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
+    clients = [model for model in starts if isinstance(model, Client)]
+    answers = iter(map_clients(clients, _asked_start))
+    return [next(answers) if isinstance(model, Client) else model for model in starts]
+
+
+def _asked_start(client: Client) -> Tensor | None:
+    try:
+        return client.ask(started_from)
+    except NoAnswer as error:
+        warnings.warn(
+            f"{error} Its start is unknown: metrics leave it out of this round, and a strategy that "
+            "reads updates takes its update as 0.",
+            stacklevel=2,
+        )
+        return None
+
+
+def _model_of_the_round(client: AnsweringClient) -> Numbers:
+    model = client.model()
+    return Numbers(model.dtype, tuple(model.shape))
 
 
 def started_from(local: LocalData) -> Tensor:
@@ -429,6 +454,9 @@ def started_from(local: LocalData) -> Tensor:
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
     return local.start
+
+
+declare_answer(started_from, _model_of_the_round)
 
 
 _DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}

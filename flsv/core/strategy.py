@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flsv.core.answers import Numbers
 from flsv.core.client import Client
 from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
@@ -129,6 +130,12 @@ class Strategy(Component):
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
     needs_classes: bool = False
+
+    def expected_reports(self) -> Mapping[str, Numbers]:
+        """Return what the values that clients report must be, ``{name: numbers}``. A remote client's update with any
+        other value is left out of its round. Declare each report that is used as an index. Any finite numbers up to
+        1e18 are accepted for a report without a declaration, which is the default for all."""
+        return {}
 
     @property
     def needs_class_counts(self) -> bool:

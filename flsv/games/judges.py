@@ -23,7 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, map_clients
+from flsv.core import (
+    AnsweringClient,
+    Client,
+    LocalData,
+    NoAnswer,
+    Numbers,
+    declare_answer,
+    map_clients,
+)
+from flsv.core.answers import range_of_score
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
@@ -46,6 +55,47 @@ MOST_KEPT = 2**22
 @cache
 def _named(name: str, mode: Any) -> str | ModelScore:
     return performance_of("judge", name, mode)
+
+
+def _judgment(
+    client: AnsweringClient,
+    models: Tensor,
+    performance: Any = None,
+    mode: str | None = None,
+) -> Numbers:
+    if performance is not None:
+        lowest, highest = range_of_score(performance)
+        return Numbers(torch.float64, (len(models),), lowest=lowest, highest=highest)
+    return _counts(client, (1 + len(models),))
+
+
+def _judgments(
+    client: AnsweringClient,
+    models: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Numbers:
+    num_coalitions = 2 ** trained.shape[1]
+    return _counts(client, (2, 1 + num_coalitions))
+
+
+def _counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
+    """Return what counts of correctly classified samples are, after a row of held-out samples."""
+    assert client.num_classes is not None
+    held_out = client.num_samples["val"]
+    return Numbers(
+        torch.int64,
+        shape=(*rows, client.num_classes + 1),
+        lowest=0,
+        highest=held_out,
+        rule=partial(_fit_held_out_samples, held_out),
+    )
+
+
+def _fit_held_out_samples(held_out: int, counts: Tensor) -> bool:
+    support = counts[..., :1, :]
+    are_enough = support.sum(-1) <= held_out
+    return bool((counts <= support).all() & are_enough.all())
 
 
 def judge(
@@ -79,6 +129,9 @@ def judge(
     return _without_rare(torch.cat([scores.support[None], scores.values["correct"]]))
 
 
+declare_answer(judge, _judgment)
+
+
 def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     """Count how many samples of each class every coalition's model classifies correctly, by predicted outputs.
 
@@ -104,6 +157,9 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
     game = PredictedGame(trained.cpu(), own, scores.outputs, weights.cpu(), correct, logits=True)
     both = game(all_coalitions(trained.shape[1])).round().long().unflatten(1, (2, -1)).unbind(1)
     return torch.stack([_without_rare(torch.cat([scores.support[None], each])) for each in both])
+
+
+declare_answer(judge_coalitions, _judgments)
 
 
 def _without_rare(found: Tensor) -> Tensor:
@@ -240,35 +296,33 @@ class ClientJudges(VectorEvaluator):
         """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
         ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
-        shape = (2, 1 + 2 ** trained.shape[1], self._data.num_classes + 1)
-        ask = partial(self._predicted, models.to(self._device), trained, weights, shape)
-        told = {
-            client.id: each
-            for client, each in zip(self._clients, map_clients(self._clients, ask))
-            if each is not None
-        }
-        if not told:
+        ask = partial(self._predicted, models.to(self._device), trained, weights)
+        answers = map_clients(self._clients, ask)
+        counts: dict[int, Tensor] = {}
+        for client, answer in zip(self._clients, answers):
+            if answer is not None:
+                counts[client.id] = answer
+        if not counts:
             raise NoAnswer("no client has judged the coalitions.")
-        samples = self._data.num_samples[[*told]]
-        both = [
-            Scores({"correct": hits}, of)
-            for hits, of in (hits_by_class(each, samples) for each in zip(*told.values()))
-        ]
-        return torch.stack(
-            [self._measure.utility(each.value(self._measure.name)) for each in both], 1
-        )
+
+        num_samples = self._data.num_samples[list(counts)]
+        utilities = []
+        for predicted_counts in zip(*counts.values()):  # by interpolation, then by an ensemble
+            hits, held_out = hits_by_class(predicted_counts, num_samples)
+            scores = Scores({"correct": hits}, held_out)
+            score = scores.value(self._measure.name)
+            utilities.append(self._measure.utility(score))
+        return torch.stack(utilities, 1)
 
     def _predicted(
         self,
         models: Tensor,
         trained: Tensor,
         weights: Tensor,
-        shape: tuple[int, ...],
         client: Client,
     ) -> Tensor | None:
         try:
-            answer = client.ask(judge_coalitions, models, trained, weights)
-            return self._checked(client, answer, shape, True)
+            return client.ask(judge_coalitions, models, trained, weights).cpu()
         except NoAnswer as why:
             warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
             return None
@@ -303,26 +357,11 @@ class ClientJudges(VectorEvaluator):
 
     def _ask(self, models: Tensor, client: Client) -> Tensor | None:
         try:
-            answer = client.ask(partial(judge, **self._how), models)
-            by_class = self._measure.by_class
-            shape = (1 + len(models), self._data.num_classes + 1) if by_class else (len(models),)
-            return self._checked(client, answer, shape, by_class)
+            question = partial(judge, **self._how)
+            return client.ask(question, models).cpu()
         except NoAnswer as why:
             warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
             return None
-
-    def _checked(self, client: Client, answer: Any, shape: tuple[int, ...], counts: bool) -> Tensor:
-        """Return a client's reply on the CPU, or raise ``NoAnswer`` if its shape or numbers are impossible."""
-        fits = isinstance(answer, Tensor) and answer.shape == shape
-        if fits and counts:
-            held_out = answer[..., :1, :]
-            few = (held_out.sum(-1) <= self._held_out[client.id]).all()
-            fits = bool((answer >= 0).all() & (answer <= held_out).all() & few)
-        if not fits:
-            raise NoAnswer(
-                f"client {client.id} was asked to judge coalitions, and its answer cannot be one."
-            )
-        return answer.cpu()
 
     def _scores(self) -> Scores:
         judges, answers = list(self.answers), list(self.answers.values())

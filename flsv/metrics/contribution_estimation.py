@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, map_clients
+from flsv.core import (
+    AnsweringClient,
+    Client,
+    ClientMatrix,
+    LocalData,
+    NoAnswer,
+    Numbers,
+    Round,
+    declare_answer,
+    map_clients,
+)
+from flsv.core.answers import range_of_score
 from flsv.functional.fedce import (
     Combine,
     contribution_estimates,
@@ -26,6 +37,15 @@ from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
+
+
+def _score(
+    client: AnsweringClient,
+    aggregate: Tensor,
+    weight: float,
+    performance: Any = "accuracy",
+) -> Numbers:
+    return Numbers(torch.float64, (), *range_of_score(performance))
 
 
 def leave_self_out(
@@ -41,42 +61,45 @@ def leave_self_out(
     return local.told("score", local.utility(model[None], performance)[0])
 
 
+declare_answer(leave_self_out, _score)
+
+
 def scores_without_own(
-    clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
+    clients: Sequence[Client],
+    aggregate: Tensor,
+    weights: Tensor,
+    performance: str | ModelScore,
 ) -> tuple[Tensor, Tensor]:
     """Request from k clients their scores of the other clients' average model (:func:`leave_self_out`). Return the
     scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
     """
-    own = dict(zip([client.id for client in clients], weights.tolist()))
+    ids = [client.id for client in clients]
+    weight_of = dict(zip(ids, weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 
     def ask(client: Client) -> Tensor | None:
         try:
-            answer = client.ask(question, aggregate, own[client.id])
-            if not isinstance(answer, Tensor) or answer.numel() != 1:
-                raise NoAnswer(
-                    f"client {client.id} was asked for a number and answered {answer!r:.80}."
-                )
+            answer = client.ask(question, aggregate, weight_of[client.id])
         except NoAnswer as why:
             warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
             return None
-        return answer.double().reshape(())
+        return answer.double()
 
     replies = map_clients(clients, ask)
-    answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
-    nothing = torch.zeros((), dtype=torch.float64)
-    scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]
-    broken = [
-        client.id
-        for client, answer in zip(clients, replies)
-        if answer is not None and not answer.isfinite()
-    ]
+    has_answered = [answer is not None for answer in replies]
+    known_scores = [float(answer) for answer in replies if answer is not None]
+    scores = torch.tensor(known_scores, dtype=torch.float64)
+
+    broken = []
+    for client, answer in zip(clients, replies):
+        if answer is not None and not answer.isfinite():
+            broken.append(client.id)
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
             "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
         )
-    return scores, answered
+    return scores, torch.tensor(has_answered)
 
 
 def _aggregate(round: Round) -> Tensor:

@@ -176,26 +176,21 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client,
     question: Callable[..., Tensor],
-    others: Sequence[Tensor],
+    models: Sequence[Tensor],
     *args: Any,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Request from a client the values of its own model and of ``others``. The client computes them by ``question``.
+    """Request from a client the values of its own model and of others' ``models``, which it computes by ``question``.
     None if it does not reply.
     """
     try:
-        values = client.ask(question, others, *args, **kwargs)
-        if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
-            raise NoAnswer(
-                f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}."
-            )
+        return client.ask(question, models, *args, **kwargs)
     except NoAnswer as why:
         client.take_back()
         warnings.warn(
             f"{why} It continues from the model that it had before this round.", stacklevel=2
         )
         return None
-    return values
 
 
 def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:

@@ -13,13 +13,23 @@ Where the paper is silent, or we depart:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, FederationState, LocalData, Round
+from flsv.core import (
+    AnsweringClient,
+    Client,
+    FederationState,
+    LocalData,
+    Numbers,
+    Round,
+    declare_answer,
+)
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
@@ -134,6 +144,17 @@ class FedFomo(UploadKeeper):
         return chosen
 
 
+def _signed_weights(
+    client: AnsweringClient,
+    downloads: Sequence[Tensor],
+    num_parameters: int,
+    performance: Any = "negative_loss",
+) -> Numbers:
+    """Return what the weights of a client's own and the downloaded models are. Their magnitudes sum to 1."""
+    num_models = 1 + len(downloads)
+    return Numbers(torch.float64, (num_models,), lowest=-1, highest=1)
+
+
 def mix_models(
     local: LocalData,
     others: list[Tensor],
@@ -155,6 +176,9 @@ def mix_models(
     mixed = keep_common(shares @ models, models) if weights.sum() > 0 else start.clone()
     local.state[OWN_MODEL] = mixed
     return signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
+
+
+declare_answer(mix_models, _signed_weights)
 
 
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Round
+from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Numbers, Round
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import Personalizer, Starts
 from flsv.utilities.declared import Count, Positive
@@ -84,16 +84,26 @@ class IFCA(Personalizer):
     def report(self, local: LocalData) -> dict[str, Tensor | float]:
         return {"cluster": local.memory[IFCA]}
 
+    def expected_reports(self) -> dict[str, Numbers]:
+        index = Numbers(
+            torch.float64,
+            lowest=0,
+            highest=self.num_clusters - 1,
+            whole=True,
+        )
+        return {"cluster": index}
+
     def started(self, update: ClientUpdate) -> Tensor:
-        return self._clusters[
-            int(update.reports["cluster"]) % self.num_clusters
-        ]  # a client may report any number
+        cluster = int(update.reports["cluster"])
+        return self._clusters[cluster]
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        chosen = round.reports["cluster"].remainder(self.num_clusters)
+        clusters = round.reports["cluster"].long()
         self._clusters = self._clusters.clone()
-        for cluster in chosen.unique().tolist():
-            self._clusters[int(cluster)] = round.client_vectors[chosen == cluster].mean(0)
+        for cluster in clusters.unique().tolist():
+            is_member = clusters == cluster
+            cluster_vectors = round.client_vectors[is_member]
+            self._clusters[cluster] = cluster_vectors.mean(0)
         return {}
 
 

@@ -24,12 +24,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.core import Client, FederationState, Instruction, LocalData, Round
+from flsv.core import (
+    AnsweringClient,
+    Client,
+    FederationState,
+    Instruction,
+    LocalData,
+    Numbers,
+    Round,
+    declare_answer,
+)
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
@@ -49,7 +58,24 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
 
+#: The largest amount by which a Shapley value of accuracies may leave [-1, 1].
+ROUNDING = 1e-9
 _CHUNK = 2**26  # largest number of entries in the coalition models that exist at the same time
+
+
+def _model_values(
+    client: AnsweringClient,
+    downloads: Sequence[Tensor],
+    extractor: Tensor | None,
+    **settings: Any,
+) -> Numbers:
+    """Return what Shapley values of accuracies are, the client's own model first."""
+    return Numbers(
+        torch.float64,
+        shape=(1 + len(downloads),),
+        lowest=-1 - ROUNDING,
+        highest=1 + ROUNDING,
+    )
 
 
 def collaborate(
@@ -105,6 +131,9 @@ def collaborate(
         mixed = mixed if after >= before else models[0].clone()
     local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
+
+
+declare_answer(collaborate, _model_values)
 
 
 def _best_on_line(

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, map_clients
+from flsv.core import Client, LocalData, NoAnswer, Numbers, declare_answer, map_clients
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Count
@@ -109,14 +109,12 @@ def local_loss(local: LocalData, model: Tensor) -> float:
     return -float(local.evaluate(model[None], "train").value("negative_loss"))
 
 
+declare_answer(local_loss, lambda client, model: Numbers(float, lowest=0))
+
+
 def _answered(model: Tensor, client: Client) -> float:
     try:
-        loss = client.ask(local_loss, model)
-        if not isinstance(loss, float):
-            raise NoAnswer(
-                f"client {client.id} answered local_loss with {type(loss).__name__} {loss!r:.80}, no number."
-            )
-        return loss
+        return client.ask(local_loss, model)
     except NoAnswer as why:
         client.take_back()
         warnings.warn(f"{why} It is chosen last.", stacklevel=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,11 @@ APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
     "all_clients", "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
     "downloaded_bytes",
+}  # fmt: skip
+#: Fields of a round that do not depend on the models from which the clients started.
+APART_FROM_STARTS = APART_FROM_UPDATES | {
+    "client_vectors", "client_head_weights", "server_head_weights", "server_vector", "server_update",
+    "aggregation_weights", "peer_values", "coalitions",
 }  # fmt: skip
 Field = str | Callable[[Round], Any]
 
@@ -105,13 +110,21 @@ class ContributionMetrics:
     @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
-        apart = APART_FROM_UPDATES | self._reported
-        return [
-            name
-            for name, fields in self.fields.items()
-            if {argument if callable(field) else field for argument, field in fields.items()}
-            - apart
-        ]
+        return self._metrics_that_read_more_than(APART_FROM_UPDATES)
+
+    @property
+    def start_metrics(self) -> list[str]:
+        """Return the names of the metrics that may read the models from which the clients started."""
+        return self._metrics_that_read_more_than(APART_FROM_STARTS)
+
+    def _metrics_that_read_more_than(self, apart: Collection[str]) -> list[str]:
+        metrics = []
+        for name, fields in self.fields.items():
+            # A function of the round is known by its argument's name only.
+            fields_read = {a if callable(field) else field for a, field in fields.items()}
+            if fields_read.difference(apart, self._reported):
+                metrics.append(name)
+        return metrics
 
     @property
     def peer_metrics(self) -> list[str]:

@@ -157,6 +157,7 @@ class RoundServer:
         self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         cohort = self._filtered(cohort)
         updates = cohort.updates
+        starts, silent = self._starts(cohort, instructions, clients)
         return Round(
             round_index=state.round_index,
             client_ids=from_host(cohort.ids, model.device),
@@ -165,10 +166,10 @@ class RoundServer:
             num_steps=numbers([update.num_steps for update in updates]),
             global_vector=model,
             client_vectors=cohort.matrix,
-            starts=self._starts(updates, instructions, clients),
+            starts=starts,
             reports={
-                n: _stacked([each.reports[n] for each in updates]).to(model.device)
-                for n in updates[0].reports
+                name: _stacked([update.reports[name] for update in updates]).to(model.device)
+                for name in updates[0].reports
             },
             clients=tuple(clients[update.client_id] for update in updates),
             all_clients=clients,
@@ -179,7 +180,7 @@ class RoundServer:
             games=self.games,
             channel=self.channel,
             left_out=[client for client in self.norms if client not in cohort.ids],
-            unmeasured=cohort.unmeasured,
+            unmeasured=[*cohort.unmeasured, *silent],
         )
 
     def _filtered(self, cohort: Cohort) -> Cohort:
@@ -202,21 +203,39 @@ class RoundServer:
 
     def _starts(
         self,
-        updates: Sequence[ClientUpdate],
+        cohort: Cohort,
         instructions: Mapping[int, Instruction],
         clients: Sequence[Client],
-    ) -> list[Start]:
-        """Return each client's initial model ``[P]``, or the client if it has to be asked."""
+    ) -> tuple[list[Start], list[int]]:
+        """Return each client's initial model ``[P]``, or the client if it is asked when a strategy needs it. Return
+        also the ids of clients that were asked and did not answer, whose updates then are 0.
+        """
         starts: list[Start] = []
-        for update in updates:
-            start = instructions[update.client_id].start
-            if start is None and self.personalizer is not None:
-                start = self.personalizer.started(update)
-            starts.append(clients[update.client_id] if start is None else start)
+        for update in cohort.updates:
+            start_vector = instructions[update.client_id].start
+            if start_vector is None and self.personalizer is not None:
+                start_vector = self.personalizer.started(update)
+            starts.append(clients[update.client_id] if start_vector is None else start_vector)
+
         if self.personalizer is None or self.personalizer.collaborates:
-            return starts
+            # Known before any metric is updated: a client that does not answer is left out of all of them.
+            if not self.metrics.start_metrics:
+                return starts, []
+            return self._asked(starts, cohort)
         with self.channel.uncounted():
-            return list(asked_starts(starts))
+            return self._asked(starts, cohort)
+
+    def _asked(self, starts: Sequence[Start], cohort: Cohort) -> tuple[list[Start], list[int]]:
+        known_starts: list[Start] = []
+        silent: list[int] = []
+        start_vectors = asked_starts(starts)
+        for client, vector, start_vector in zip(cohort.ids, cohort.matrix, start_vectors):
+            if start_vector is None:
+                silent.append(client)
+                known_starts.append(vector)
+            else:
+                known_starts.append(start_vector.to(vector))
+        return known_starts, silent
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.

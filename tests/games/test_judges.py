@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import flsv
 from flsv import FederatedLoop, Reporting, value_round
 from flsv.aggregation import FedAvg
-from flsv.core import Client, LocalData
+from flsv.core import AnsweringClient, Client, LocalData
+from flsv.core.answers import expected_answer
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import predicted_shapley
 from flsv.games import judges
@@ -153,27 +154,45 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
     assert (hits[:, 1:] / held[1:]).tolist() == [[0.4, 0.4], [1.0, 1.0]]
 
 
-def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any) -> Tensor:
-    found = judge(local, models, *rest, **options)
+@pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
+def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
+    """Row 0 has the held-out samples of two classes and of all rare ones, the others the right answers."""
+    answer = torch.tensor([[6, 5, 0], [6, 2, 0], [0, 5, 0]])
+    held_out = answer[:1]
+    right = answer[1:]
+    lies = {
+        "negative": torch.cat([held_out, -1 - right]),
+        "more than there are": torch.cat([held_out, right + 1]),
+        "more than it holds out": 10 * answer,
+    }
+    lie = lies[kind]
+    client = AnsweringClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
+    models = torch.zeros(2, 3)
+    impossible = pytest.raises(ValueError, match="expected numbers from 0|do not fit together")
+
+    judgment = expected_answer(judge)(client, models)
+    judgment.check(answer)
+    with impossible:
+        judgment.check(lie)
+
+    coalitions = torch.tensor([[False], [True]])
+    expectation = expected_answer(judge_coalitions)
+    judgments = expectation(client, models, coalitions, torch.ones(1))
+    judgments.check(torch.stack([answer, answer]))
+    with impossible:
+        judgments.check(torch.stack([answer, lie]))
+
+
+def lies(
+    kind: str,
+    local: LocalData,
+    models: Tensor,
+    **options: Any,
+) -> Tensor:
+    counts = judge(local, models, **options)
     if repr(local) == "LocalData(client 2)" and kind == "opposite":
-        found[1:] = found[0] - found[1:]
-    return {
-        "more than there are": torch.cat([found[:1], found[:1] + 1]),
-        "more than it holds out": 10 * found,
-        "short": found[1:],
-    }.get(kind, found)
-
-
-@pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
-def test_impossible_scores_from_clients_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(judges, "judge", partial(lies, kind))
-    with pytest.raises(
-        ConfigurationError,
-        match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one",
-    ):
-        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), data())
+        counts[1:] = counts[0] - counts[1:]
+    return counts
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
@@ -234,31 +253,6 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
     found = loop({"shadow": ShadowShapley(judges="clients")})
     fit(found, tmp_path / "judged", module(), data(), rounds=2)
     torch.testing.assert_close(found.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "kind", ["negative", "more than there are", "more than it holds out", "short"]
-)
-def test_impossible_coalition_scores_of_a_client_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    def lie(local: LocalData, *question: Tensor) -> Tensor:
-        found = judge_coalitions(local, *question)
-        if repr(local) != "LocalData(client 2)":
-            return found
-        more, less = (
-            torch.cat([found[:, :1], each], 1)
-            for each in (found[:, 1:] + found[:, :1] + 1, -1 - found[:, 1:])
-        )
-        return {"negative": less, "more than there are": more, "short": found[:, 1:]}.get(
-            kind, 10 * found
-        )
-
-    monkeypatch.setattr(judges, "judge_coalitions", lie)
-    with pytest.warns(
-        UserWarning, match="client 2 was asked to judge coalitions, and its answer cannot be one"
-    ):
-        fit(loop({"shadow": ShadowShapley(judges="clients")}), tmp_path, module(), data(), rounds=1)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [

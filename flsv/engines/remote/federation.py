@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
+    AnsweringClient,
     Channel,
     Client,
     ClientUpdate,
@@ -31,7 +33,9 @@ from flsv.core import (
     Instruction,
     LocalData,
     NoAnswer,
+    Numbers,
 )
+from flsv.core.answers import expected_answer
 from flsv.core.matrix import empty_rows
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.client_manager import ClientManager
@@ -45,9 +49,9 @@ from flsv.engines.remote.messages import (
     fault_of,
     instruction_packet,
     pack,
+    read_answer,
     read_update,
     read_visit,
-    unpack,
 )
 from flsv.engines.remote.transport import Directory, Reply
 from flsv.results.folder import FolderLock
@@ -124,9 +128,9 @@ class RemoteFederation(IdleEngine):
             return (work.steps or work.epochs * samples) * steps_of_batch
 
         num_classes = data.num_classes if data.no_classes is None else None
-        reports = [name for strategy in config.strategies.values() for name in strategy.reports]
-        self.sites_of = lambda of: RemoteSites(
-            directory, of, trainer.max_epochs or 1, most_steps, reports, num_classes
+        reports = expected_reports(config)
+        self.sites_of = lambda run_state: RemoteSites(
+            directory, run_state, trainer.max_epochs or 1, most_steps, reports, num_classes
         )
         self._remote = self.sites_of(state)
         super().__init__(*options)
@@ -272,16 +276,16 @@ class RemoteSites:
         state: FederationState,
         rounds: int,
         most_steps: Callable[[int, int], int],
-        reports: Collection[str] = (),
+        reports: Mapping[str, Numbers | None] = MappingProxyType({}),
         num_classes: int | None = None,
     ) -> None:
-        self.directory, self._state, self._rounds = directory, state, rounds
-        self._most_steps, self._num_classes, self._reports = (
-            most_steps,
-            num_classes,
-            frozenset(reports),
-        )
-        self._usual: str | None = None
+        self.directory = directory
+        self._state = state
+        self._rounds = rounds
+        self._most_steps = most_steps
+        self._num_classes = num_classes
+        self._reports = reports
+        self._majority_reports: str | None = None
         self._withheld: set[tuple[int, str]] = set()
         self._stands: dict[int, str] = {}
         self._trained: dict[int, str] = {}
@@ -355,23 +359,36 @@ class RemoteSites:
         update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
         if update is None:
             return None, ""
-        if unknown := sorted(update.reports.keys() - self._reports):
-            raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
+        for name, value in sorted(update.reports.items()):
+            self._check_report(name, value)
         return update, read_visit(reply)
+
+    def _check_report(self, name: str, value: Tensor) -> None:
+        if name not in self._reports:
+            raise BadReply(f"it reports {name!r:.40}, which nobody asks for")
+        expected = self._reports[name] or Numbers(value.dtype, tuple(value.shape))
+        try:
+            expected.check(value)
+        except ValueError as error:
+            raise BadReply(f"it reports {name!r:.40}, {error}") from error
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         counts = Counter(reports.values())
-        most = {words for words, count in counts.items() if count == max(counts.values())}
-        if len(most) == 1:
-            (self._usual,) = most
-        right = self._usual if self._usual in most else None
-        others = right or f"do not agree: {' or '.join(sorted(most))}"
+        most_frequent = {words for words, count in counts.items() if count == max(counts.values())}
+        if len(most_frequent) == 1:
+            (self._majority_reports,) = most_frequent
+
+        expected = None
+        if self._majority_reports in most_frequent:
+            expected = self._majority_reports
+        alternatives = " or ".join(sorted(most_frequent))
+        expectation = expected or f"do not agree: {alternatives}"
         return {
-            s: f"it reports {words}, the others {others}"
-            for s, words in reports.items()
-            if words != right
+            site: f"it reports {words}, the others {expectation}"
+            for site, words in reports.items()
+            if words != expected
         }
 
     def ask(
@@ -381,32 +398,45 @@ class RemoteSites:
         while isinstance(question, partial):
             args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
             question = question.func
-        name = f"{question.__module__}:{question.__qualname__}"
-        if "<" in name or "." in question.__qualname__:
-            raise ConfigurationError(
-                f"{name} cannot be asked of a site: a question is a function of a module."
-            )
-        plain, tensors = pack((tuple(args), dict(kwargs)))
+        name = name_of_question(question)
+        expected = self._expected_answer(site, question, args, kwargs)
+
         stands = self._trained if site in self._trained else self._stands
-        before = stands.get(site)
-        info = {**self._run_info(site), "counted": before}
+        visit_before = stands.get(site)
+        plain, tensors = pack((tuple(args), dict(kwargs)))
+        info = {**self._run_info(site), "counted": visit_before}
         packet = Packet(
             "ask",
             {"question": name, "arguments": plain, "round": round_index, **info},
             {key: tensor.cpu() for key, tensor in tensors.items()},
         )
+
         self._answered.pop(site, None)
         reply = self.directory.exchange({site: packet})[site]
         try:
-            reply = check_done(reply)
-            answer, visit = unpack(reply.plain["answer"], reply.tensors), read_visit(reply)
-            if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
-                raise BadReply("its answer holds numbers that are not finite")
+            answer, visit = read_answer(reply, expected)
         except GARBLED as error:
             raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
         stands[site] = visit
-        self._answered[site] = stands, before
+        self._answered[site] = stands, visit_before
         return answer
+
+    def _expected_answer(
+        self, site: int, question: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Numbers:
+        """Return what a site's answer to a question must be, as the question declares it."""
+        expectation = expected_answer(question)
+        if expectation is None:
+            raise ConfigurationError(
+                f"{name_of_question(question)} cannot be asked of a site: nobody could tell a false "
+                "answer. Declare what its answer must be: flsv.core.declare_answer(...)."
+            )
+        client = AnsweringClient(
+            num_samples=self.directory.sizes[site],
+            num_classes=self._num_classes,
+            model=self._state.model,
+        )
+        return expectation(client, *args, **kwargs)
 
     def take_back(self, site: int) -> None:
         """Discard the changes that the last :meth:`ask` made to a site's state."""
@@ -467,6 +497,25 @@ class RemoteSites:
 
     def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
         warnings.warn(self._note(site, what, why, when), stacklevel=3)
+
+
+def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
+    """Return what each value that sites report must be, None where a strategy declares its name only."""
+    expected: dict[str, Numbers | None] = {}
+    for strategy in config.strategies.values():
+        expected |= dict.fromkeys(strategy.reports)
+        expected |= strategy.expected_reports()
+    return expected
+
+
+def name_of_question(question: Callable[..., Any]) -> str:
+    """Return the name by which a site finds a question, ``"package.module:function"``."""
+    name = f"{question.__module__}:{question.__qualname__}"
+    if "<" in name or "." in question.__qualname__:
+        raise ConfigurationError(
+            f"{name} cannot be asked of a site: a question is a function of a module."
+        )
+    return name
 
 
 def _reported(update: ClientUpdate) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core import ClientUpdate, Instruction, Traffic
+from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
+from flsv.core.answers import LARGEST
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
@@ -189,7 +189,7 @@ def read_update(
         raise BadReply(
             f"it has trained on {sent} samples and had announced {samples}: start this server again"
         )
-    if math.isinf(loss) or not 0 <= traffic.bytes <= 16 * most_numbers:
+    if abs(loss) > LARGEST or not 0 <= traffic.bytes <= 16 * most_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(
@@ -205,6 +205,17 @@ def read_update(
     if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
         return None
     return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
+
+
+def read_answer(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+    """Return a site's answer to a question, which must be as ``expected``, and the name of its visit."""
+    packet = check_done(reply)
+    answer = unpack(packet.plain["answer"], packet.tensors)
+    try:
+        expected.check(answer)
+    except ValueError as error:
+        raise BadReply(f"its answer is wrong: {error}") from error
+    return answer, read_visit(packet)
 
 
 def read_visit(packet: Packet) -> str:

@@ -44,7 +44,7 @@ fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
     [
         (pfedsv, LATE, "did not answer .*no reply within 1 s"),
         (fedfomo, GARBAGE, "did not answer .* lacks or garbles 'answer'"),
-        (pfedsv, WRONG_SHAPE, "judged 3 models by Tensor"),
+        (pfedsv, WRONG_SHAPE, "its answer is wrong: expected torch.float64"),
     ],
 )
 def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
@@ -53,38 +53,44 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        hit = packet.kind == "ask" and (address, packet.plain["round"]) in [(101, 0), (102, 1)]
-        return instead if hit else reply
+        if packet.kind != "ask":
+            return reply
+        visit = address, packet.plain["round"]
+        is_spoiled = visit in [(101, 0), (102, 1)]
+        return instead if is_spoiled else reply
 
-    seen = []
-    kept = []  # by the last site
+    relevances = []
+    states_of_osaka = []
 
-    class Sees(L.Callback):
+    class Recorder(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(find_loop(trainer.callbacks).contributions["relevance"].by_class.clone())
-            kept.append(kept_at(tmp_path, NAMES[2])[-1])
+            relevance = find_loop(trainer.callbacks).contributions["relevance"]
+            relevances.append(relevance.by_class.clone())
+            states_of_osaka.append(kept_at(tmp_path, NAMES[2])[-1])
 
     remote = Remotely(tmp_path, make, client_val=0.3)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
-        loop = remote.fit(callbacks=[Sees()])
-    assert seen[0][1].isnan().all()
-    assert seen[0][2].isfinite().any()
-    torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
-    assert loop.contributions["relevance"].by_class[1].isfinite().any()
+        loop = remote.fit(callbacks=[Recorder()])
+
+    first_relevance = relevances[0]
+    second_relevance = relevances[1]
+    assert first_relevance[1].isnan().all()
+    assert first_relevance[2].isfinite().any()
+    assert second_relevance[2].tolist() == pytest.approx(first_relevance[2].tolist(), nan_ok=True)
+    final_relevance = loop.contributions["relevance"].by_class
+    assert final_relevance[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
+
     # The mixture of round 1, whose judgment never came, is not what it goes on from.
-    assert not torch.equal(
-        kept[0]["store"]["tensors"]["own_model"], kept[1]["store"]["tensors"]["own_model"]
-    )
-    torch.testing.assert_close(
-        kept[2]["start"], kept[0]["store"]["tensors"]["own_model"], rtol=0, atol=0
-    )
+    mixtures = [state["store"]["tensors"]["own_model"] for state in states_of_osaka]
+    assert not torch.equal(mixtures[0], mixtures[1])
+    assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
 
 
 @pytest.mark.parametrize(
     ("instead", "words"),
-    [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")],
+    [(LATE, "no reply within"), (WRONG_SHAPE, "its answer is wrong: expected torch.float64")],
 )
 def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     tmp_path: Path, instead: Any, words: str
@@ -92,11 +98,10 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     """One site is silent in round 0, all of them in round 1."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        return (
-            instead
-            if packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1)
-            else reply
-        )
+        if packet.kind != "ask":
+            return reply
+        is_spoiled = address == 101 or packet.plain["round"] == 1
+        return instead if is_spoiled else reply
 
     def make() -> FederatedLoop:
         return shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
@@ -108,7 +113,8 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     fedce = loop.metrics["fedce"]
     assert fedce.seen.tolist() == [1, 0, 1]
     assert fedce.rounds == 2
-    assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
+    values = loop.contributions["fedce"]
+    assert values.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.slow
@@ -216,39 +222,77 @@ GUARDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("guard", GUARDS)
 def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guard: str) -> None:
     """Its update is as it should be, and what it reports beside it is any number."""
-    make = partial(shapfed, metrics={}, client_algorithm=SCAFFOLD(), **GUARDS[guard])
-    honest = Remotely(tmp_path / "honest", make).fit().state.model()
+    make = partial(
+        shapfed,
+        metrics={},
+        client_algorithm=SCAFFOLD(),
+        **GUARDS[guard],
+    )
+    honest_run = Remotely(tmp_path / "honest", make).fit()
+    honest = honest_run.state.model()
     for lie in (100.0, 3e38, 1e-6, 1e-300, -1.0):
 
         def spoil(address: int, packet: Packet, reply: Packet, lie: float = lie) -> Packet:
             if packet.kind != "train" or address != 101:
                 return reply
-            lies = {
-                n: torch.full_like(t, lie) if n.startswith("report/") else t
-                for n, t in reply.tensors.items()
-            }
-            return Packet("update", reply.plain, lies)
+            tensors = dict(reply.tensors)
+            for name, tensor in reply.tensors.items():
+                if name.startswith("report/"):
+                    tensors[name] = torch.full_like(tensor, lie)
+            return Packet("update", reply.plain, tensors)
 
         remote = Remotely(tmp_path / f"{lie}", make)
         remote.transport.spoil = spoil
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             model = remote.fit().state.model()
+
         assert (model - honest).norm() < 0.1 * honest.norm(), lie
-        named = [str(each.message) for each in said if "Lyon" in str(each.message)]
-        assert bool(named) == (lie < 1e-3), (lie, named)
+        is_named = any("Lyon" in str(message.message) for message in messages)
+        assert is_named == (lie != 100.0), lie
 
 
-def test_site_that_reports_an_invalid_cluster_does_not_stop_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        torch.tensor(0.5, dtype=torch.float64),
+        torch.tensor(1.0, dtype=torch.float64),
+        torch.tensor(-1.0, dtype=torch.float64),
+        torch.tensor(-7e9, dtype=torch.float64),
+        torch.tensor(0),
+        torch.tensor([0.0], dtype=torch.float64),
+    ],
+    ids=str,
+)
+def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
+    tmp_path: Path, cluster: torch.Tensor
+) -> None:
+    """A report that is used as an index must be one: a fraction would be a cluster of its own."""
+    sent = {}
+
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.kind != "train" or address != 101:
+        if packet.kind != "train":
             return reply
-        return Packet(
-            "update", reply.plain, {**reply.tensors, "report/cluster": torch.tensor(-7e9).double()}
-        )
+        sent[address] = reply.tensors["vector"].clone()
+        if address != 101:
+            return reply
+        tensors = {**reply.tensors, "report/cluster": cluster}
+        return Packet("update", reply.plain, tensors)
 
-    remote = Remotely(
-        tmp_path, partial(shapfed, metrics={}, aggregator=FedAvg("uniform"), personalizer=IFCA(2))
+    make = partial(
+        shapfed,
+        metrics={},
+        aggregator=FedAvg("uniform"),
+        personalizer=IFCA(1),
     )
+    remote = Remotely(tmp_path, make)
     remote.transport.spoil = spoil
-    assert remote.fit().participations.tolist() == [3, 3, 3]
+    with pytest.warns(UserWarning, match="'Lyon' .*is left out of round 1: it reports"):
+        loop = remote.fit(rounds=1)
+
+    assert loop.participations.tolist() == [1, 0, 1]
+    (event,) = loop.events
+    assert event.client == 1
+    honest_mean = (sent[100] + sent[102]) / 2
+    clusters = loop.strategies["personalizer"]._clusters
+    torch.testing.assert_close(clusters[0], honest_mean)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ SPACE = shared_space(module(), shapfed().config)
 MODEL = SPACE.read(module())
 ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
-_plain, _tensors = pack([torch.rand(4), 3])
+_plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
 VISIT = "0" * 64
 ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
@@ -113,15 +114,22 @@ def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remot
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
     transport = Replay()
-    good = {
-        "hello": {100 + i: HELLO for i in range(3)},
-        "train": {100 + i: update(i) for i in range(3)},
-    }
-    transport.says = {**good, "ask": {}, "test": {}}
+    transport.says = {"hello": {}, "train": {}, "ask": {}, "test": {}}
+    for client in range(3):
+        transport.says["hello"][100 + client] = HELLO
+        transport.says["train"][100 + client] = update(client)
     transport.says[kind][101] = lyons
-    directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
+    book = folder / "book.json"
+    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
     state = FederationState(run="0" * 16, num_clients=3)
-    return RemoteSites(directory, state, 1, lambda site, samples: samples, ["change"]), transport
+    sites = RemoteSites(
+        directory,
+        state,
+        rounds=1,
+        most_steps=lambda site, samples: samples,
+        reports={"change": None},
+    )
+    return sites, transport
 
 
 @pytest.fixture(scope="module")
@@ -174,17 +182,23 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
 )
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
-    here, transport = remote(folder, "ask", packet)
+    sites, transport = remote(folder, "ask", packet)
     transport.says["test"][101] = packet
-    said = ""
+    sites.directory.refresh()
+    arguments = (torch.zeros(3), 0.5)
+    words = "site 'Lyon' (client 1) "
+    score = 0.5
     try:
-        here.ask(1, 0, leave_self_out, (), {})
-    except NoAnswer as why:
-        said = str(why)
-    assert not said or said.startswith("site 'Lyon' (client 1) ")
-    assert said.isprintable()
-    found = here.score_own_models({1: ROUND[1]})
-    assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
+        score = float(sites.ask(1, 0, leave_self_out, arguments, {}))
+    except NoAnswer as error:
+        words = str(error)
+    assert 0 <= score <= 1
+    assert words.startswith("site 'Lyon' (client 1) ")
+    assert words.isprintable()
+
+    own_scores = sites.score_own_models({1: ROUND[1]})
+    for scores in own_scores.values():
+        assert not any(value < 0 or value > 1 for value in scores.values())
 
 
 def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
@@ -221,3 +235,23 @@ def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
     here, _ = remote(folder, "train", update(1, change=torch.full((5,), float("nan"))))
     found, broken = here.train(ROUND, MODEL.device, SPACE)
     assert ([update.client_id for update in found], len(broken)) == ([0, 2], 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", [1e308, -1e308, 1e19])
+def test_update_with_an_impossible_loss_or_report_is_left_out(folder: Path, number: float) -> None:
+    honest = update(1)
+    loss = replace(honest, plain={**honest.plain, "loss": number})
+    change = torch.full((5,), number, dtype=torch.float64)
+    report = update(1, change=change)
+
+    for packet in (loss, report):
+        sites, transport = remote(folder, "train", packet)
+        for client in (0, 2):
+            change = torch.zeros(5, dtype=torch.float64)
+            transport.says["train"][100 + client] = update(client, change=change)
+        updates, broken = sites.train(ROUND, MODEL.device, SPACE)
+
+        assert [update.client_id for update in updates] == [0, 2]
+        assert broken == []
+        assert len(sites._state.incidents) == 1
