@@ -1,7 +1,7 @@
 """LocalTraining: a client's training in a Trainer in one round, from the server's Instruction to its ClientUpdate.
 
 ``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends. Between
-them the Trainer's hooks call ``begin_batch``, ``begin_step`` and ``end_batch``.
+them the Trainer's hooks call ``begin_batch``, ``begin_step`` and ``end_batch``, and torch's hooks see every step.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
+from flsv.training.optimizer_steps import ClientSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 
@@ -44,6 +46,7 @@ class LocalTraining:
         self.trainer, self._store, self._steps = trainer, store, steps
         self._config, self._num_clients = config, num_clients
         self._algorithm: Any = config.client_algorithm
+        self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
         self._strategies = list(config.strategies.values())
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
@@ -65,24 +68,25 @@ class LocalTraining:
         personalizer, state = self._config.personalizer, self.state
         state.begin_clients()
         with opened(local):
-            start = (
+            initial_model = (
                 instruction.start
                 if personalizer is None
                 else personalizer.receive(local, instruction)
             )
-            if start is None:
+            if initial_model is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
-            local.set_models(start, None)
-            state.enter(instruction.client_id, start, local.private)
+            local.set_models(initial_model, None)
+            state.enter(instruction.client_id, initial_model, local.private)
             seed_global_rngs(
                 instruction.seed, "train", instruction.round_index, instruction.client_id
             )
             context = ClientContext(
-                state.module, state.space, instruction, local, start, num_samples, lengths
+                state.module, state.space, instruction, local, initial_model, num_samples, lengths
             )
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
         self.context = context
+        self._optimizer_steps.begin(context)
 
     # ---- train
 
@@ -90,33 +94,21 @@ class LocalTraining:
         """Prepare the step counts and the client algorithm for a batch."""
         if self.context is None:
             return
-        own, told = self.context, self.context.instruction
-        if own.position == 0:  # transfer hooks have drawn random numbers for this batch
-            seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
-        self._steps.last_batch = own.position + 1 == own.batches
+        context = self.context
+        instruction = context.instruction
+        if context.position == 0:  # transfer hooks have drawn random numbers for this batch
+            seed_global_rngs(
+                instruction.seed, "train", instruction.round_index, instruction.client_id
+            )
+        self._steps.last_batch = context.position + 1 == context.batches
+        self._optimizer_steps.begin_batch()
         if self._algorithm is not None:
-            with opened(own.local):
-                self._algorithm.begin_batch(own, batch)
+            with opened(context.local):
+                self._algorithm.begin_batch(context, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Count an optimizer step, and let the client algorithm change the gradients."""
-        if self.context is None:
-            return  # a step between two clients is the module's own
-        context = self.context
-        context.num_steps += 1
-        if self._algorithm is not None:
-            context.optimizer = optimizer
-            context.lr_sum += optimizer.param_groups[0]["lr"]
-            context.epoch = context.position // context.epoch_batches
-            held = [
-                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            ]
-            for parameter in self._algorithm.frozen_parameters(context, held):
-                parameter.grad = None
-            held = [p for p in held if p.grad is not None]
-            parameters, gradients = context.shared(held, [p.grad for p in held])
-            with opened(context.local):
-                self._algorithm.gradients(context, parameters, gradients)
+        """Let the client algorithm change the gradients of a step that Lightning takes, before it clips them."""
+        self._optimizer_steps.before_lightnings_step(optimizer)
 
     def end_batch(self, loss: Tensor | None) -> None:
         """Count a batch, and add up its loss."""
@@ -126,10 +118,12 @@ class LocalTraining:
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
-        own, self.context = self.context, None
-        assert own is not None
+        context = self.context
+        assert context is not None
+        self.context = None
+        self._optimizer_steps.end()
         self.state.leave(keep=False)
-        return own
+        return context
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
         """Continue the suspended training ``own``, whose model was trained outside of the Trainer with the mean
@@ -147,28 +141,44 @@ class LocalTraining:
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """Return the client's update, and restore the Trainer's own state. ``out [P]`` receives its model. None: the
         model is not finite."""
-        own, self.context = self.context, None
-        assert own is not None
-        local, state = own.local, self.state
+        context = self.context
+        assert context is not None
+        self.context = None
+        self._optimizer_steps.end()
+        local, state = context.local, self.state
         if self._algorithm is not None:
-            self._algorithm.leave_client(own)
+            self._algorithm.leave_client(context)
         with opened(local):
             vector, trained, private = state.read(out)
-            own.broken |= state.is_broken(private) or (
+            if not self._config.private:  # where an error would tell of the data
+                self._check_steps(context, trained)
+            context.broken |= state.is_broken(private) or (
                 self._config.private and not all_finite(vector)
             )
-            if own.broken and self._config.private:
+            if context.broken and self._config.private:
                 self._store.discard(
-                    own.instruction.client_id
+                    context.instruction.client_id
                 )  # before the uploads, which keep what they do not send
                 trained, private = vector.copy_(state.global_vector), {}
             update = (
-                self._sent(own, vector, trained, private)
-                if self._config.private or not own.broken
+                self._sent(context, vector, trained, private)
+                if self._config.private or not context.broken
                 else None
             )
-        state.leave(keep=update is not None and not own.broken)
+        state.leave(keep=update is not None and not context.broken)
         return update
+
+    def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
+        """Check that a client without an optimizer step has not changed its model."""
+        if context.num_steps > 0 or context.broken:
+            return
+        cut = context.num_parameters
+        if not torch.equal(trained[:cut], context.start[:cut]):
+            raise ConfigurationError(
+                f"training of {type(context.module).__name__} changes the model, and no step of a torch optimizer was "
+                "seen, so that neither steps can be counted nor a client algorithm can act. Change the parameters by "
+                "the step of a torch.optim.Optimizer."
+            )
 
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
@@ -254,4 +264,5 @@ class LocalTraining:
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
         self.context = None
+        self._optimizer_steps.end()
         self.state.discard()

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv._lightning.patches import new_optimizers
 from flsv.training.client_batches import LocalSteps
+from flsv.training.swapped_optimizer import (
+    SCHEDULED,
+    Options,
+    StoredState,
+    SwappedOptimizer,
+    held_optimizers,
+    options_of,
+    parameters_of,
+    put,
+)
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import are_equal
 
-#: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
-SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
-SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
-#: Options of several optimizers: for each optimizer a list with one ``{option: value}`` per parameter group.
-Options = list[list[dict[str, Any]]]
-#: An optimizer's state as in ``Optimizer.state_dict()``. The keys are the parameters' numbers; entries that belong to
-#: no parameter have the optimizer's own keys.
-ByIndex = dict[Any, Any]
+#: Beginning of the names of optimizers that no attribute holds.
+UNNAMED = "unnamed optimizer"
 
 
 class Optimizers:
@@ -34,89 +37,116 @@ class Optimizers:
     def __init__(
         self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps
     ) -> None:
-        self._optimizers, self._policy = trainer.optimizers, policy
+        self._trainer = trainer
+        self._policy = policy
         self._schedules = Schedules(trainer, steps)
-        _check_optimizers(trainer, policy)
-        self._federations: Options = []
+        self._swapped = held_optimizers(trainer)
+        _check_optimizers(trainer, policy, self._swapped)
+        self._stored: Mapping[str, Any] = {}
         scaler: Any = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._fresh_scale = None if self._scaler is None else dict(self._scaler.state_dict())
 
-    def enter(self, client: int, kept: Mapping[str, Any]) -> None:
+    def enter(self, client: int, stored: Mapping[str, Any]) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
-        pace, states, scale = kept.get("pace") or {}, kept.get("optimizer"), kept.get("loss_scale")
-        self._federations = options_of(self._optimizers)
+        self._stored = stored
+        pace = stored.get("pace") or {}
+        for swapped in self._swapped:
+            swapped.remember_federations_options()
         self._schedules.load(client, pace.get("schedulers"))
-        self._kept: Options = pace.get("options", [])
-        for optimizer, groups in zip(self._optimizers, self._kept):
-            for group, values in zip(optimizer.param_groups, groups):
-                put(group, values)
-        self._begun = options_of(self._optimizers)
-        for i, optimizer in enumerate(self._optimizers):
-            optimizer.state = defaultdict(dict) if states is None else _of(optimizer, states[i])
-            optimizer.zero_grad()
+        for swapped in self._swapped:
+            self._enter_optimizer(swapped)
+
+        scale = stored.get("loss_scale")
         if self._scaler is not None:
             self._scaler.load_state_dict(self._fresh_scale if scale is None else scale)
 
+    def enter_late(self, optimizer: Any) -> None:
+        """Load a client's state into an optimizer that its module has made in training, before its first step."""
+        if any(swapped.optimizer is optimizer for swapped in self._swapped):
+            return
+        self._find_optimizers()
+        if not any(swapped.optimizer is optimizer for swapped in self._swapped):
+            if self._policy == "persist":
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} steps, and neither the module nor an optimizer holds it in an "
+                    "attribute, so that clients cannot keep its state. Hold it in an attribute of the module, or set "
+                    'FederatedLoop(optimizer_state="reset").'
+                )
+            self._swapped.append(SwappedOptimizer(f"{UNNAMED} {id(optimizer)}", optimizer))
+        for swapped in self._swapped:
+            if not swapped.is_entered:
+                swapped.remember_federations_options()
+                self._enter_optimizer(swapped)
+
     def leave(self) -> dict[str, Any]:
         """Restore the federation's optimizers, and return the state that the client keeps."""
-        left: dict[str, Any] = {}
+        client_state: dict[str, Any] = {}
         if self._scaler is not None:
-            left["loss_scale"] = dict(self._scaler.state_dict())
+            client_state["loss_scale"] = dict(self._scaler.state_dict())
             self._scaler.load_state_dict(self._fresh_scale)
-        if self._policy == "persist":
-            left["optimizer"] = [_by_index(optimizer) for optimizer in self._optimizers]
-        for optimizer in self._optimizers:
-            optimizer.state = defaultdict(dict)
-        own = self._own(options_of(self._optimizers))
-        schedulers = self._schedules.leave()
-        for optimizer, groups in zip(self._optimizers, self._federations):
-            for group, options in zip(optimizer.param_groups, groups):
-                for name in group.keys() - options.keys() - {"params"}:
-                    del group[name]
-                by_round = SCHEDULED if self._schedules.is_federations(optimizer) else ()
-                put(group, {name: value for name, value in options.items() if name not in by_round})
-        if schedulers or any(any(groups) for groups in own):
-            left["pace"] = {"schedulers": schedulers, "options": own}
-        return left
 
-    def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
+        entered = [swapped for swapped in self._swapped if swapped.is_entered]
+        if self._policy == "persist":
+            client_state["optimizer"] = {swapped.name: swapped.state() for swapped in entered}
+        options = {swapped.name: self._client_options(swapped) for swapped in entered}
+        schedulers = self._schedules.leave()
+        for swapped in entered:
+            is_by_round = self._schedules.is_federations(swapped.optimizer)
+            swapped.leave(options_by_round=SCHEDULED if is_by_round else set())
+        # An optimizer without a name is found again at its next first step.
+        self._swapped = [
+            swapped for swapped in self._swapped if not swapped.name.startswith(UNNAMED)
+        ]
+
+        has_options = any(any(groups) for groups in options.values())
+        if schedulers or has_options:
+            client_state["pace"] = {"schedulers": schedulers, "options": options}
+        return client_state
+
+    def _client_options(self, swapped: SwappedOptimizer) -> Options:
+        by_round = self._schedules.is_federations(swapped.optimizer)
+        return swapped.client_options(scheduled=not by_round, policy=self._policy)
+
+    def restored(self, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
         """Move a client's optimizer states from a checkpoint to the optimizers' device."""
-        placed = []
-        for optimizer, by_index in zip(self._optimizers, kept):
-            optimizer.load_state_dict(
-                {"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]}
-            )
-            placed.append(_by_index(optimizer))
-            optimizer.state = defaultdict(dict)
+        placed = dict(stored)
+        for swapped in self._swapped:
+            if swapped.name in stored:
+                placed[swapped.name] = swapped.placed(stored[swapped.name])
         return placed
 
     def write_upload(self) -> bool:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
-        uploading: list[Any] = [
-            each for each in self._optimizers if hasattr(each, "upload_parameters")
-        ]
-        for optimizer in uploading:
-            optimizer.upload_parameters()
-        return bool(uploading)
+        is_written = False
+        for optimizer in self._trainer.optimizers:
+            if hasattr(optimizer, "upload_parameters"):
+                optimizer.upload_parameters()
+                is_written = True
+        return is_written
 
-    def _own(self, options: Options) -> Options:
-        """Return the options that the client's training has changed, in this round or before."""
-        result: Options = []
-        for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
-            scheduled = not self._schedules.is_federations(optimizer)
-            result.append([])
-            for j, group in enumerate(groups):
-                begun, kept = _group(self._begun, i, j), _group(self._kept, i, j)
-                own = {}
-                for name, value in group.items():
-                    changed = (
-                        name in kept or name not in begun or not equal_states(begun[name], value)
-                    )
-                    if changed and (scheduled if name in SCHEDULED else self._policy == "persist"):
-                        own[name] = value
-                result[-1].append(own)
-        return result
+    def holder_of(self, optimizer: Any) -> Any | None:
+        """Return the optimizer that holds ``optimizer`` in an attribute, or None."""
+        for swapped in self._swapped:
+            if swapped.optimizer is optimizer:
+                return swapped.holder
+        return None
+
+    def _find_optimizers(self) -> None:
+        """Add the optimizers that the trainer, its optimizers or its module hold, and that are not yet known."""
+        swapped_by_name = {swapped.name: swapped for swapped in self._swapped}
+        for swapped in held_optimizers(self._trainer):
+            present = swapped_by_name.get(swapped.name)
+            # An optimizer that the module makes anew takes the place of its last one.
+            if present is None or present.optimizer is not swapped.optimizer:
+                swapped_by_name[swapped.name] = swapped
+        self._swapped = list(swapped_by_name.values())
+
+    def _enter_optimizer(self, swapped: SwappedOptimizer) -> None:
+        states = self._stored.get("optimizer") or {}
+        pace = self._stored.get("pace") or {}
+        options = pace.get("options", {})
+        swapped.enter(states.get(swapped.name), options.get(swapped.name, []))
 
 
 class Schedules:
@@ -198,7 +228,7 @@ class Schedules:
         """Check that a client's training has not stepped a scheduler that steps once per round."""
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
-            if not equal_states(scheduler.state_dict(), state):
+            if not are_equal(scheduler.state_dict(), state):
                 raise ConfigurationError(
                     f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
                     "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
@@ -263,19 +293,22 @@ class OptimizerOptions:
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
-        self._options = [group for groups in options_of(trainer.optimizers) for group in groups]
+        self._options: Options = []
+        kinds = []
+        for optimizer in trainer.optimizers:
+            self._options += options_of(optimizer.param_groups)
+            kinds.append(f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)")
+
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
-        optimizers = [
-            f"{type(each).__name__} ({len(each.param_groups)} groups)"
-            for each in trainer.optimizers
-        ]
+        options_to_compare = list(self._options)
+        options_to_compare += [scheduler.state_dict() for scheduler in schedulers]
+        texts = []
+        for options in options_to_compare:
+            texts.append({name: _text(value) for name, value in options.items()})
         self.configured_options: dict[str, Any] = {
-            "kinds": ", ".join(optimizers + self._schedulers),
-            "options": [
-                {name: _text(value) for name, value in options.items()}
-                for options in self._options + [each.state_dict() for each in schedulers]
-            ],
+            "kinds": ", ".join(kinds + self._schedulers),
+            "options": texts,
         }
 
     def check(self, before: dict[str, Any]) -> None:
@@ -310,102 +343,25 @@ def _text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def options_of(optimizers: Sequence[Optimizer]) -> Options:
-    """Copy the options of each optimizer's parameter groups."""
-    return [
-        [
-            {k: copied(v) for k, v in group.items() if k != "params"}
-            for group in optimizer.param_groups
-        ]
-        for optimizer in optimizers
-    ]
-
-
-def copied(value: Any) -> Any:
-    """Copy one value of an optimizer's options or state."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value if isinstance(value, (int, float, str, tuple, type(None))) else deepcopy(value)
-
-
-def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write ``options`` into a parameter group, in place for tensors of equal shape."""
-    for name, value in options.items():
-        present = group.get(name)
-        if (
-            isinstance(present, Tensor)
-            and isinstance(value, Tensor)
-            and present.shape == value.shape
-        ):
-            if present is not value:
-                with torch.no_grad():
-                    present.copy_(value)
-        else:
-            group[name] = deepcopy(value)
-
-
-def equal_states(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return (
-            isinstance(a, Tensor)
-            and isinstance(b, Tensor)
-            and a.shape == b.shape
-            and bool((a == b).all())
-        )
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(equal_states, a, b))
-    return bool(a == b)
-
-
-def _group(options: Options, optimizer: int, group: int) -> Mapping[str, Any]:
-    """Return the options of one parameter group, or an empty mapping."""
-    groups = options[optimizer] if optimizer < len(options) else []
-    return groups[group] if group < len(groups) else {}
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _by_index(optimizer: Optimizer) -> ByIndex:
-    """Return an optimizer's state with the parameters' indices as keys, without copies."""
-    index = {p: i for i, p in enumerate(_parameters(optimizer))}
-    return {
-        index.get(key, key) if isinstance(key, Tensor) else key: value
-        for key, value in optimizer.state.items()
-    }
-
-
-def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """Return a client's stored state with the optimizer's parameters as keys."""
-    parameters = dict(enumerate(_parameters(optimizer)))
-    state: Any = defaultdict(dict)
-    for key, entries in kept.items():
-        by_name = isinstance(entries, dict)
-        state[parameters.get(key, key)] = (
-            {n: copied(v) for n, v in entries.items()} if by_name else copied(entries)
-        )
-    return state
-
-
-def _check_optimizers(trainer: L.Trainer, policy: str) -> None:
+def _check_optimizers(
+    trainer: L.Trainer, policy: str, swapped_optimizers: Iterable[SwappedOptimizer]
+) -> None:
     """Check that optimizers train the parameters of the trainer's module only."""
-    known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
-    for optimizer in trainer.optimizers:
-        for group in (
-            optimizer.param_groups if optimizer.state_dict() else []
-        ):  # Lightning's stand-in has no groups
-            strange = [list(tensor.shape) for tensor in group["params"] if id(tensor) not in known]
-            if strange:
-                raise ConfigurationError(
-                    f"{type(optimizer).__name__} trains tensors of shape {strange} that are no parameters of the "
-                    "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
-                )
-        if hasattr(optimizer, "upload_parameters") and (
-            policy == "persist" or trainer.accumulate_grad_batches != 1
-        ):
+    parameter_ids = set(map(id, trainer.lightning_module.parameters()))
+    is_restricted = policy == "persist" or trainer.accumulate_grad_batches != 1
+    for swapped in swapped_optimizers:
+        optimizer = swapped.optimizer
+        foreign_shapes = []
+        if optimizer.state_dict():  # Lightning's stand-in has an empty one
+            for tensor in parameters_of(optimizer):
+                if id(tensor) not in parameter_ids:
+                    foreign_shapes.append(list(tensor.shape))
+        if foreign_shapes:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} trains tensors of shape {foreign_shapes} that are no parameters of the "
+                "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
+            )
+        if is_restricted and hasattr(optimizer, "upload_parameters"):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} starts anew with every client and takes several steps per batch. Set "
                 'FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'

@@ -6,8 +6,9 @@ A client's state has these parts, by name:
     The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
     the module that it does not share (:mod:`flsv.training.local_training`).
 ``optimizer``, ``pace``, ``loss_scale``
-    Of :mod:`flsv.training.optimizers`: the state (momentum, Adam's moments) with ``optimizer_state="persist"``, the
-    position in the schedules with the options that training has changed, and the scale of the loss in half precision.
+    Of :mod:`flsv.training.optimizers`: the states (momentum, Adam's moments, a wrapper's attributes) with
+    ``optimizer_state="persist"``, the position in the schedules with the options that training has changed, and the
+    scale of the loss in half precision.
 
 Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
 the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to

@@ -58,6 +58,11 @@ class TrainerState:
         self._client: int | None = None
         self.next_buffers: State | None = None
 
+    @property
+    def optimizers(self) -> Optimizers:
+        """Return the optimizers, which are swapped between clients."""
+        return self._optimizers
+
     # ---- a round
 
     def remember(self) -> None:

@@ -27,7 +27,7 @@ class ClientContext:
         local: the client's own data, which can be read in every hook of its algorithm.
         state: tensors that the client keeps between rounds, by name.
         start: ``[P]``, the model that the client started from, as a vector of all shared parameters and buffers.
-        num_steps: number of optimizer steps so far.
+        num_steps: number of optimizer steps so far. A step that takes another optimizer's step counts once.
         lr_sum: sum of the learning rates of these steps.
         optimizer: the optimizer that takes the present step. None before the first step.
         module: the module in which the client trains.
@@ -116,7 +116,8 @@ class ClientContext:
         views = self.space.unflatten(vector)
         for parameter, tensor in zip(parameters, tensors):
             if tensor is not None:
-                views[self._names[parameter]].copy_(tensor)
+                dense = tensor.to_dense() if tensor.is_sparse else tensor
+                views[self._names[parameter]].copy_(dense)
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:

@@ -1,0 +1,207 @@
+"""ClientSteps: sees every optimizer step of a client, also those that Lightning does not take.
+
+Lightning's hook ``on_before_optimizer_step`` is called by its own wrapper of an optimizer. A module may step the
+optimizer without it (``self.optimizers(use_pl_optimizer=False)``), or one that Lightning has never seen. torch's hooks
+around ``Optimizer.step`` are called by all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from flsv.core import opened
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.training.optimizers import Optimizers
+from flsv.training.swapped_optimizer import parameters_of
+from flsv.utilities.errors import ConfigurationError
+
+#: Function that evaluates a batch's loss and its gradients, which an optimizer's ``step`` calls.
+Closure = Callable[[], Any]
+
+
+class ClientSteps:
+    """Counter of a client's optimizer steps, which lets the client algorithm change their gradients."""
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        optimizers: Optimizers,
+        algorithm: Any,  # a ClientAlgorithm or None
+    ) -> None:
+        self._parameters = set(trainer.lightning_module.parameters())
+        self._optimizers = optimizers
+        self._algorithm = algorithm
+        self._changes_gradients = _overrides(algorithm, "gradients")
+        self._uses_gradients = self._changes_gradients or _overrides(algorithm, "frozen_parameters")
+        self._context: ClientContext | None = None
+        self._handles: list[RemovableHandle] = []
+        self._depth = 0
+        self._gradients_are_seen = False
+        if self._changes_gradients:
+            self._check_optimizers(trainer)
+
+    def begin(self, context: ClientContext) -> None:
+        """Watch the steps of a client from now on."""
+        self.end()
+        self._context = context
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def begin_batch(self) -> None:
+        """Forget a step that an error has interrupted."""
+        self._depth = 0
+        self._gradients_are_seen = False
+
+    def end(self) -> None:
+        """Watch no steps until the next client begins."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._context = None
+        self.begin_batch()
+
+    def before_lightnings_step(self, optimizer: Any) -> None:
+        """Let the client algorithm change the gradients, before Lightning clips them."""
+        if self._context is not None:
+            self._see_gradients(optimizer)
+
+    # ---- torch's hooks
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if not self._is_clients(optimizer):
+            return None
+        self._depth += 1
+        self._optimizers.enter_late(optimizer)
+        if self._depth > 1:
+            return None  # a step that another optimizer's step takes
+
+        closure = _closure(args, kwargs)
+        if closure is None or not self._uses_gradients:
+            if not self._gradients_are_seen:
+                self._check_is_whole(optimizer)
+                self._see_gradients(optimizer)
+            return None
+
+        wrapped_closure = self._seeing(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped_closure}
+        return (args[0], wrapped_closure, *args[2:]), kwargs
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_clients(optimizer) or self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        assert self._context is not None
+        self._gradients_are_seen = False
+        self._context.num_steps += 1
+        self._context.lr_sum += optimizer.param_groups[0]["lr"]
+
+    def _seeing(self, closure: Closure, optimizer: Any) -> Closure:
+        """Return a closure that lets the client algorithm change the gradients of ``closure``."""
+        parameters = parameters_of(optimizer)
+        is_first_step = self._context is not None and self._context.num_steps == 0
+        values_before = [p.detach().clone() for p in parameters] if is_first_step else []
+
+        def seeing_closure() -> Any:
+            if values_before and not all(map(torch.equal, values_before, parameters)):
+                raise self._refusal(
+                    optimizer, "its step moves the model by gradients from before the step"
+                )
+            values_before.clear()
+            self._gradients_are_seen = False
+            loss = closure()
+            if not self._gradients_are_seen:
+                self._see_gradients(optimizer)
+            return loss
+
+        return seeing_closure
+
+    # ---- the client algorithm
+
+    def _see_gradients(self, optimizer: Any) -> None:
+        """Let the client algorithm change the gradients of a step."""
+        context, algorithm = self._context, self._algorithm
+        assert context is not None
+        self._gradients_are_seen = True
+        context.optimizer = optimizer
+        if algorithm is None or not self._uses_gradients:
+            return
+        context.epoch = context.position // context.epoch_batches
+
+        parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+        for parameter in algorithm.frozen_parameters(context, parameters):
+            parameter.grad = None
+        if not self._changes_gradients:
+            return
+
+        gradients = []
+        parameters = [p for p in parameters if p.grad is not None]
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if parameter.grad.is_sparse:  # the algorithm's term has all entries
+                parameter.grad = parameter.grad.to_dense()
+            gradients.append(parameter.grad)
+        shared_parameters, shared_gradients = context.shared(parameters, gradients)
+        with opened(context.local):
+            algorithm.gradients(context, shared_parameters, shared_gradients)
+
+    def _is_clients(self, optimizer: Any) -> bool:
+        """Return whether a client trains, and an optimizer changes its model."""
+        return self._context is not None and any(
+            parameter in self._parameters for parameter in parameters_of(optimizer)
+        )
+
+    # ---- what is refused
+
+    def _check_optimizers(self, trainer: L.Trainer) -> None:
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, torch.optim.SparseAdam):
+                raise ConfigurationError(
+                    f"{self._algorithm!r} adds a term with all entries to the gradients, and SparseAdam takes sparse "
+                    "gradients only. Use torch.optim.Adam."
+                )
+
+    def _check_is_whole(self, optimizer: Any) -> None:
+        """Check that a step is not the last part of another optimizer's."""
+        outer = self._optimizers.holder_of(optimizer) if self._uses_gradients else None
+        if outer is not None:
+            raise self._refusal(
+                outer, f"its {type(optimizer).__name__} takes a step outside of {_step_of(outer)}"
+            )
+
+    def _refusal(self, optimizer: Any, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._algorithm!r} changes the gradients of every step of {type(optimizer).__name__}, but {reason}, so "
+            f"that some gradients escape it. Take whole steps by {_step_of(optimizer)}(closure) with a closure that "
+            "computes all gradients, as automatic optimization does, or leave out the client algorithm."
+        )
+
+
+def _closure(args: Any, kwargs: Any) -> Closure | None:
+    """Return the closure among the arguments of ``Optimizer.step``, of which the first is the optimizer."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure if callable(closure) else None
+
+
+def _step_of(optimizer: Any) -> str:
+    return f"{type(optimizer).__name__}.step"
+
+
+def _overrides(algorithm: ClientAlgorithm | None, method: str) -> bool:
+    """Return whether a client algorithm has its own ``method``."""
+    if algorithm is None:
+        return False
+    return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)

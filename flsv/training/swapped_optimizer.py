@@ -1,0 +1,279 @@
+"""SwappedOptimizer: an optimizer with the state and the options of the client that trains."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any, Literal, TypedDict
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.types import Optimizable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from flsv.utilities.plain_values import are_equal, copied, is_plain
+
+#: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
+SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
+SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
+#: Options of an optimizer: one ``{option: value}`` per parameter group.
+Group = dict[str, Any]
+Options = list[Group]
+#: An optimizer's state by parameter, or by its number.
+State = dict[Any, Any]
+Policy = Literal["reset", "persist"]
+#: Attributes of every module, and of every optimizer, some of which torch's schedulers and hooks set.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+_TORCHS = set(vars(torch.optim.SGD([torch.zeros(1)])))
+_TORCHS |= {"step", "_opt_called", "_step_count"}
+
+
+class StoredState(TypedDict):
+    """State of an optimizer that a client keeps.
+
+    ``state`` is as in ``Optimizer.state_dict()``: the keys are the parameters' numbers, and entries that belong to no
+    parameter have the optimizer's own keys. ``attributes`` are plain attributes, as a wrapper's counters."""
+
+    state: State
+    attributes: dict[str, Any]
+
+
+class SwappedOptimizer:
+    """An optimizer with the state and the options of the client that trains."""
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: Any,
+        holder: Any | None = None,
+    ) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self.holder = holder
+        self.is_entered = False
+        held_values = _attributes_of(optimizer).values()
+        self._is_alone = holder is None and not any(map(is_optimizer, held_values))
+        self._configured = self._plain_attributes()
+
+    @property
+    def _groups(self) -> Options:
+        """Return the parameter groups, without those of the holder, which are swapped there."""
+        groups: Options = self.optimizer.param_groups
+        if self.holder is None:
+            return groups
+        ids_of_holder = set(map(id, self.holder.param_groups))
+        return [group for group in groups if id(group) not in ids_of_holder]
+
+    def remember_federations_options(self) -> None:
+        """Store the options that :meth:`leave` restores."""
+        self._federations = options_of(self._groups)
+
+    def enter(self, stored: StoredState | None, options: Options) -> None:
+        """Load the state and the options that a client has stored, or begin anew."""
+        self.is_entered = True
+        self._stored_options = options
+        for group, values in zip(self._groups, options):
+            put(group, values)
+        self._options_at_entry = options_of(self._groups)
+
+        state = self.optimizer.state
+        state.clear()
+        if stored is None:
+            self._put_attributes(self._configured)
+        else:
+            state.update(_by_parameter(self.optimizer, stored["state"]))
+            self._put_attributes(stored["attributes"])
+        self.optimizer.zero_grad()
+
+    def state(self) -> StoredState:
+        """Return the state for the client to keep, without copies of ``state``."""
+        return {"state": _by_index(self.optimizer), "attributes": self._plain_attributes()}
+
+    def client_options(
+        self,
+        scheduled: bool,
+        policy: Policy,
+    ) -> Options:
+        """Return the options that the client's training has changed, in this round or before."""
+        changed_options: Options = []
+        for index, options in enumerate(options_of(self._groups)):
+            options_at_entry = _at(self._options_at_entry, index)
+            stored = _at(self._stored_options, index)
+            changed = {}
+            for name, value in options.items():
+                is_clients = policy == "persist"
+                if name in SCHEDULED:
+                    is_clients = scheduled
+                is_equal = name in options_at_entry and are_equal(options_at_entry[name], value)
+                if is_clients and (name in stored or not is_equal):
+                    changed[name] = value
+            changed_options.append(changed)
+        return changed_options
+
+    def leave(self, options_by_round: set[str]) -> None:
+        """Restore the federation's state and options, but not those that schedulers set once a round."""
+        self.is_entered = False
+        self.optimizer.state.clear()
+        self._put_attributes(self._configured)
+        for group, options in zip(self._groups, self._federations):
+            for name in group.keys() - options.keys() - {"params"}:
+                del group[name]
+            for name in options_by_round & options.keys():
+                del options[name]
+            put(group, options)
+
+    def placed(self, stored: StoredState) -> StoredState:
+        """Return a client's state from a checkpoint on the parameters' device."""
+        optimizer = self.optimizer
+        move = partial(_moved, device=parameters_of(optimizer)[0].device)
+        if self._is_alone:
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
+            state = _by_index(optimizer)
+            optimizer.state = defaultdict(dict)
+        else:  # load_state_dict of a wrapper loads the state of the optimizer that it holds
+            state = tree_map_only(Tensor, move, stored["state"])
+        attributes = tree_map_only(Tensor, move, stored["attributes"])
+        return {"state": state, "attributes": attributes}
+
+    def _plain_attributes(self) -> dict[str, Any]:
+        """Copy the optimizer's plain attributes, such as a wrapper's counters."""
+        attributes = {}
+        for name, value in _attributes_of(self.optimizer).items():
+            if is_plain(value):
+                attributes[name] = copied(value)
+        return attributes
+
+    def _put_attributes(self, values: Mapping[str, Any]) -> None:
+        for name, value in _attributes_of(self.optimizer).items():
+            if name not in values and is_plain(value):
+                delattr(self.optimizer, name)
+        for name, value in values.items():
+            present = getattr(self.optimizer, name, None)
+            if not are_equal(present, value):
+                setattr(self.optimizer, name, copied(value))
+
+
+def held_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
+    """Find the trainer's optimizers, those that they hold, and those that attributes of the module hold."""
+    collected: list[SwappedOptimizer] = []
+    for index, optimizer in enumerate(trainer.optimizers):
+        _collect(f"optimizers.{index}", optimizer, None, collected)
+    for prefix, layer in trainer.lightning_module.named_modules():
+        path = f"module.{prefix}" if prefix else "module"
+        for name, value in _attributes_of(layer).items():
+            _collect(f"{path}.{name}", value, None, collected)
+    return collected
+
+
+def is_optimizer(value: Any) -> bool:
+    """Return whether a value has the attributes that Lightning asks of an optimizer."""
+    return isinstance(value, Optimizable) and hasattr(value, "step")
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """List the parameters in the groups of an optimizer."""
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
+
+
+def options_of(groups: Iterable[Group]) -> Options:
+    """Copy the options of an optimizer's parameter groups."""
+    copies = []
+    for group in groups:
+        options = {}
+        for name, value in group.items():
+            if name != "params":
+                options[name] = _copied_option(value)
+        copies.append(options)
+    return copies
+
+
+def put(group: Group, options: Group) -> None:
+    """Write ``options`` into a parameter group, in place for tensors of equal shape."""
+    for name, value in options.items():
+        present = group.get(name)
+        if (
+            not isinstance(present, Tensor)
+            or not isinstance(value, Tensor)
+            or present.shape != value.shape
+        ):
+            group[name] = deepcopy(value)
+        elif present is not value:
+            with torch.no_grad():
+                present.copy_(value)
+
+
+def _collect(
+    name: str,
+    value: Any,
+    holder: Any | None,
+    collected: list[SwappedOptimizer],
+) -> None:
+    """Add a value of an attribute if it is an optimizer, and the optimizers that it holds."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _collect(f"{name}.{key}", entry, holder, collected)
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            _collect(f"{name}.{index}", entry, holder, collected)
+    elif isinstance(value, LightningOptimizer):
+        _collect(name, value.optimizer, holder, collected)
+    elif is_optimizer(value):
+        if any(swapped.optimizer is value for swapped in collected):
+            return
+        collected.append(SwappedOptimizer(name, value, holder))
+        for attribute, entry in _attributes_of(value).items():
+            _collect(f"{name}.{attribute}", entry, value, collected)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes without those that torch and Lightning give it."""
+    skipped = _LIGHTNINGS if isinstance(value, nn.Module) else _TORCHS
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    return {name: part for name, part in attributes.items() if name not in skipped}
+
+
+def _copied_option(value: Any) -> Any:
+    if is_plain(value):
+        return copied(value)
+    return deepcopy(value)
+
+
+def _at(options: Options, index: int) -> Mapping[str, Any]:
+    """Return the options of one parameter group, or an empty mapping."""
+    if index < len(options):
+        return options[index]
+    return {}
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device. Counters of steps stay where they are, as in torch."""
+    return tensor if tensor.ndim == 0 else tensor.to(device)
+
+
+def _by_index(optimizer: Any) -> State:
+    """Return an optimizer's state with the parameters' indices as keys, without copies."""
+    parameters = parameters_of(optimizer)
+    indices = dict(zip(parameters, range(len(parameters))))
+    state = {}
+    for key, entries in optimizer.state.items():
+        if isinstance(key, Tensor):
+            key = indices.get(key, key)
+        state[key] = entries
+    return state
+
+
+def _by_parameter(optimizer: Any, stored: State) -> State:
+    """Copy a client's stored state with the optimizer's parameters as keys."""
+    parameters = dict(enumerate(parameters_of(optimizer)))
+    state = {}
+    for key, entries in stored.items():
+        state[parameters.get(key, key)] = _copied_option(entries)
+    return state

@@ -1,0 +1,115 @@
+"""Plain values: numbers, text, tensors, arrays and collections of them, which can be copied and compared."""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import copy
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+#: Types of values that nothing can change.
+CONSTANTS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    Enum,
+    np.generic,
+    torch.dtype,
+    torch.device,
+)
+#: Types of collections other than dictionaries.
+COLLECTIONS = (list, tuple, set, frozenset, deque)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a constant, a tensor, an array or a collection of plain values.
+
+    Parameters are not plain: a copy of one is another one."""
+    if isinstance(value, Tensor):
+        is_parameter = isinstance(value, nn.Parameter)
+        return not is_parameter and not value.requires_grad
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+
+    entries = value
+    if isinstance(value, dict):
+        entries = value.values()
+    elif not isinstance(value, COLLECTIONS):
+        return isinstance(value, CONSTANTS)
+    return all(map(is_plain, entries))
+
+
+def copied(value: Any) -> Any:
+    """Copy a plain value, down to its tensors. The keys of a dictionary are not copied."""
+    if isinstance(value, CONSTANTS):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        result = copy(value)
+        for key, entry in value.items():
+            result[key] = copied(entry)
+        return result
+
+    entries = map(copied, value)
+    if isinstance(value, deque):
+        return deque(entries, maxlen=value.maxlen)
+    is_named_tuple = hasattr(value, "_fields")
+    if is_named_tuple:
+        return type(value)(*entries)
+    return type(value)(entries)
+
+
+def are_equal(value: Any, other_value: Any) -> bool:
+    """Return whether two plain values are equal, of one type, shape and order. NaN equals NaN."""
+    if value is other_value:
+        return True
+    if type(value) is not type(other_value):
+        return False
+    if isinstance(value, Tensor):
+        return _are_equal_tensors(value, other_value)
+    if isinstance(value, np.ndarray):
+        return _are_equal_arrays(value, other_value)
+    if isinstance(value, dict):
+        if value.keys() != other_value.keys():
+            return False
+        other_values = [other_value[key] for key in value]
+        return all(map(are_equal, value.values(), other_values))
+    if isinstance(value, list | tuple | deque):
+        if len(value) != len(other_value):
+            return False
+        return all(map(are_equal, value, other_value))
+    if value != value:
+        return bool(other_value != other_value)
+    return bool(value == other_value)
+
+
+def _are_equal_arrays(array: np.ndarray, other_array: np.ndarray) -> bool:
+    if array.shape != other_array.shape:
+        return False
+    if array.dtype != other_array.dtype:
+        return False
+    return array.tobytes() == other_array.tobytes()
+
+
+def _are_equal_tensors(tensor: Tensor, other_tensor: Tensor) -> bool:
+    if tensor.shape != other_tensor.shape:
+        return False
+    if tensor.dtype != other_tensor.dtype:
+        return False
+    are_dense = tensor.layout == other_tensor.layout == torch.strided
+    if not are_dense:
+        return False
+    other_tensor = other_tensor.to(tensor.device)
+    are_nan = (tensor != tensor) & (other_tensor != other_tensor)
+    return bool(((tensor == other_tensor) | are_nan).all())

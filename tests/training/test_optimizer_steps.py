@@ -1,0 +1,496 @@
+"""Optimizer steps, whoever takes them and however optimizers are nested: as a loop by hand with an optimizer of its own
+for each client and round."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.optim import Lookahead
+from torch import Tensor, nn
+
+from flsv.aggregation import FedNova
+from flsv.federation import FederatedLoop
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import KeepUpdates, assert_resumes, fit, vector
+from helpers.models import Plain, network
+
+SEED, ROUNDS, EPOCHS = 3, 3, 2
+Make = Callable[[Any], Any]
+
+
+# ---- optimizers that hold an optimizer
+
+
+class SAM(torch.optim.Optimizer):
+    """The public one, whose first and second step a module may also take itself."""
+
+    def __init__(
+        self,
+        parameters: Any,
+        base: Make,
+        rho: float = 0.05,
+    ) -> None:
+        super().__init__(parameters, {"rho": rho})
+        self.base_optimizer = base(self.param_groups)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norms = [parameter.grad.norm() for parameter in parameters]
+        norm = torch.stack(norms).norm()
+        scale = self.param_groups[0]["rho"] / norm
+        for parameter in parameters:
+            self.state[parameter]["old_p"] = parameter.clone()
+            parameter.add_(scale * parameter.grad)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter, entries in self.state.items():
+            parameter.data = entries["old_p"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+        return loss
+
+
+class Averaged:
+    """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.defaults = inner.defaults
+        self.num_steps = 0
+        self.average: list[Tensor] | None = None
+
+    @property
+    def param_groups(self) -> Any:
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self.inner.step(closure)
+        parameters = self.param_groups[0]["params"]
+        if self.average is None:
+            self.average = [parameter.clone() for parameter in parameters]
+        self.num_steps += 1
+        for average, parameter in zip(self.average, parameters):
+            average.lerp_(parameter, 0.3)
+            if self.num_steps % 2 == 0:
+                parameter.copy_(average)
+        return loss
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+NESTED: dict[str, Make] = {
+    "sam": lambda parameters: SAM(parameters, momentum),
+    "lookahead": lambda parameters: Lookahead(momentum(parameters), k=2),
+    "own wrapper": lambda parameters: Averaged(momentum(parameters)),
+    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, momentum), k=3),
+}
+
+
+# ---- modules, by who takes the step
+
+
+class Stepping(Plain):
+    """Its batches' steps are taken by Lightning, by Lightning's wrapper, or by the optimizer that it wraps."""
+
+    def __init__(
+        self,
+        make: Make,
+        stepped_by: str = "automatic",
+    ) -> None:
+        super().__init__(network(batch_norm=False), make)
+        self.stepped_by = stepped_by
+        self.automatic_optimization = stepped_by == "automatic"
+
+    def training_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+    ) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.stepped_by == "wrapper":
+            self.take_step(self.optimizers(), loss)
+        if self.stepped_by == "raw":
+            self.take_step(self.optimizers(use_pl_optimizer=False), loss)
+        if self.stepped_by == "unwrapped":
+            self.take_step(self.optimizers().optimizer, loss)
+        if self.stepped_by == "closure":
+            (optimizer,) = self.trainer.optimizers
+            optimizer.step(partial(self.evaluate, optimizer, batch))
+        if self.stepped_by == "second step":
+            self.take_two_steps(self.optimizers(use_pl_optimizer=False), batch)
+        return loss
+
+    def take_step(
+        self,
+        optimizer: Any,
+        loss: Tensor,
+    ) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def take_two_steps(
+        self,
+        optimizer: Any,
+        batch: Any,
+    ) -> None:
+        self.evaluate(optimizer, batch)
+        optimizer.first_step()
+        self.evaluate(optimizer, batch)
+        optimizer.second_step()
+
+    def evaluate(
+        self,
+        optimizer: Any,
+        batch: Any,
+    ) -> Tensor:
+        optimizer.zero_grad()
+        loss = super().training_step(batch, 0)
+        self.manual_backward(loss)
+        return loss
+
+
+class Holding(Stepping):
+    """Lightning gets no optimizer."""
+
+    def __init__(
+        self,
+        make: Make,
+        stepped_by: str,
+    ) -> None:
+        super().__init__(make, "own")
+        self.created_in = stepped_by
+
+    def on_fit_start(self) -> None:
+        if self.created_in == "on_fit_start":
+            self.optimizer = self.make_optimizer(self.parameters())
+
+    def training_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+    ) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.created_in == "first batch" and not hasattr(self, "optimizer"):
+            self.optimizer = self.make_optimizer(self.parameters())
+        self.optimizer.step(partial(self.evaluate, self.optimizer, batch))
+        return loss
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
+# ---- by hand
+
+
+def by_hand(
+    make: Make,
+    prox: float = 0.0,
+    keep: bool = False,
+) -> nn.Module:
+    """The global model of federated averaging. ``prox`` is FedProx's mu. ``keep``: an optimizer serves its client in
+    all rounds."""
+    data = toy_data()
+    data.setup("fit")
+    server = network(batch_norm=False)
+    clients = [copy.deepcopy(server) for _ in range(data.num_clients)]
+    optimizers = [make(client.parameters()) for client in clients]
+    for round_index in range(ROUNDS):
+        for client, model in enumerate(clients):
+            model.load_state_dict(server.state_dict())
+            if not keep:
+                optimizers[client] = make(model.parameters())
+            for epoch in range(EPOCHS):
+                stream = generator_for(SEED, "shuffle", round_index, client, epoch)
+                for batch in data.client_loader(client, "train", generator=stream):
+                    closure = partial(evaluate, model, optimizers[client], batch, server, prox)
+                    optimizers[client].step(closure)
+        server = average(clients, data.num_samples)
+    return server
+
+
+@torch.no_grad()
+def average(clients: Any, num_samples: Tensor) -> nn.Module:
+    server = copy.deepcopy(clients[0])
+    shares = num_samples / num_samples.sum()
+    parameters_of_clients = zip(*(client.parameters() for client in clients))
+    for mean, parameters in zip(server.parameters(), parameters_of_clients):
+        mean.zero_()
+        for share, parameter in zip(shares, parameters):
+            mean += share * parameter
+    return server
+
+
+def evaluate(
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    server: nn.Module,
+    prox: float,
+) -> Tensor:
+    x, y = batch
+    optimizer.zero_grad()
+    distance = torch.zeros(())
+    pairs = zip(model.parameters(), server.parameters())
+    for parameter, anchor in pairs:
+        difference = parameter - anchor.detach()
+        distance = distance + difference.square().sum()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss = loss + prox / 2 * distance
+    loss.backward()
+    return loss
+
+
+def assert_as_by_hand(module: Plain, expected: nn.Module) -> None:
+    assert_equal(vector(module.net), vector(expected))
+
+
+def assert_equal(model: Tensor, expected_model: Tensor) -> None:
+    torch.testing.assert_close(model, expected_model, rtol=1e-6, atol=1e-6)
+
+
+def loop(**kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **kwargs)
+
+
+# ---- tests
+
+
+@pytest.mark.parametrize("policy", ["reset", "persist"])
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_optimizers_are_swapped_between_clients(
+    tmp_path: Path,
+    name: str,
+    policy: Any,
+) -> None:
+    module = Stepping(NESTED[name])
+    fit(loop(optimizer_state=policy), tmp_path, module)
+    assert_as_by_hand(module, by_hand(NESTED[name], keep=policy == "persist"))
+
+
+@pytest.mark.parametrize("created_in", ["on_fit_start", "first batch"])
+@pytest.mark.parametrize("policy", ["reset", "persist"])
+@pytest.mark.parametrize("name", ["plain", "sam", "own wrapper"])
+def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
+    tmp_path: Path,
+    name: str,
+    policy: Any,
+    created_in: str,
+) -> None:
+    make = {"plain": momentum, **NESTED}[name]
+    module = Holding(make, created_in)
+    fit(loop(optimizer_state=policy), tmp_path, module)
+    assert_as_by_hand(module, by_hand(make, keep=policy == "persist"))
+
+
+@pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
+def test_nested_optimizers_that_clients_keep_resume_bitwise(
+    tmp_path: Path,
+    name: str,
+) -> None:
+    make_loop = partial(loop, optimizer_state="persist")
+    assert_resumes(make_loop, tmp_path, partial(Stepping, NESTED[name]))
+
+
+WAYS = ("wrapper", "raw", "unwrapped", "closure")
+ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "FedProx": lambda: {"client_algorithm": FedProx(1.0)},
+    "SCAFFOLD": lambda: {"client_algorithm": SCAFFOLD()},
+    "FedDyn": lambda: {"client_algorithm": FedDyn(1.0), "aggregator": FedDynServer()},
+    "FedRep": lambda: {"client_algorithm": FedRep(), "share": ["!net.4.*"]},
+    "FedNova": lambda: {"aggregator": FedNova()},
+}
+
+
+@pytest.mark.parametrize("stepped_by", WAYS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(
+    tmp_path: Path,
+    name: str,
+    stepped_by: str,
+) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    expected = Stepping(make)
+    fit(loop(**ALGORITHMS[name]()), tmp_path / "automatic", expected)
+    module = Stepping(make, stepped_by)
+    fit(loop(**ALGORITHMS[name]()), tmp_path / stepped_by, module)
+    assert_equal(vector(module), vector(expected))
+
+
+@pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
+@pytest.mark.parametrize("name", ["plain", *NESTED])
+def test_fedprox_corrects_every_gradient_of_nested_optimizers_once(
+    tmp_path: Path,
+    name: str,
+    stepped_by: str,
+) -> None:
+    make = {"plain": momentum, **NESTED}[name]
+    module = Stepping(make, stepped_by)
+    fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
+    assert_as_by_hand(module, by_hand(make, prox=1.0))
+
+
+class CountsSteps(KeepUpdates):
+    def weights(
+        self,
+        round: Any,
+        contributions: Any,
+    ) -> Tensor:
+        self.num_steps = round.num_steps.tolist()
+        return super().weights(round, contributions)
+
+
+@pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
+@pytest.mark.parametrize("name", NESTED)
+def test_steps_of_nested_optimizers_are_counted_once(
+    tmp_path: Path,
+    name: str,
+    stepped_by: str,
+) -> None:
+    aggregator = CountsSteps()
+    data = toy_data()
+    module = Stepping(NESTED[name], stepped_by)
+    fit(loop(aggregator=aggregator), tmp_path, module, data, rounds=1)
+
+    steps = []
+    for client in range(data.num_clients):
+        batches = len(data.client_loader(client, "train"))
+        steps.append(EPOCHS * batches)
+    assert aggregator.num_steps == steps
+
+
+def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path: Path) -> None:
+    module = Stepping(NESTED["sam"], "second step")
+    fit(loop(), tmp_path, module)
+    assert_as_by_hand(module, by_hand(NESTED["sam"]))
+    with pytest.raises(ConfigurationError, match=r"its SGD takes a step outside of SAM.step"):
+        fit(
+            loop(client_algorithm=FedProx(1.0)),
+            tmp_path,
+            Stepping(NESTED["sam"], "second step"),
+        )
+
+
+class GradientFromBefore(Stepping):
+    """Calls the public SAM as its page says: the first gradient is computed before the step."""
+
+    def training_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        self.evaluate(optimizer, batch)
+        optimizer.step(partial(self.evaluate, optimizer, batch))
+
+
+class PublicSAM(SAM):
+    def step(self, closure: Any = None) -> Any:
+        self.first_step()
+        with torch.enable_grad():
+            loss = closure()
+        self.second_step()
+        return loss
+
+
+def test_step_by_a_gradient_from_before_it_is_refused_where_it_escapes(tmp_path: Path) -> None:
+    def make(parameters: Any) -> SAM:
+        return PublicSAM(parameters, momentum)
+
+    module = GradientFromBefore(make, "public")
+    fit(loop(), tmp_path, module)
+    assert_as_by_hand(module, by_hand(NESTED["sam"]))
+
+    module = GradientFromBefore(make, "public")
+    with pytest.raises(ConfigurationError, match="by gradients from before the step"):
+        fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
+
+
+class Stepless(Plain):
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.automatic_optimization = False
+
+    def training_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        with torch.no_grad():
+            self.net[0].bias.add_(0.1)
+
+
+def test_model_that_changes_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Stepless changes the model, and no step"):
+        fit(FederatedLoop(seed=SEED), tmp_path, Stepless())
+
+
+class Words(Plain):
+    """Its embedding's gradients are sparse, if so asked."""
+
+    def __init__(self, sparse: bool) -> None:
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        super().__init__(network(batch_norm=False), optimizer)
+        self.words = nn.Embedding(5, 6, sparse=sparse)
+        nn.init.constant_(self.words.weight, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_positive = x[:, 0] > 0
+        return self.net(x + self.words(is_positive.long()))
+
+
+@pytest.mark.parametrize("name", ["FedProx", "SCAFFOLD", "FedDyn", "Ditto"])
+def test_sparse_gradients_train_as_dense_ones(
+    tmp_path: Path,
+    name: str,
+) -> None:
+    ditto = {"client_algorithm": Ditto()}
+    arguments = ALGORITHMS.get(name, lambda: ditto)
+    dense, sparse = Words(sparse=False), Words(sparse=True)
+    for module in (dense, sparse):
+        fit(loop(**arguments()), tmp_path, module)
+    assert_equal(vector(sparse), vector(dense))
+
+
+def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path: Path) -> None:
+    module = Words(sparse=True)
+    module.make_optimizer = lambda _: torch.optim.SparseAdam([module.words.weight])
+    with pytest.raises(ConfigurationError, match="SparseAdam takes sparse gradients only"):
+        fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
