@@ -31,10 +31,11 @@ from flsv.utilities.seeding import generator_for
 
 __all__ = [
     "Compression",
+    "JointUpload",
     "TopK",
     "Upload",
     "UploadContext",
-    "check_order",
+    "check_uploads",
     "sanitize_report",
     "upload",
 ]
@@ -122,18 +123,54 @@ class Upload(ValidatedArguments, ABC):
         """
 
 
-def check_order(uploads: Sequence[Upload]) -> None:
-    """Check that ``uploads`` are in the order attacks, privacy, compression, collusion.
+class JointUpload(Upload):
+    """Base class of upload transformations that compute the updates of several clients together, such as collusion.
+
+    They need all updates of the cohort in one place (one process, or ranks), after the whole cohort has trained, and
+    updates that all start from the global model.
+    """
+
+    place = 3
+
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        """Return ``update`` itself, which :meth:`sent` replaces when the whole cohort has trained."""
+        return update
+
+    @abstractmethod
+    def sent(
+        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
+    ) -> dict[int, Tensor]:
+        """Compute the updates that clients of a cohort send in place of their own.
+
+        Args:
+            cohort: the ids of the round's k clients.
+            updates: the clients' updates ``[k, P]``, after all other upload transformations.
+            num_clients: number of clients of the federation.
+            round_index: the round, from 0.
+
+        Returns:
+            ``{client: update}``, updates ``[P]`` of some of the clients.
+        """
+
+
+def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
+    """Check that ``uploads`` are in the order attacks, privacy, compression, collusion, and work with a personalizer.
 
     Raises:
-        ConfigurationError: the order is another one, or privacy occurs twice.
+        ConfigurationError: the order is another one, privacy occurs twice, or clients that do not start from the global
+            model would collude.
     """
-    places = [each.place for each in uploads]
+    for transformation in uploads:
+        if isinstance(transformation, JointUpload) and personalizer is not None:
+            raise ConfigurationError(
+                f"FederatedLoop(uploads=[{transformation!r}], personalizer={personalizer!r}): colluders need updates "
+                "that all start from the global model. Leave one of them out."
+            )
+    places = [transformation.place for transformation in uploads]
     if places != sorted(places) or places.count(1) > 1:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
-            "collusion. "
-            "Epsilon does not hold for noise that is added before an attack or after compression."
+            "collusion. Epsilon does not hold for noise that is added before an attack or after compression."
         )
 
 

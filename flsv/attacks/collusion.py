@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.uploads import Upload, UploadContext
+from flsv.uploads import JointUpload
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -18,7 +18,7 @@ from flsv.utilities.seeding import generator_for
 Knowledge = Literal["colluders", "all"]
 
 
-class Collusion(ClientChoice, Upload):
+class Collusion(ClientChoice, JointUpload):
     """Base class of attacks by several clients together. :meth:`collude`, which subclasses override, computes the
     updates that they send, after the whole cohort has trained.
 
@@ -45,8 +45,6 @@ class Collusion(ClientChoice, Upload):
         {1: tensor([0., 0.])}
     """
 
-    place = 3
-
     def __init__(
         self,
         clients: list[int] | None = None,
@@ -71,50 +69,31 @@ class Collusion(ClientChoice, Upload):
             generator: CPU generator that depends on ``seed`` and the round.
         """
 
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Return ``update`` itself, which :meth:`sent` replaces when the whole cohort has trained."""
-        return update
-
     def sent(
         self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
     ) -> dict[int, Tensor]:
-        """Compute the updates that the colluders of a cohort send.
-
-        Args:
-            cohort: the ids of the round's k clients.
-            updates: the clients' updates ``[k, P]``, after all other upload transformations.
-            num_clients: number of clients of the federation.
-            round_index: the round, from 0.
-
-        Returns:
-            ``{client: update}``, the update ``[P]`` that each colluder sends.
-
-        Raises:
-            ConfigurationError: :meth:`collude` returns another shape.
-        """
-        chosen = set(self.chosen(num_clients))
-        rows = [row for row, client in enumerate(cohort) if client in chosen]
+        colluders = set(self.chosen(num_clients))
+        rows = [row for row, client in enumerate(cohort) if client in colluders]
         if not rows:
             return {}
-        known = updates if self.knows == "all" else updates[rows]
+
+        visible_updates = updates[rows]
+        if self.knows == "all":
+            visible_updates = updates
         generator = generator_for(self.seed, "collusion", round_index)
-        made = self.collude(known, len(rows), len(cohort), generator)
-        shapes = [updates.shape[1:], updates[rows].shape]
-        if made.shape not in shapes:
-            expected = " or ".join(str(list(shape)) for shape in shapes)
-            raise ConfigurationError(f"{self!r} made {list(made.shape)}; expected {expected}.")
-        made = made.expand(len(rows), -1)
-        return {cohort[row]: update for row, update in zip(rows, made)}
+        false_updates = self.collude(
+            visible_updates, colluders=len(rows), cohort=len(cohort), generator=generator
+        )
 
-
-def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Raise ConfigurationError for a collusion with a personalizer. All clients must start from the global model."""
-    for each in uploads:
-        if isinstance(each, Collusion) and personalizer is not None:
+        one_for_all, one_for_each = updates.shape[1:], updates[rows].shape
+        if false_updates.shape not in (one_for_all, one_for_each):
+            expected = f"{list(one_for_all)} or {list(one_for_each)}"
             raise ConfigurationError(
-                f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders need updates that "
-                "all start from the global model. Leave one of them out."
+                f"{self!r} made {list(false_updates.shape)}; expected {expected}."
             )
+        false_updates = false_updates.expand(len(rows), -1)
+        colluders_in_cohort = [cohort[row] for row in rows]
+        return dict(zip(colluders_in_cohort, false_updates))
 
 
 class InnerProductManipulation(Collusion):

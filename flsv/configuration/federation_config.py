@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
-from flsv.attacks.collusion import check_collusion
 from flsv.core.parameter_space import ParameterSpace, Share, check_share
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.data import FederatedDataModule
@@ -25,11 +24,20 @@ from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler, FullParticipation
-from flsv.uploads import Upload, check_order
+from flsv.uploads import Upload, check_uploads
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
+#: Arguments that a loop's ``repr`` shows where they differ from these.
+DESCRIBED: dict[str, Any] = {
+    "metrics": {},
+    "uploads": (),
+    "local_epochs": 1,
+    "optimizer_state": "reset",
+    "share": "all",
+    "seed": None,
+}
 #: The argument ``local_epochs``: passes of every client, passes by a client's name, or ``"100 steps"`` of every client.
 LocalEpochs = Count | dict[str, Count] | str
 
@@ -44,8 +52,13 @@ class LocalWork(NamedTuple):
         """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
         if self.epochs:
             return [batches] * self.epochs
-        passes, rest = divmod(self.steps, max(math.ceil(batches / window), 1))
-        return [batches] * passes + [rest * window] * (rest > 0)
+
+        steps_of_a_pass = max(math.ceil(batches / window), 1)
+        passes, remaining_steps = divmod(self.steps, steps_of_a_pass)
+        lengths = [batches] * passes
+        if remaining_steps > 0:
+            lengths.append(remaining_steps * window)
+        return lengths
 
 
 @checked
@@ -99,34 +112,44 @@ class FederationConfig:
     engine: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
-        given: Any = self
-        own = {
-            "aggregator": given.aggregator or FedAvg(),
-            "metrics": dict(given.metrics or {}),
-            "sampler": given.sampler or FullParticipation(),
-            "uploads": tuple(given.uploads or ()),
-            "filters": with_finite_check(
-                [OutlierFilter()] if given.filters is None else given.filters
-            ),
-            "local_epochs": _checked_epochs(given.local_epochs),
-            "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
-        }
-        vars(self).update(own)  # the dataclass is frozen
-        for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigurationError(
-                    f"FederatedLoop({name}={getattr(self, name)!r}): expected {name}=flsv.{kind.__name__}(...)."
-                )
+        arguments: Any = self
+        filters = arguments.filters
+        if filters is None:
+            filters = [OutlierFilter()]
+        share = arguments.share
+        if isinstance(share, list | tuple):
+            share = list(share)
+
+        # The dataclass is frozen.
+        vars(self).update(
+            aggregator=arguments.aggregator or FedAvg(),
+            metrics=dict(arguments.metrics or {}),
+            sampler=arguments.sampler or FullParticipation(),
+            uploads=tuple(arguments.uploads or ()),
+            filters=with_finite_check(filters),
+            local_epochs=_checked_epochs(arguments.local_epochs),
+            share=share,
+        )
+        self._check_options()
+        self._check_privacy()
         check_share(self.share)
-        check_order(self.uploads)
-        check_collusion(self.uploads, self.personalizer)
+        check_uploads(self.uploads, self.personalizer)
         named_head(self.parts)
-        for role, each in self.strategies.items():
-            if self.private and any(
-                [each.reports, each.evaluates, not getattr(each, "collaborates", True)]
-            ):
+
+    def _check_options(self) -> None:
+        for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
                 raise ConfigurationError(
-                    f"{role} {each!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"FederatedLoop({name}={value!r}): expected {name}=flsv.{kind.__name__}(...)."
+                )
+
+    def _check_privacy(self) -> None:
+        for role, strategy in self.strategies.items():
+            keeps_models = not getattr(strategy, "collaborates", True)
+            if self.private and (strategy.reports or strategy.evaluates or keeps_models):
+                raise ConfigurationError(
+                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
                     f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
                 )
         if self.privacy is not None and "epsilon" in self.metrics:
@@ -138,9 +161,12 @@ class FederationConfig:
     @property
     def strategies(self) -> Mapping[str, Strategy]:
         """Return the strategies that are set, ``{role: strategy}``, such as the aggregator."""
-        return MappingProxyType(
-            {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
-        )
+        strategies = {}
+        for role in ROLES:
+            strategy = getattr(self, role)
+            if strategy is not None:
+                strategies[role] = strategy
+        return MappingProxyType(strategies)
 
     def client_weights(self, num_samples: Tensor) -> Tensor:
         """Return the aggregation weights ``[n]`` of n clients: their numbers of samples, or ones."""
@@ -149,52 +175,49 @@ class FederationConfig:
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Raise ConfigurationError if ``local_epochs`` names other clients than ``names``."""
-        given = self.local_epochs
-        if isinstance(given, dict) and (other := sorted(given.keys() ^ set(names))):
+        if not isinstance(self.local_epochs, dict):
+            return
+        misnamed = sorted(self.local_epochs.keys() ^ set(names))
+        if misnamed:
             raise ConfigurationError(
-                f"FederatedLoop(local_epochs={given}): the clients are {listed(names, 20, repr)}, so that "
-                f"{listed(other, 20, repr)} is missing or unknown. Give each client a number, or one for all."
+                f"FederatedLoop(local_epochs={self.local_epochs}): the clients are {listed(names, 20, repr)}, so that "
+                f"{listed(misnamed, 20, repr)} is missing or unknown. Give each client a number, or one for all."
             )
 
     def work_of(self, name: str) -> LocalWork:
         """Return the length of the local training in a round of the client ``name``."""
-        given = self.local_epochs
-        if isinstance(given, str):
-            return LocalWork(0, int(given.split()[0]))
-        return LocalWork(given[name] if isinstance(given, dict) else given)
+        if isinstance(self.local_epochs, str):
+            number, _unit = self.local_epochs.split()
+            return LocalWork(epochs=0, steps=int(number))
+        if isinstance(self.local_epochs, dict):
+            return LocalWork(epochs=self.local_epochs[name])
+        return LocalWork(epochs=self.local_epochs)
 
     @property
     def text(self) -> str:
         """Describe the strategies, and other arguments that differ from their defaults."""
-        default = {
-            "sampler": "FullParticipation()",
-            "local_epochs": 1,
-            "optimizer_state": "reset",
-            "share": "all",
-        }
-        names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
-        given = {**self.strategies, **{name: getattr(self, name) for name in names}}
-        shown = {
-            n: v
-            for n, v in given.items()
-            if v not in (None, (), {}) and default.get(n) not in (v, repr(v))
-        }
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        shown = []
+        for role, strategy in self.strategies.items():
+            if repr(strategy) != "FullParticipation()":
+                shown.append(f"{role}={strategy!r}")
+        for name, default in DESCRIBED.items():
+            value = getattr(self, name)
+            if value != default:
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "strategies": {
-                role: strategy.state_dict() for role, strategy in self.strategies.items()
-            },
-            "filters": {type(each).__name__: each.state_dict() for each in self.filters},
-        }
+        strategies = {role: strategy.state_dict() for role, strategy in self.strategies.items()}
+        filters = {type(part).__name__: part.state_dict() for part in self.filters}
+        return {"strategies": strategies, "filters": filters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
-        for each in self.filters:
-            if type(each).__name__ in state["filters"]:
-                each.load_state_dict(state["filters"][type(each).__name__])
+        for part in self.filters:
+            name = type(part).__name__
+            if name in state["filters"]:
+                part.load_state_dict(state["filters"][name])
 
     def federation_info(
         self,
@@ -206,22 +229,33 @@ class FederationConfig:
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
         """Return the description of the federation that strategies get before the first round."""
-        clients = range(data.num_clients)
-        sizes = {
-            split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
-            for split in ("train", "val", "test")
-        }
-        given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
-        epochs = min(self.work_of(name).epochs for name in data.client_names)
-        known = self.strategies, epochs, self.uploads
-        return FederationInfo(*given, *known, data.client_names, metrics, self.filters)
+        split_sizes = {}
+        for split in ("train", "val", "test"):
+            counts = [len(data.client_indices(i, split)) for i in range(data.num_clients)]
+            split_sizes[split] = torch.tensor(counts)
+        return FederationInfo(
+            global_vector=global_vector,
+            space=space,
+            num_clients=data.num_clients,
+            num_classes=data.num_classes,
+            split_sizes=split_sizes,
+            seed=seed,
+            optimizers=optimizers,
+            strategies=self.strategies,
+            local_epochs=min(self.work_of(name).epochs for name in data.client_names),
+            uploads=self.uploads,
+            client_names=data.client_names,
+            metrics=metrics,
+            filters=self.filters,
+        )
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
         """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
-        return next(
-            (upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None
-        )
+        for upload in self.uploads:
+            if isinstance(upload, GaussianPrivacy):
+                return upload
+        return None
 
     @property
     def private(self) -> bool:
@@ -239,30 +273,35 @@ class FederationConfig:
         return named_head(self.parts)
 
 
-def _checked_epochs(given: Any) -> Any:
+def _checked_epochs(local_epochs: Any) -> Any:
     """Check the argument ``local_epochs``, and convert clients' names that YAML has read as numbers."""
-    if isinstance(given, Mapping) and given:
-        owner = "FederatedLoop(local_epochs)"
-        return {
-            str(name): check_argument(owner, str(name), epochs, Count)
-            for name, epochs in given.items()
-        }
-    if isinstance(given, int) or (
-        isinstance(given, str) and re.fullmatch(r"[1-9]\d{0,8} steps", given)
-    ):
-        return given
+    if isinstance(local_epochs, Mapping) and local_epochs:
+        checked_epochs = {}
+        for client, epochs in local_epochs.items():
+            name = str(client)
+            checked_epochs[name] = check_argument(
+                "FederatedLoop(local_epochs)", name, epochs, Count
+            )
+        return checked_epochs
+
+    is_steps = isinstance(local_epochs, str) and re.fullmatch(r"[1-9]\d{0,8} steps", local_epochs)
+    if is_steps or isinstance(local_epochs, int):
+        return local_epochs
     raise ConfigurationError(
-        f"FederatedLoop(local_epochs={given!r}): expected a number of passes, such numbers by the client's name, or a "
-        'number of optimizer steps as "100 steps".'
+        f"FederatedLoop(local_epochs={local_epochs!r}): expected a number of passes, such numbers by the client's "
+        'name, or a number of optimizer steps as "100 steps".'
     )
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
     """Return the classifier head's name in the attribute ``head`` of one of ``parts``, or None."""
-    named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
-    if len(named) > 1:
-        who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
+    parts_by_head = {}
+    for part in parts:
+        if isinstance(getattr(part, "head", None), str):
+            parts_by_head[part.head] = part
+    if len(parts_by_head) > 1:
+        names = [f"{type(part).__name__}(head={head!r})" for head, part in parts_by_head.items()]
         raise ConfigurationError(
-            f"{who} name different heads of one module. Name one and the same."
+            f"{' and '.join(names)} name different heads of one module. Name one and the same."
         )
-    return next(iter(named), None)
+    return next(iter(parts_by_head), None)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import all_on_device, count_answers
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
-from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     ALONE,
@@ -42,6 +41,7 @@ from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore
+from flsv.uploads import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
@@ -242,28 +242,34 @@ class Engine:
 
     def _collude(self) -> None:
         """Replace the updates of colluding attackers by those that their attacks compute together."""
-        start, cut = self.global_vector, self.space.num_parameters
-        ids, place = (
+        for attack in self._config.uploads:
+            if isinstance(attack, JointUpload):
+                self._replace_updates(attack)
+
+    def _replace_updates(self, attack: JointUpload) -> None:
+        num_parameters = self.space.num_parameters
+        global_parameters = self.global_vector[:num_parameters]
+        false_updates = attack.sent(
             [update.client_id for update in self.updates],
-            (self._state.num_clients, self._state.round_index),
+            self.matrix[:, :num_parameters] - global_parameters,
+            num_clients=self._state.num_clients,
+            round_index=self._state.round_index,
         )
-        for attack in (each for each in self._config.uploads if isinstance(each, Collusion)):
-            sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], *place)
-            if not sent:
-                continue
-            self._matrix = copied_rows(
-                self.matrix
-            )  # the clients' own models are rows of the matrix, and must stay
-            for row, update in enumerate(self.updates):
-                vector, dense = self._matrix[row], update
-                if update.client_id in sent:
-                    vector[:cut] = start[:cut] + sent[update.client_id]
-                    traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-                    dense = replace(update, traffic=traffic)
-                self.updates[row] = replace(dense, vector=vector)
-                with opened(self.manager.locals[update.client_id]) as local:
-                    if local.model is not None:  # the client has trained in this process
-                        local.set_models(local.start, local.model, vector, local.tell)
+        if not false_updates:
+            return
+
+        # The clients' own models are rows of the matrix, and must stay.
+        self._matrix = copied_rows(self.matrix)
+        for row, update in enumerate(self.updates):
+            vector = self._matrix[row]
+            if update.client_id in false_updates:
+                vector[:num_parameters] = global_parameters + false_updates[update.client_id]
+                num_bytes = float(vector.numel() * vector.element_size())
+                update = replace(update, traffic=Traffic(vector.numel(), num_bytes))
+            self.updates[row] = replace(update, vector=vector)
+            with opened(self.manager.locals[update.client_id]) as local:
+                if local.model is not None:  # the client has trained in this process
+                    local.set_models(local.start, local.model, vector, local.tell)
 
     # ---- what has been trained in the round
 

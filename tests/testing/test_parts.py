@@ -118,7 +118,7 @@ FILTERS: Sequence[Checks] = [
 BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
-    "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
+    "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "JointUpload", "check_uploads",
     "sanitize_report", "upload", "with_finite_check",
 }  # fmt: skip
 

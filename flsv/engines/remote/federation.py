@@ -22,7 +22,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, add
-from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     AnsweringClient,
@@ -56,6 +55,7 @@ from flsv.engines.remote.messages import (
 from flsv.engines.remote.transport import Directory, Reply
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
+from flsv.uploads import JointUpload
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
@@ -70,12 +70,14 @@ def check_deployment(
     ``evaluating`` see :meth:`Engine.check`."""
     # Refused is what needs a site's trained model, class counts or samples, clients that collude, and a performance
     # that cannot be sent.
-    asked = config.evaluation
-    if any([asked.keeps, asked.models == "trained", config.private & bool(asked.every)]):
+    evaluation = config.evaluation
+    is_scored_in_private = config.private and evaluation.every > 0
+    if evaluation.keeps or evaluation.models == "trained" or is_scored_in_private:
         raise ConfigurationError(
             "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."
         )
-    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+    colluders = [upload for upload in config.uploads if isinstance(upload, JointUpload)]
+    if colluders:
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
         )
@@ -85,19 +87,22 @@ def check_deployment(
                 f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
                 "the others'. Choose another, or measure it in a simulation."
             )
+    _check_metrics(fields, evaluating)
+
+
+def _check_metrics(fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
     for name, metric in evaluating.items():
+        if getattr(metric, "judges", None) == "clients":
+            continue  # it is tried when all is ready
         performance = getattr(metric, "performance", "accuracy")
-        if (
-            not isinstance(performance, str) and getattr(metric, "judges", None) != "clients"
-        ):  # tried when all is ready
+        if not isinstance(performance, str):
             raise ConfigurationError(
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
-    for name, read in fields.items():
-        if name not in evaluating and "clients" in [
-            each for each in read.values() if isinstance(each, str)
-        ]:
+    for name, attributes in fields.items():
+        names_read = [attribute for attribute in attributes.values() if isinstance(attribute, str)]
+        if name not in evaluating and "clients" in names_read:
             raise ConfigurationError(
                 f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
                 "it out, or measure it in a simulation."
