@@ -12,6 +12,7 @@ from .partition import (
     IIDPartitioner as IIDPartitioner,
     OneClient as OneClient,
     Partitioner as Partitioner,
+    SampleFilter as SampleFilter,
     Splits as Splits,
     partition_counts as partition_counts,
     plot_partition as plot_partition,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader,
 from flsv.data.partition import (
     FederatedSplits,
     Partitioner,
+    SampleFilter,
     Splits,
     partition_counts,
     split_federation,
@@ -28,7 +29,9 @@ from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.sources.columns import ColumnCard
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
-from flsv.valuation import FedBary, participants_of, sample_values
+
+if TYPE_CHECKING:
+    from flsv.data.datamodule import FederatedDataModule
 
 
 @dataclass(frozen=True)
@@ -389,19 +392,22 @@ def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
     )
 
 
-def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
+def without_flagged(
+    module: FederatedDataModule, dealt: FederatedData, detector: SampleFilter
+) -> FederatedData:
     """Return ``dealt``, the data of ``module``, without the training samples that ``detector`` flags as harmful."""
-    clients, server = participants_of(module)
-    detector.value(clients, server, generator_for(module.seed, "flagged samples"))
+    generator = generator_for(module.seed, "flagged samples")
     splits = []
-    for client, parts in zip(clients, dealt.splits.clients):
-        kept = parts["train"][client.ask(lambda local: ~sample_values(local).flagged)]
-        if not len(kept):
-            called = client_called(client.id, dealt.splits.names)
+    for client, is_unflagged in enumerate(detector.unflagged(module, generator)):
+        parts = dealt.splits.clients[client]
+        remaining_samples = parts["train"][is_unflagged]
+        if len(remaining_samples) == 0:
             raise ConfigurationError(
-                f"drop_flagged: all training samples of {called} are flagged. Leave it out."
+                f"drop_flagged: all training samples of {client_called(client, dealt.splits.names)} are flagged. "
+                "Leave it out."
             )
-        splits.append({**parts, "train": kept})
-    left = replace(dealt.splits, clients=tuple(splits))
-    check_full_batches(left, dealt.train_options, dealt.draws)
-    return replace(dealt, splits=left)
+        splits.append({**parts, "train": remaining_samples})
+
+    remaining = replace(dealt.splits, clients=tuple(splits))
+    check_full_batches(remaining, dealt.train_options, dealt.draws)
+    return replace(dealt, splits=remaining)

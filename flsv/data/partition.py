@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
@@ -18,7 +19,6 @@ from flsv.utilities.charts import PALETTE, label_text
 from flsv.utilities.declared import Count, Rules, ValidatedArguments, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
-from flsv.valuation import FedBary
 
 #: Number of clients among whom the samples are divided.
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
@@ -138,6 +138,8 @@ def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from flsv.data.datamodule import FederatedDataModule
 
 _MOST_LEGEND_ENTRIES = 20
 
@@ -299,6 +301,19 @@ class OneClient(Partitioner):
 Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
 
 
+class SampleFilter(ABC):
+    """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` leaves out."""
+
+    @abstractmethod
+    def unflagged(self, data: FederatedDataModule, generator: Generator) -> list[Tensor]:
+        """Return for each client which of its m training samples remain, bool ``[m]``.
+
+        Args:
+            data: the data module, whose samples are assigned to clients.
+            generator: generator of all random numbers.
+        """
+
+
 @checked
 @dataclass(frozen=True)
 class Splits:
@@ -340,13 +355,16 @@ class Splits:
     client_val: Part = 0.0
     client_test: Part = 0.0
     max_samples: Count | None = None
-    drop_flagged: bool | FedBary = False
+    drop_flagged: bool | SampleFilter = False
     seed: int | None = None
 
     @cached_property
-    def detector(self) -> FedBary | None:
+    def detector(self) -> SampleFilter | None:
         """Method that flags the samples to leave out, or None if none are left out."""
-        return FedBary() if self.drop_flagged is True else self.drop_flagged or None
+        if self.drop_flagged is True:
+            default: SampleFilter = resolve_name("flsv.valuation.fedbary:FedBary")()
+            return default
+        return self.drop_flagged or None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from flsv.core import Client, LocalData, Split, map_clients
+from flsv.data.partition import SampleFilter
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.potentials import Part
@@ -82,7 +83,7 @@ class Valuation:
         return self.flagged / (self.samples + self.broken)
 
 
-class FedBary(ValidatedArguments):
+class FedBary(ValidatedArguments, SampleFilter):
     """Valuation of clients and samples by Wasserstein distances.
 
     A client is valued by the distance of its data from the server's validation set or, without one, from the clients'
@@ -256,6 +257,23 @@ class FedBary(ValidatedArguments):
             support,
         )
 
+    def unflagged(self, data: Any, generator: torch.Generator) -> list[Tensor]:
+        """Value the samples of a data module's clients, and return which of them are not flagged.
+
+        Args:
+            data: a :class:`flsv.FederatedDataModule` after ``setup``.
+            generator: generator of all random numbers.
+
+        Returns:
+            For each client which of its m training samples are not flagged, bool ``[m]``.
+
+        Raises:
+            ConfigurationError: see :meth:`value`.
+        """
+        clients, server = participants_of(data)
+        self.value(clients, server, generator)
+        return [client.ask(_unflagged_samples) for client in clients]
+
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
         """Return the target's points ``[m', d']``, from the server's samples, and the samples' number of features."""
         x = features.detach().float().cpu()
@@ -338,6 +356,10 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
     return LocalData(
         "the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False
     )
+
+
+def _unflagged_samples(local: LocalData) -> Tensor:
+    return ~questions.sample_values(local).flagged
 
 
 def participants_of(
