@@ -45,10 +45,9 @@ from flsv.training.batched import (
     pure_step,
     refusal,
     refusing,
-    step_arguments,
-    training_loss,
 )
 from flsv.training.client_batches import ClientBatches, CohortLoader
+from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, isolated_rngs

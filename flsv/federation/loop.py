@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from operator import attrgetter
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +31,6 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
-from flsv.report.reading import read_run
 from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.retraining.coalition_plan import CoalitionPlan
@@ -396,7 +396,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        return read_run(self.run_state.csv)
+        read_run = resolve_name("flsv.report:read_run")
+        table: pandas.DataFrame = read_run(self.run_state.csv)
+        return table
 
     @property
     def _fit(self) -> LightningFit:

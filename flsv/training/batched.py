@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
@@ -27,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, unlogged
+from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 
 State = dict[str, Tensor]
@@ -225,26 +225,6 @@ class BatchIndex:
         __truediv__
     ) = _refuse
     __hash__ = __str__ = __format__ = _refuse
-
-
-def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
-    """Return the arguments of ``training_step``, with ``batch_idx`` if it takes it."""
-    hook: Any = module.training_step
-    takes = is_param_in_hook_signature(hook, "batch_idx", min_args=2)
-    return (batch, batch_idx) if takes else (batch,)
-
-
-def training_loss(outputs: Any) -> Tensor:
-    """Extract the loss, a scalar, from the value that ``training_step`` returned."""
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = (
-            f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
-        )
-        raise ConfigurationError(
-            f"training_step gives {what}, and a loss, one number, is needed for every batch."
-        )
-    return loss.reshape(())
 
 
 # If only linear layers are trained, as in softmax regressions and MLPs, vmap computes the losses only, and autograd

@@ -13,8 +13,8 @@ from flsv._lightning.patches import metric_states, put_metric_states, unlogged
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.training.batched import step_arguments, training_loss
 from flsv.training.trainer_state import NonVectorState
+from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 

@@ -1,0 +1,39 @@
+"""Functions that call a module's ``training_step`` as Lightning does, and read the loss that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from flsv.utilities.errors import ConfigurationError
+
+
+def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
+    """Return the arguments of ``training_step``, with ``batch_idx`` if it takes it."""
+    hook: Any = module.training_step
+    if is_param_in_hook_signature(hook, "batch_idx", min_args=2):
+        return batch, batch_idx
+    return (batch,)
+
+
+def training_loss(outputs: Any) -> Tensor:
+    """Extract the loss, a scalar, from the value that ``training_step`` returned.
+
+    Raises:
+        ConfigurationError: the value is no tensor of one number, and has none as ``"loss"``.
+    """
+    loss = outputs
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+
+    description = type(outputs).__name__
+    if isinstance(loss, Tensor):
+        description = f"a tensor {list(loss.shape)}"
+    raise ConfigurationError(
+        f"training_step gives {description}, and a loss, one number, is needed for every batch."
+    )
