@@ -36,8 +36,8 @@ class FedNova(Aggregator):
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
 
     Raises:
-        ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening, or a
-            client algorithm changes the local steps.
+        ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening, a client
+            algorithm changes the local steps, or clients are remote sites, whose numbers of steps nobody can count.
 
     Example:
         >>> FedNova()
@@ -48,6 +48,7 @@ class FedNova(Aggregator):
 
     momentum = 0.0
     of_clients = True
+    reads_steps = True
 
     def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)

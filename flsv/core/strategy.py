@@ -126,6 +126,8 @@ class Strategy(Component):
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     #: Whether the aggregator reads the metric's values of the round that it aggregates, not of the previous round.
     metric_of_round: ClassVar[bool] = False
+    #: Whether the clients' numbers of optimizer steps decide on the next model. Remote sites refuse such a strategy.
+    reads_steps: ClassVar[bool] = False
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
     private: Sequence[str] = ()

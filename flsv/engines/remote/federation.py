@@ -37,6 +37,7 @@ from flsv.core import (
 from flsv.core.answers import expected_answer
 from flsv.core.matrix import empty_rows
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import IdleEngine, Instruct
 from flsv.engines.remote.messages import (
@@ -68,8 +69,8 @@ def check_deployment(
 ) -> None:
     """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites. For ``fields`` and
     ``evaluating`` see :meth:`Engine.check`."""
-    # Refused is what needs a site's trained model, class counts or samples, clients that collude, and a performance
-    # that cannot be sent.
+    # Refused is what needs a site's trained model, class counts, numbers of steps or samples, clients that collude, and
+    # a performance that cannot be sent.
     evaluation = config.evaluation
     is_scored_in_private = config.private and evaluation.every > 0
     if evaluation.keeps or evaluation.models == "trained" or is_scored_in_private:
@@ -81,13 +82,23 @@ def check_deployment(
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
         )
-    for role, strategy in config.strategies.items():
+    _check_strategies(config.strategies)
+    _check_metrics(fields, evaluating)
+
+
+def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
+    for role, strategy in strategies.items():
         if strategy.needs_class_counts:
             raise ConfigurationError(
                 f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
                 "the others'. Choose another, or measure it in a simulation."
             )
-    _check_metrics(fields, evaluating)
+        if strategy.reads_steps:
+            raise ConfigurationError(
+                f"{role} {strategy!r} divides updates by the clients' numbers of steps, which only a site can count: a "
+                "false number would multiply the model's step. Use FedAvg with "
+                'local_epochs="100 steps", or measure it in a simulation.'
+            )
 
 
 def _check_metrics(fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:

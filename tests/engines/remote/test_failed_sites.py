@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop
-from flsv.aggregation import FedAvg, FedCE, GeometricMedian, TrimmedMean
+from flsv.aggregation import FedAvg, FedCE, FedNova, GeometricMedian, TrimmedMean
 from flsv.core import find_loop
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
@@ -21,6 +21,7 @@ from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.personalization import IFCA, FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
+from flsv.utilities.errors import ConfigurationError
 from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 _plain, _tensors = pack(torch.zeros(7))
@@ -210,6 +211,21 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="It is chosen last"):
         assert remote.fit().participations.tolist() == [3, 0, 3]
+
+
+class HalfNova(FedNova):
+    """An aggregator of one's own, which inherits what it reads."""
+
+
+@pytest.mark.parametrize("aggregator", [FedNova, HalfNova, partial(FedNova, server_lr=0.5)])
+def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(
+    tmp_path: Path, aggregator: Any
+) -> None:
+    """One site that reports one step in place of thirty would count thirty times."""
+    make = partial(shapfed, metrics={}, aggregator=aggregator())
+    remote = Remotely(tmp_path, make)
+    with pytest.raises(ConfigurationError, match="numbers of steps, which only a site can count"):
+        remote.fit(rounds=1)
 
 
 GUARDS: dict[str, dict[str, Any]] = {
