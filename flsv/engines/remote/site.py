@@ -8,6 +8,7 @@ import inspect
 import logging
 import re
 import secrets
+import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,16 +25,18 @@ from torch import Tensor
 from flsv._lightning.evaluation import count_answers
 from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, FederationState, LocalData, opened
+from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
+    GARBLED,
     LOSS,
     Packet,
     Refused,
+    checked_int,
     failure_packet,
     pack,
     read_instruction,
@@ -42,6 +44,7 @@ from flsv.engines.remote.messages import (
     update_packet,
 )
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
+from flsv.engines.remote.site_memory import SiteMemory, SiteState
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
@@ -49,13 +52,12 @@ from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
-from flsv.uploads import UploadContext, sanitize_report
+from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
-SiteState = dict[str, Any]
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
@@ -164,25 +166,63 @@ class Site:
         ]
 
     def _train(self, packet: Packet) -> Packet:
-        plain, memory = packet.plain, SiteMemory(self._folder, packet.plain["run"])
-        kept = memory.after(plain["counted"])
-        secret = (
-            visit_secret(self._secret, packet, kept)
-            if self._upload_seed is None
-            else self._upload_seed
+        memory = SiteMemory(self._folder, packet.plain["run"])
+        state = memory.after(packet.plain["counted"])
+        secret: bytes | int
+        if self._upload_seed is None:
+            secret = visit_secret(self._secret, packet, state)
+        else:
+            secret = self._upload_seed
+        if self._config.private:
+            check_request(packet)
+
+        visit = SiteVisit(
+            packet=packet,
+            data=self._data,
+            kept=state or {},
+            config=self._config,
+            upload_secret=secret,
+            limit=self._limit,
         )
-        visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
         self.policy.check_told(self._needed())
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
-        trainer = self._trainer(packet, plain["rounds"], visit)
-        trainer.fit(self._make_module(), visit.loader(trainer))
-        if visit.update is None:
+        trainer = self._trainer(packet, packet.plain["rounds"], visit)
+        module = self._make_module()
+        loader = visit.loader(trainer)
+        if self._config.private:
+            update = self._private_update(trainer, module, visit, loader)
+        else:
+            trainer.fit(module, loader)
+            update = visit.update
+
+        if update is None:
             return Packet("broken")
         name = packet.digest.hex()
-        memory.keep(name, visit.kept, [plain["counted"]])
+        memory.keep(name, visit.kept, [packet.plain["counted"]])
         return update_packet(
-            visit.update, name, lost=kept is None, withheld=self.policy.withheld([LOSS])
+            update, name, lost=state is None, withheld=self.policy.withheld([LOSS])
         )
+
+    def _private_update(
+        self, trainer: L.Trainer, module: L.LightningModule, visit: SiteVisit, loader: CohortLoader
+    ) -> ClientUpdate | None:
+        """Train, and return the noised update, or noise alone if there is none, whatever has happened."""
+        # Whether it fails, and how, may depend on single samples. Nothing but the update may tell.
+        interrupt = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit(module, loader)
+        except BaseException:
+            _log.exception(
+                "training has failed: without an update this site sends noise alone. Leave the run, or mend the cause"
+            )
+        finally:
+            # Lightning ignores further interrupts after the first, since it ends the process.
+            if signal.getsignal(signal.SIGINT) is not interrupt:
+                signal.signal(signal.SIGINT, interrupt)
+        if visit.has_update():
+            return visit.update
+        _log.error("this site's update is noise alone")
+        return visit.noise_alone()
 
     def _test(self, packet: Packet) -> Packet:
         """Reply with the scores of this site's own model on its test samples."""
@@ -313,49 +353,26 @@ def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
     return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
 
 
-class SiteMemory:
-    """A site's saved states of one run, named after the trainings (visits) that left them.
+def check_request(packet: Packet) -> None:
+    """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
+    plain = packet.plain
+    try:
+        rounds = checked_int(plain, "rounds", most=float("inf"), least=1)
+        clients = checked_int(plain, "clients", most=float("inf"), least=1)
+        checked_int(plain, "round", most=rounds - 1)
+        checked_int(plain, "client", most=clients - 1)
+        if plain["classes"] is not None:
+            checked_int(plain, "classes", most=float("inf"), least=1)
+    except GARBLED as error:
+        raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
+    model = global_model(read_instruction(packet))
+    if model is None or not bool(model.isfinite().all()):
+        raise Refused("it was sent no finite model")
 
-    Example:
-        >>> import tempfile
-        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
-        >>> memory.keep("first", {"visits": 1}, [])
-        >>> memory.keep("second", {"visits": 2}, ["first"])
-        >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
-        ({}, {'visits': 1}, {'visits': 2}, None)
-    """
 
-    # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
-    # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
-
-    def __init__(self, folder: Path, run: str) -> None:
-        if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
-            raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
-        self._path = folder / "runs" / run / "state.pt"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def after(self, visit: str | None) -> SiteState | None:
-        """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
-        return {} if visit is None else self.all().get(visit)
-
-    def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
-        """Save the state ``kept`` after a training. Delete all others but those named in ``earlier``."""
-        with replacing(self._path, private=True) as file:
-            torch.save(
-                {
-                    **{name: value for name, value in self.all().items() if name in earlier},
-                    visit: kept,
-                },
-                file,
-            )
-
-    def all(self) -> dict[str, SiteState]:
-        """Return all saved states, ``{visit: state}``."""
-        return (
-            torch.load(self._path, map_location="cpu", weights_only=True)
-            if self._path.is_file()
-            else {}
-        )
+def global_model(instruction: Instruction) -> Tensor | None:
+    """Return the global model ``[P]`` in an instruction, if the server has sent it."""
+    return instruction.tensors.get(GLOBAL_MODEL, instruction.start)
 
 
 class NumberedData:
@@ -391,20 +408,71 @@ class SiteVisit(L.Callback):
         self.update: ClientUpdate | None = None
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
-        told = self._instruction
+        instruction = self._instruction
         state = FederationState(
-            round_index=told.round_index, seed=told.seed, num_clients=self._num_clients
+            round_index=instruction.round_index,
+            seed=instruction.seed,
+            num_clients=self._num_clients,
         )
         strategies: Mapping[str, Any] = self._config.strategies
-        work = {told.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
+        work = {instruction.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
         self._steps = LocalSteps(
             trainer, self._numbered, strategies["sampler"], state, work, self._limit
         )
-        numbers = {"seed": told.seed, "round_index": told.round_index}
         self._loader = CohortLoader(
-            self._numbered, [told.client_id], lengths=self._steps.lengths, **numbers
+            self._numbered,
+            [instruction.client_id],
+            seed=instruction.seed,
+            round_index=instruction.round_index,
+            lengths=self._steps.lengths,
         )
         return self._loader
+
+    def has_update(self) -> bool:
+        """Return whether there is an update of the global model's shape."""
+        model = global_model(self._instruction)
+        if self.update is None or model is None:
+            return False
+        vector = self.update.vector
+        return vector.shape == model.shape and vector.dtype == model.dtype
+
+    def noise_alone(self) -> ClientUpdate:
+        """Return the update of a private site that has none: the global model, as its uploads send it."""
+        instruction = self._instruction
+        model = global_model(instruction)
+        assert model is not None  # checked before
+        upload_seed, upload_secret = self._upload_keys()
+        store = self.kept.get("store", {})
+        tensors = dict(store.get(TENSORS, {}))
+        context = UploadContext(
+            client=instruction.client_id,
+            num_clients=self._num_clients,
+            num_parameters=len(model),  # noise is refused for models with buffers
+            round_index=instruction.round_index,
+            seed=upload_seed,
+            state=tensors,
+            secret=upload_secret,
+        )
+        vector, traffic = upload(self._config.uploads, model, model, model, context)
+        # What compression has not sent is part of the next update, as after any other.
+        self.kept["store"] = {**store, TENSORS: tensors}
+
+        (visit,) = self._loader.visits
+        return ClientUpdate(
+            instruction.client_id,
+            num_samples=int(self._data.num_samples[0]),
+            vector=vector,
+            num_steps=self._steps.in_round(visit.lengths, instruction.round_index),
+            traffic=traffic,
+        )
+
+    def _upload_keys(self) -> tuple[int, bytes]:
+        """Return the seed and the secret key of the uploads' random numbers."""
+        if isinstance(self._upload_secret, int):
+            return self._upload_secret, b""
+        # What a seed gives away tells nothing of the key.
+        digest_of_secret = hmac.digest(self._upload_secret, b"seed", "sha256")
+        return int.from_bytes(digest_of_secret[:8], "little") >> 1, self._upload_secret
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         steps = self._steps
@@ -425,31 +493,30 @@ class SiteVisit(L.Callback):
         space, self._store, self._holder = opened_state(
             trainer, self._data, self._config, self._packet, self.kept
         )
-        for upload in self._config.uploads:
-            upload.check(space)
+        for transformation in self._config.uploads:
+            transformation.check(space)
         training = LocalTraining(
             trainer, space, self._config, self._store, self._num_clients, self._steps
         )
         self._training = training
-        if isinstance(secret := self._upload_secret, bytes):
-            training.upload_secret = secret
-            # What a seed gives away tells nothing of the key.
-            secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
-        training.upload_seed = secret
-        if (buffers := self.kept.get("buffers")) is not None:
+        training.upload_seed, training.upload_secret = self._upload_keys()
+        buffers = self.kept.get("buffers")
+        if buffers is not None:
             training.state.restore(buffers)
-        here = read_instruction(self._packet, pl_module.device)
-        model = here.tensors.get(GLOBAL_MODEL, here.start)
+
+        instruction = read_instruction(self._packet, pl_module.device)
+        model = global_model(instruction)
         if model is not None:
             space.write(pl_module, model)
-        seed_global_rngs(here.seed, "round", here.round_index)
+        seed_global_rngs(instruction.seed, "round", instruction.round_index)
         training.state.remember()
         training.state.begin_round()
         self._loop.begin(training.begin_batch, self._end_batch)
         self._loop.round = partial(self._train, trainer)
-        training.begin(
-            here, self._holder, int(self._data.num_samples[0]), self._loader.visits[0].lengths
-        )
+
+        (visit,) = self._loader.visits
+        num_samples = int(self._data.num_samples[0])
+        training.begin(instruction, self._holder, num_samples, visit.lengths)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
@@ -464,16 +531,7 @@ class SiteVisit(L.Callback):
     def _train(self, trainer: L.Trainer) -> None:
         """Train the site's local epochs in place of Lightning's epoch, and make its update."""
         (visit,) = self._loader.visits
-        try:
-            self._loader.train(visit, self._loop.train_epoch)
-        except Exception as error:
-            if not self._config.private or isinstance(error, Refused):
-                raise
-            # Whether it fails may depend on single samples.
-            _log.exception(
-                "training has failed: this site's update is noise alone. Leave the run, or mend the cause"
-            )
-            self._training.context.broken = True  # type: ignore[union-attr]  # a client is in training
+        self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own

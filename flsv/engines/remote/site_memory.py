@@ -1,0 +1,70 @@
+"""SiteMemory: what a site keeps of a run between two messages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
+
+SiteState = dict[str, Any]
+
+
+class SiteMemory:
+    """A site's saved states of one run, named after the trainings (visits) that left them.
+
+    Example:
+        >>> import tempfile
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
+        >>> memory.keep("first", {"visits": 1}, [])
+        >>> memory.keep("second", {"visits": 2}, ["first"])
+        >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
+        ({}, {'visits': 1}, {'visits': 2}, None)
+    """
+
+    # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
+    # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
+
+    def __init__(self, folder: Path, run: str) -> None:
+        is_name = isinstance(run, str) and re.fullmatch(r"[0-9a-f]{16}", run)
+        if not is_name:
+            raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
+        run_folder = folder / "runs" / run
+        self._path = run_folder / "state.pt"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def after(self, visit: str | None) -> SiteState | None:
+        """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
+        if visit is None:
+            return {}
+        states = self.all()
+        return states.get(visit)
+
+    def keep(
+        self,
+        visit: str,
+        state: SiteState,
+        earlier: Any,
+    ) -> None:
+        """Save the ``state`` after a training. Delete all others but those named in ``earlier``."""
+        states = {visit: state}
+        for name, stored_state in self.all().items():
+            if name in earlier:
+                states.setdefault(name, stored_state)
+        with replacing(self._path, private=True) as file:
+            torch.save(states, file)
+
+    def all(self) -> dict[str, SiteState]:
+        """Return all saved states, ``{visit: state}``."""
+        if not self._path.is_file():
+            return {}
+        states: dict[str, SiteState] = torch.load(
+            self._path,
+            map_location="cpu",
+            weights_only=True,
+        )
+        return states
