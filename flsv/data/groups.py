@@ -55,20 +55,30 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def check_spelling(names: Iterable[str], where: str) -> None:
+def check_spelling(
+    names: Iterable[str], where: str, owners: Mapping[str, Iterable[str]] | None = None
+) -> None:
     """Raise ConfigurationError if two names are spellings of one name.
 
-    These are equal numbers, or words that are equal up to case, white space and a full stop.
+    These are equal numbers, or words that are equal up to case, white space and a full stop. ``owners`` has the clients
+    or files with each name, for the message.
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
+
     for alike in spellings.values():
-        if len(alike) > 1:
-            raise ConfigurationError(
-                f"{where} has {listed(alike, show=repr)}, which look like spellings of one name: use the same spelling "
-                "everywhere."
-            )
+        if len(alike) == 1:
+            continue
+        described = []
+        for name in alike:
+            owners_of_name = (owners or {}).get(name, ())
+            source = f" ({listed(owners_of_name, 3)})" if owners_of_name else ""
+            described.append(f"{name!r}{source}")
+        raise ConfigurationError(
+            f"{where} has {', '.join(described)}, which look like spellings of one name: use the same spelling "
+            "everywhere."
+        )
 
 
 def _meaning(name: str) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import yaml
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, entries, own_entries
 from flsv.data.sources.notation import parsed
@@ -195,11 +195,42 @@ def _is_identifier(largest: int, distinct: int) -> bool:
     return largest >= 1000 and largest >= 10 * distinct
 
 
-def class_names_of(dataset: Dataset) -> tuple[str, ...]:
-    """Return the attribute ``classes`` of a data set or of the one inside a ``Subset``, or an empty tuple."""
+def class_names_of(dataset: Any) -> tuple[str, ...]:
+    """Return the names of a data set's classes, or an empty tuple.
+
+    They are in its ``class_to_idx``, its ``classes``, or the ``names`` of the label in its ``features``, also where the
+    data set is inside a ``Subset`` or every part of a ``ConcatDataset``.
+    """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return tuple(map(str, getattr(dataset, "classes", ())))
+    if isinstance(dataset, ConcatDataset):
+        names_of_parts = {class_names_of(part) for part in dataset.datasets}
+        if len(names_of_parts) > 1:
+            raise ConfigurationError(
+                "The parts of a ConcatDataset have different names for their classes: "
+                f"{listed(names_of_parts, 8)}. Give all of them the same."
+            )
+        return next(iter(names_of_parts), ())
+
+    numbers = getattr(dataset, "class_to_idx", None)
+    names: Sequence[Any]
+    if isinstance(numbers, Mapping) and sorted(numbers.values()) == list(range(len(numbers))):
+        names = sorted(numbers, key=numbers.__getitem__)
+    else:
+        names = getattr(dataset, "classes", None) or _names_of_features(dataset)
+    return tuple(map(str, names))
+
+
+def _names_of_features(dataset: Any) -> Sequence[str]:
+    """Return the names of a label's classes in the ``features`` of a Hugging Face data set, or an empty list."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return []
+    for key in _LABEL_KEYS:
+        names = getattr(features.get(key), "names", None)
+        if names:
+            return list(names)
+    return []
 
 
 @dataclass(frozen=True)

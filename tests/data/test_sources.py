@@ -69,25 +69,51 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
 
 
 def test_class_numbers_of_all_clients_follow_from_the_class_names():
+    clients = {"a": (X, WORDS[Y])}
+    clients["b"] = (X[:9], ["eel"] * 9)
     data = ready(
-        clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)},
-        server_val=0.0,
+        clients=clients,
         test=(X[:4], ["dog", "cat"] * 2),
+        server_val=0.0,
     )
     assert data.class_names == ("cat", "dog", "eel")
-    assert data.class_counts.tolist() == [[20, 20, 20], [0, 0, 9]]
-    assert next(iter(data.test_dataloader()))[1].tolist() == [1, 0, 1, 0]
-    few = TensorDataset(torch.zeros(10, 4), torch.tensor([0, 1] * 5))
-    few.classes = ("dog", "yak")
+    first_counts, second_counts = data.class_counts.tolist()
+    assert first_counts == [20, 20, 20]
+    assert second_counts == [0, 0, 9]
+    (batch,) = data.test_dataloader()
+    assert batch[1].tolist() == [1, 0, 1, 0]
+
+
+@pytest.fixture
+def few():
+    """Return a data set of two classes with names."""
+    inputs = torch.zeros(10, 4)
+    labels = torch.arange(10) % 2
+    dataset = TensorDataset(inputs, labels)
+    dataset.classes = ("dog", "yak")
+    return dataset
+
+
+def test_data_sets_with_other_classes_get_the_same_numbers(few):
     whole = TensorDataset(*HERE.tensors)
     whole.classes = tuple(WORDS)
-    data = ready(clients={"few": few, "whole": whole}, server_val=0.0)
+    data = ready(
+        clients={"few": few, "whole": whole},
+        server_val=0.0,
+    )
     assert data.class_names == ("cat", "dog", "eel", "yak")
-    assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
+    few_counts, whole_counts = data.class_counts.tolist()
+    assert few_counts == [0, 5, 0, 5]
+    assert whole_counts == [20, 20, 20, 0]
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
-    with pytest.raises(ConfigurationError, match="labels of a Items cannot be renumbered"):
-        ready(clients={"few": few, "rows": rows(classes=("cat", "dog", "eel"))})
-    with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
+
+
+def test_data_sets_that_cannot_be_renumbered_are_refused(few):
+    animals = rows(classes=("dog", "cat", "eel"))
+    message = "labels of a Items cannot be renumbered"
+    with pytest.raises(ConfigurationError, match=message):
+        ready(clients={"few": few, "rows": animals})
+    with pytest.raises(ConfigurationError, match="'here' has no names"):
         ready(clients={"few": few, "here": HERE})
 
 

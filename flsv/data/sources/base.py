@@ -6,6 +6,7 @@ They convert arrays ``(X, y)``, number classes alike in several data sets, and c
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,12 @@ else:
     # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
     # not read a text file as the option's value.
     Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
+
+
+Datasets: TypeAlias = Mapping[str, Dataset]
+Names: TypeAlias = tuple[str, ...]
+#: New number of each class by its number.
+NewNumbers: TypeAlias = dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -220,41 +227,137 @@ def _inputs(x: Any) -> Tensor:
 
 
 def one_numbering(
-    parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None], pos_label: Any = None
-) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
+    parts: Datasets,
+    held_out: Mapping[str, Dataset | None],
+    pos_label: Any = None,
+) -> tuple[dict[str, Dataset], dict[str, Dataset | None], Names]:
     """Give each class name the same number in all data sets.
 
     Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
     """
-    everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
-    named = {name: class_names_of(part) for name, part in everybody.items()}
-    found = {named[name] for name in parts}
-    if found == {()}:
-        return dict(parts), dict(held_out), ()
-    union = next(iter(found)) if len(found) == 1 else in_order(set().union(*found))
-    check_spelling(union, "The data")
-    if all(map(by_name, parts.values())):  # else the user has numbered the classes
-        counts = dict.fromkeys(union, 0)
-        for name, part in parts.items():
-            for label, count in zip(named[name], torch.bincount(dataset_labels(part)).tolist()):
-                counts[label] += count
-        union = positive_last(union, list(counts.values()), pos_label)
-    for name, classes in named.items():
-        # Without names, numbers are those of the clients, if all clients name the same classes.
-        if not classes and len(found) > 1:
+    everybody = dict(parts)
+    for name, part in held_out.items():
+        if part is not None:
+            everybody[name] = part
+    names_by_part = {}
+    for name, part in everybody.items():
+        names_by_part[name] = class_names_of(part)
+    union = _union_of_names(parts, names_by_part, pos_label)
+
+    renumbered = {}
+    for name, part in everybody.items():
+        names = names_by_part[name]
+        if names and union:
+            new_numbers = _numbers_of_names(name, names, union)
+        elif names:
+            new_numbers = _numbers_beside_numbers(name, part, names)
+        elif _are_numbers(union):
+            new_numbers = _numbers_as_named(name, part, union)
+        else:
+            _check_nameless(name, parts, names_by_part)
+            new_numbers = {}
+        renumbered[name] = _renumbered(part, new_numbers, union, name)
+
+    clients = {name: renumbered[name] for name in parts}
+    return clients, {name: renumbered.get(name) for name in held_out}, union
+
+
+def _union_of_names(
+    parts: Datasets,
+    names_by_part: Mapping[str, Names],
+    pos_label: Any,
+) -> Names:
+    """Return the names of the clients' classes in the order of their numbers, or an empty tuple if no client has names.
+
+    If flsv numbers the classes, the positive one of two is last.
+    """
+    numberings: set[Any] = set()
+    owners: dict[str, list[str]] = {}
+    for name in parts:
+        names = names_by_part[name]
+        numberings.add(names)
+        for label in names:
+            owners.setdefault(label, []).append(name)
+    if not owners:
+        return ()
+    numberings.discard(())
+    check_spelling(owners, "The data", owners)
+
+    union = in_order(owners)
+    if not all(map(by_name, parts.values())):
+        if len(numberings) == 1:
+            union = numberings.pop()  # the user has numbered the classes
+        return union
+
+    counts = dict.fromkeys(union, 0)
+    for name, part in parts.items():
+        samples = torch.bincount(dataset_labels(part)).tolist()
+        for label, count in zip(names_by_part[name], samples):
+            counts[label] += count
+    return positive_last(union, list(counts.values()), pos_label)
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Return whether class names are whole numbers, so that numbers without names mean the same."""
+    if not names:
+        return False
+    return all(re.fullmatch(r"0|[1-9]\d*", name) for name in names)
+
+
+def _numbers_of_names(name: str, names: Names, union: Names) -> NewNumbers:
+    """Return ``{number: new number}`` of a data set whose classes have ``names``."""
+    unknown_names = [label for label in names if label not in union]
+    if unknown_names:
+        raise ConfigurationError(
+            f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
+        )
+    return dict(enumerate(map(union.index, names)))
+
+
+def _numbers_beside_numbers(name: str, part: Dataset, names: Names) -> NewNumbers:
+    """Return ``{number: new number}`` of a data set with names, where the clients have numbers without names."""
+    if _are_numbers(names):
+        return dict(enumerate(map(int, names)))
+    if by_name(part):
+        raise ConfigurationError(
+            f"{name!r} has names for its classes ({listed(names, 8)}), and the clients have numbers: give all data "
+            "names, or all of them numbers."
+        )
+    return {}
+
+
+def _numbers_as_named(name: str, part: Dataset, union: Names) -> NewNumbers:
+    """Return ``{number: new number}`` of a data set without names, whose numbers are the names of ``union``."""
+    numbers_as_names = tuple(map(str, range(len(union))))
+    if tuple(union) == numbers_as_names:
+        return {}
+    new_numbers = {}
+    for number in dataset_labels(part).unique().tolist():
+        if str(number) not in union:
             raise ConfigurationError(
-                f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
+                f"{name!r} has the label {number}, and the classes of the others are {listed(union, 8)}."
             )
-        strange = [each for each in classes if each not in union]
-        if strange:
-            raise ConfigurationError(
-                f"The {name} data have classes that no client has: {listed(strange, 8)}."
-            )
-    same = {
-        name: _renumbered(part, named[name], union, name) if named[name] else part
-        for name, part in everybody.items()
-    }
-    return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
+        new_numbers[number] = union.index(str(number))
+    return new_numbers
+
+
+def _check_nameless(
+    name: str,
+    parts: Datasets,
+    names_by_part: Mapping[str, Names],
+) -> None:
+    """Raise ConfigurationError if others name their classes, and what this data set's numbers mean is not known."""
+    numberings = {names_by_part[part_name] for part_name in parts}
+    if len(numberings) > 1:
+        raise ConfigurationError(
+            f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
+        )
+    names = numberings.pop()
+    if names and any(map(by_name, parts.values())):
+        raise ConfigurationError(
+            f"{name!r} has numbers for its classes, and the clients have names ({listed(names, 8)}), which flsv has "
+            "numbered: give names there, too."
+        )
 
 
 def by_name(dataset: Dataset) -> bool:
@@ -282,28 +385,31 @@ def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
 
 
 def _renumbered(
-    dataset: Dataset, classes: Sequence[str], union: Sequence[str], name: str
-) -> Dataset:
-    if tuple(classes) == tuple(union):
+    dataset: Any,
+    new_numbers: NewNumbers,
+    union: Names,
+    name: str,
+) -> Any:
+    """Return a data set whose classes have other numbers, ``{number: new number}``."""
+    if all(number == new_number for number, new_number in new_numbers.items()):
         return dataset
-    numbers = torch.tensor([union.index(each) for each in classes])
-    if (
-        type(dataset) is TensorDataset
-        and len(dataset.tensors) > 1
-        and not dataset.tensors[-1].is_floating_point()
-    ):
-        *inputs, labels = dataset.tensors
-        changed: Any = TensorDataset(*inputs, numbers[labels.cpu().long()])
-    elif (
-        getattr(dataset, "target_transform", "none") is None
-    ):  # torchvision's: copied, the original stays unchanged
+    tensors = dataset.tensors if type(dataset) is TensorDataset else ()
+    if len(tensors) > 1 and not tensors[-1].is_floating_point():
+        *inputs, labels = tensors
+        table = torch.full((max(new_numbers) + 1,), -1)
+        for number, new_number in new_numbers.items():
+            table[number] = new_number
+        labels = table[labels.cpu().long()]
+        changed: Any = TensorDataset(*inputs, labels)
+    elif getattr(dataset, "target_transform", "none") is None:
+        # torchvision's: copied, the original stays unchanged
         changed = copy.copy(dataset)
-        changed.target_transform = numbers.tolist().__getitem__
+        changed.target_transform = dict(new_numbers).__getitem__
     else:
-        kind = type(dataset).__name__
         raise ConfigurationError(
-            f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
-            f"{kind} cannot be renumbered: use the same numbers at all clients, and an attribute `classes` of all."
+            f"{name!r} has other numbers for the classes {listed(union, 8)}, in the order of all. The labels of a "
+            f"{type(dataset).__name__} cannot be renumbered: use the same numbers at all clients, and an attribute "
+            "`classes` of all."
         )
     changed.classes = tuple(union)
     return changed

@@ -1,0 +1,123 @@
+"""Names are what classes mean: numbers beside names are refused, unless they are the names."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, TensorDataset
+
+from flsv.data.labels import class_names_of
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import HuggingFace, Items, X, Y, ready
+
+WORDS = (X, np.where(Y == 0, "ill", "well"))
+NUMBERS = (X, (Y > 0).astype(int))
+TWELVE = np.arange(60) % 12
+
+
+def two_clients(samples, **options):
+    """Return data of two clients with these samples, and the labels of the validation batches."""
+    data = ready(clients={"a": samples, "b": samples}, **options)
+    labels = []
+    for batch in data.val_dataloader():
+        labels += batch[1].tolist()
+    return data, labels
+
+
+def texts(numbers):
+    return X, numbers.astype(str)
+
+
+@pytest.mark.parametrize("pos_label", [None, "ill", "well"])
+@pytest.mark.parametrize("argument", ["val", "test"])
+def test_numbers_beside_the_clients_words_are_refused(argument, pos_label):
+    message = f"'{argument}' has numbers .*ill, well"
+    with pytest.raises(ConfigurationError, match=message):
+        two_clients(WORDS, pos_label=pos_label, **{argument: NUMBERS})
+    two_clients(WORDS, pos_label=pos_label, **{argument: WORDS})
+
+
+def test_words_beside_the_clients_numbers_are_refused():
+    message = "'val' has names for its classes .*ill, well"
+    with pytest.raises(ConfigurationError, match=message):
+        two_clients(NUMBERS, val=WORDS)
+
+
+def test_a_client_with_numbers_beside_another_with_words_is_refused():
+    message = "'b' has no names for its classes"
+    with pytest.raises(ConfigurationError, match=message):
+        ready(clients={"a": WORDS, "b": NUMBERS})
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_numbers_as_text_are_numbers(offset):
+    numbers = TWELVE + offset
+    samples = texts(numbers)
+    names = tuple(map(str, range(offset, offset + 12)))
+    for val in (samples, (X, numbers)):
+        data, labels = two_clients(samples, val=val)
+        assert data.class_names == names
+        assert labels == TWELVE.tolist()
+
+
+def test_text_of_numbers_beside_the_clients_numbers_is_the_same_number():
+    samples = (X, TWELVE)
+    _, labels = two_clients(samples, val=texts(TWELVE))
+    assert labels == TWELVE.tolist()
+
+
+def test_number_that_no_name_equals_is_refused():
+    samples = texts(TWELVE + 3)
+    message = "'val' has the label 0, .* 3, 4, 5"
+    with pytest.raises(ConfigurationError, match=message):
+        two_clients(samples, val=(X, TWELVE))
+
+
+def items(**attributes):
+    samples = []
+    for index in range(20):
+        samples.append((torch.zeros(4), index % 2))
+    targets = [label for _, label in samples]
+    return Items(samples, targets=targets, **attributes)
+
+
+def named_tensors():
+    tensors = TensorDataset(torch.zeros(2, 4), torch.arange(2))
+    tensors.classes = ("ill", "well")
+    return tensors
+
+
+def hugging_face():
+    label = SimpleNamespace(names=["ill", "well"])
+    columns = {"x": [0.0, 1.0], "label": [0, 1]}
+    return HuggingFace(columns, label=label)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        items(class_to_idx={"well": 1, "ill": 0}),
+        items(classes=["ill", "well"]),
+        hugging_face(),
+        ConcatDataset([named_tensors(), named_tensors()]),
+    ],
+)
+def test_names_are_found_wherever_data_sets_have_them(dataset):
+    assert class_names_of(dataset) == ("ill", "well")
+
+
+def test_names_that_do_not_belong_to_numbers_are_none():
+    two_names = {"well": 1, "fine": 1, "ill": 0}
+    assert class_names_of(items(class_to_idx=two_names)) == ()
+    parts = [named_tensors(), items()]
+    message = "parts of a ConcatDataset have different names"
+    with pytest.raises(ConfigurationError, match=message):
+        class_names_of(ConcatDataset(parts))
+
+
+def test_numbers_of_class_to_idx_are_those_of_the_samples():
+    numbers = {"ill": 1, "well": 0}
+    dataset = items(classes=["ill", "well"], class_to_idx=numbers)
+    data, _ = two_clients(dataset)
+    assert data.class_names == ("well", "ill")
