@@ -338,6 +338,69 @@ def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cell
     assert cards[0].kind == "categories"
 
 
+def values_of(path, columns):
+    """Return the numbers of the column x of a table."""
+    groups = [row % 3 for row in range(60)]
+    data = ready(str(path), labels="died", groups=groups, columns=columns)
+    card = data.column_cards[0]
+    return card.values.tolist()
+
+
+GERMAN = {"decimal": ",", "thousands": "."}
+POINTS = ["25.548", "873", "1.412"]
+COMMAS = ["25,548", "873", "1,412"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "stated", "expected"),
+    [
+        (POINTS, GERMAN, [25548, 873, 1412]),
+        (POINTS, {"thousands": ","}, [25.548, 873, 1.412]),
+        (COMMAS, {"thousands": ","}, [25548, 873, 1412]),
+        (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
+        (["2.500", "1,5"], GERMAN, [2500, 1.5]),
+        (["2.500", "1.5"], GERMAN, [2.5, 1.5]),
+    ],
+)
+def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, stated, expected):
+    table = written(tmp_path / "all.csv", cells)
+    values = values_of(table, stated)
+    assert values == pytest.approx(np.resize(expected, 60).tolist())
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        POINTS,
+        ["-1.412", "", "0"],
+        ["999.999", "+5"],
+    ],
+)
+def test_points_that_may_separate_thousands_are_refused_by_name(tmp_path, cells):
+    table = written(tmp_path / "all.csv", cells)
+    message = r"all.csv, line \d.* in 'x' is .* separates thousands"
+    with pytest.raises(ConfigurationError, match=message):
+        values_of(table, {})
+    options, _ = pasted(table)
+    assert options == GERMAN
+
+
+def test_points_that_may_separate_thousands_are_refused_in_each_file(tmp_path):
+    written(tmp_path / "Boston.csv", ["13733.5", "873"])
+    written(tmp_path / "Graz.csv", ["13.733", "873"])
+    message = "'13.733' in 'x' is 13733 if the point"
+    with pytest.raises(ConfigurationError, match=message):
+        ready(str(tmp_path), labels="died")
+
+
+@pytest.mark.parametrize("other_cell", ["0.873", "87.3", "1000"])
+def test_points_beside_numbers_without_thousands_are_decimal(tmp_path, other_cell):
+    cells = ["1.412", other_cell]
+    table = written(tmp_path / "all.csv", cells)
+    expected = [float(cell) for cell in cells]
+    assert values_of(table, {}) == np.resize(expected, 60).tolist()
+
+
 def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
     """Lyon's commas do not make thousands of Boston's 1.250."""
     for name, cells in {

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.sources.notation import (
+    ambiguous_point,
     are_dates,
     column_numbers,
     date_formats,
@@ -71,7 +72,7 @@ class Columns:
         decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
             point cannot separate thousands.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
-            none.
+            none, and a column whose points may separate thousands is refused.
         encoding: encoding of the text files that are not in UTF-8, such as ``cp1252`` of Windows in Western Europe.
         dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
             ``"days"``, else since the date in the column ``start``.
@@ -310,39 +311,98 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
     """Return a column's kind and its values: numbers or words, with NaN for missing ones."""
-    since = (columns.dates or {}).get(name)
-    if since is not None:
-        start = np.datetime64(0, "D") if since == DAYS else _dates_of(table, since, columns)
-        days = (_dates_of(table, name, columns) - start) / np.timedelta64(1, "D")
-        return f"days since {'1970' if since == DAYS else since}", days.reset_index(drop=True)
-    values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
+    dates = columns.dates or {}
+    if name in dates:
+        return _days_since(table, name, dates[name], columns)
+    values = without_gaps(table, name, "features", columns)
+    values = values.astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
-    there = values.notna()
+
     kind, numbers = _kind_and_numbers(table, values, columns)
+    is_present = values.notna()
     if kind is None:
         raise _mixed(table, name)
-    if kind == WORDS and not table.typed and are_dates(values[there]):
+    if kind == WORDS and not table.typed and are_dates(values[is_present]):
         raise _dates(table, name, values, columns)
-    if kind == WORDS or not numbers[there].notna().all():
+    if kind == WORDS or not numbers[is_present].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
+
+    if not table.typed:
+        _check_point(table, name, values, columns)
     numbers = numbers.mask(numbers.abs() > LARGEST)
-    for row in np.flatnonzero(numbers.isna() & there).tolist():
-        words = sorted({str(word) for word in values[numbers.isna() & there]})
-        remedy: dict[str, Any] = {"categorical": [name]}
-        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # measured numbers are no categories
-            marks = isinstance(columns.gaps, list) or len(words) > FEW
-            # For mypy: gaps are no list here.
-            known = () if marks else (columns.gaps or {}).get(name, ())  # type: ignore[union-attr]
-            remedy = {"exclude": [name]} if marks else {"gaps": {name: [*known, *words]}}
-        where = f"{table.where(row)}: {str(values[row])!r} in {name!r}"
-        raise ColumnError(
-            f"{where} is not a valid number, but others are: a missing value, or a category?",
-            remedy,
-        )
+    is_wrong = numbers.isna() & is_present
+    if is_wrong.any():
+        raise _no_number(table, name, values[is_wrong], numbers, columns)
     return kind or NUMBERS, numbers
+
+
+def _days_since(
+    table: Table,
+    name: str,
+    start_name: str,
+    columns: Columns,
+) -> tuple[str, pd.Series]:
+    start_date: Any = np.datetime64(0, "D")
+    title = "1970"
+    if start_name != DAYS:
+        start_date = _dates_of(table, start_name, columns)
+        title = start_name
+    interval = _dates_of(table, name, columns) - start_date
+    days = interval / np.timedelta64(1, "D")
+    return f"days since {title}", days.reset_index(drop=True)
+
+
+def _check_point(
+    table: Table,
+    name: str,
+    values: pd.Series,
+    columns: Columns,
+) -> None:
+    """Raise ColumnError if a point may separate thousands, and no option says what it does."""
+    if columns.decimal == "," or columns.thousands is not None:
+        return
+    for texts in texts_by_file(table, values):
+        text = ambiguous_point(texts)
+        if text is None:
+            continue
+        rows = np.flatnonzero(values == text)
+        whole_number = text.replace(".", "")
+        raise ColumnError(
+            f"{table.where(int(rows[0]))}: {text!r} in {name!r} is {whole_number} if the point separates thousands: "
+            "all values are whole numbers below 1,000 or have three digits after a point. If it is a decimal point, "
+            'say thousands: ","; if not, say as below.',
+            {"decimal": ",", "thousands": "."},
+        )
+
+
+def _no_number(
+    table: Table,
+    name: str,
+    wrong_values: pd.Series,
+    numbers: pd.Series,
+    columns: Columns,
+) -> ColumnError:
+    """Return an error about values that are not numbers in a column of numbers."""
+    words = sorted({str(value) for value in wrong_values})
+    has_fractions = (numbers % 1 > 0).any()
+    remedy: dict[str, Any] = {"categorical": [name]}
+    if has_fractions or numbers.nunique() > FEW:  # measured numbers are no categories
+        remedy = {"exclude": [name]}
+        if not isinstance(columns.gaps, list) and len(words) <= FEW:
+            gaps = columns.gaps or {}
+            marks = [*gaps.get(name, ()), *words]
+            remedy = {"gaps": {name: marks}}
+
+    row = int(wrong_values.index[0])
+    text = str(wrong_values.iloc[0])
+    return ColumnError(
+        f"{table.where(row)}: {text!r} in {name!r} is not a valid number, but others are: a missing value, or a "
+        "category?",
+        remedy,
+    )
 
 
 def _mixed(table: Table, name: str) -> ColumnError:

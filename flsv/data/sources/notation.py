@@ -21,6 +21,7 @@ _GROUPED = {
     mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
 }
 _NOTATIONS = [(mark, each) for mark in (".", ",") for each in (None, *THOUSANDS) if each != mark]
+_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
 _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
@@ -53,25 +54,41 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
 
 
 def column_numbers(
-    values: Sequence[Any], decimal: str, thousands: str | None, possible: bool = False
+    values: Sequence[Any],
+    decimal: str,
+    thousands: str | None,
 ) -> np.ndarray:
-    """Convert one file's column to numbers as :func:`parsed` does, in the notation that its values show.
-
-    ``decimal`` is ignored if a value contradicts it, ``thousands`` unless a value shows it or with ``possible``.
-    """
+    """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
     texts = [value for value in values if isinstance(value, str)]
-    # A number with a decimal point that cannot be a thousands separator.
-    if decimal == "," and any(
-        _POINT.fullmatch(text) and not _GROUPED["."].fullmatch(text) for text in texts
-    ):
-        return parsed(values, *((",", None) if any("," in text for text in texts) else (".", None)))
-    if thousands in (".", ",") and not possible:
-        thousands = (
-            thousands
-            if any(decimal in text or text.count(thousands) > 1 for text in texts)
-            else None
-        )
+    if decimal == "," and any(map(_has_decimal_point, texts)):
+        if any("," in text for text in texts):
+            return parsed(values, ",")
+        return parsed(values, ".")
     return parsed(values, decimal, thousands)
+
+
+def _has_decimal_point(text: str) -> bool:
+    """Return whether a text is a number with a point that cannot separate thousands."""
+    return _POINT.fullmatch(text) is not None and not _GROUPED["."].fullmatch(text)
+
+
+def ambiguous_point(texts: Iterable[str]) -> str | None:
+    """Return a text of one file's column whose point may be decimal or separate thousands, or None.
+
+    The point is ambiguous if all texts are whole numbers below 1,000 or have three digits after a point, and there are
+    both.
+
+    Example:
+        >>> ambiguous_point(["25.548", "873"]), ambiguous_point(["25.548", "873", "0.5"])
+        ('25.548', None)
+    """
+    distinct = set(texts)
+    grouped = set(filter(_GROUPED["."].fullmatch, distinct))
+    below_1000 = set(filter(_BELOW_1000.fullmatch, distinct))
+    is_explained = distinct == grouped | below_1000
+    if is_explained and grouped and below_1000:
+        return max(grouped)
+    return None
 
 
 def other_notations(
@@ -95,23 +112,34 @@ def other_notations(
 
 
 def _readings(
-    parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
+    parts: Sequence[Sequence[str]],
+    decimal: str,
+    thousands: str | None,
 ) -> list[dict[str, str]]:
     """Return the options of each notation in which all texts are numbers.
 
     Of notations that give equal numbers, only the first is returned.
     """
-    found: dict[tuple[float, ...], dict[str, str]] = {}
+    options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
     for mark, separator in _NOTATIONS:
-        options = {} if mark == decimal else {"decimal": mark}
-        options |= {} if separator in (None, thousands) else {"thousands": separator}
-        if options and decimal in (".", mark) and thousands in (None, separator):
-            numbers = np.concatenate(
-                [column_numbers(texts, mark, separator, possible=True) for texts in parts]
-            )
-            if not np.isnan(numbers).any():
-                found.setdefault(tuple(numbers), options)
-    return list(found.values())
+        keeps_decimal = decimal in (".", mark)
+        keeps_thousands = thousands in (None, separator)
+        if not (keeps_decimal and keeps_thousands):
+            continue
+
+        options = {}
+        if mark != decimal:
+            options["decimal"] = mark
+        if separator not in (None, thousands):
+            options["thousands"] = separator
+        if not options:
+            continue
+
+        numbers = [column_numbers(texts, mark, separator) for texts in parts]
+        column = np.concatenate(numbers)
+        if not np.isnan(column).any():
+            options_by_numbers.setdefault(tuple(column), options)
+    return list(options_by_numbers.values())
 
 
 def _is_number(text: str) -> bool:
