@@ -7,12 +7,15 @@ import shutil
 import sys
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed import is_torchelastic_launched
 
@@ -32,11 +35,19 @@ from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.results.folder import leaves_files, run_folder, runs_folder, where_results_are
+from flsv.results.folder import (
+    CONFIG,
+    CONTRIBUTIONS,
+    RECORD,
+    leaves_files,
+    run_folder,
+    runs_folder,
+    where_results_are,
+)
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
-from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.atomic_files import check_writable, set_aside, whole_lines
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plugins import installed
 
@@ -55,30 +66,69 @@ PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
-    """Callback that saves ``config.yaml`` into the run's folder, with any logger."""
+    """Callback that saves ``config.yaml`` into the folder of a fit, with any logger."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Do nothing: other commands save no configuration, and a fit has a record first."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and leaves_files(trainer):
+            self.save_config(trainer, pl_module, "fit")
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
+        path = folder / self.config_filename
         folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(
-            self.config, folder / self.config_filename, skip_none=False, overwrite=True
+        self.parser.save(self.config, path, skip_none=False, overwrite=True)
+
+
+def check_unused(folder: Path, checkpoint: str | None) -> None:
+    """Raise ConfigurationError if a fit would overwrite another run's files, or a file of the user.
+
+    A fit that goes on from a checkpoint in the folder is the same run.
+    """
+    if checkpoint is not None and folder.resolve() in Path(checkpoint).resolve().parents:
+        return
+    advice = (
+        "Give this run a folder of its own (--trainer.default_root_dir, or the logger's version), "
+        "or move the earlier files away"
+    )
+    table = folder / CONTRIBUTIONS
+    if table.is_file() and len(whole_lines(table)) > 1:
+        raise ConfigurationError(
+            f"{folder} holds a run already. {advice}. --ckpt_path last goes on with that run."
+        )
+    config = folder / CONFIG
+    is_users_own = config.is_file() and not (folder / RECORD).is_file()
+    if is_users_own:
+        raise ConfigurationError(
+            f"{config} is not a run's, and would be replaced by the configuration of this run. {advice}."
         )
 
 
 class FederatedCLI(LightningCLI):
-    """LightningCLI with a section ``federation``. With ``quiet`` it does not print where results are."""
+    """LightningCLI with a section ``federation``.
 
-    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
+    With ``quiet`` it does not print where results are. With ``starts_anew`` a stopped run in the folder of a fit may be
+    replaced.
+    """
+
+    def __init__(
+        self, *arguments: Any, quiet: bool = False, starts_anew: bool = False, **options: Any
+    ) -> None:
         self.quiet = quiet
-        given = options.get("args")
-        self._asked = next(iter(sys.argv[1:] if given is None else given), None)
+        self.starts_anew = starts_anew
+        words = options.get("args")
+        if words is None:
+            words = sys.argv[1:]
+        self._command = next(iter(words), None)
         self._new_folder: Path | None = None
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
         """Return only the subcommand that is used, because a parser is slow to make."""
         every = LightningCLI.subcommands()
-        return {self._asked: every[self._asked]} if self._asked in every else every
+        return {self._command: every[self._command]} if self._command in every else every
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = FitParser(
@@ -89,8 +139,14 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.usage = USAGE
+        # jsonargparse finds an imported class by its name alone.
+        packages = [base.__module__.rpartition(".")[0] for base in PARTS.values()]
+        for package in [*packages, "flsv.attacks"]:
+            module = import_module(package)
+            for name in getattr(module, "__all__", ()):
+                getattr(module, name)
         for group, base in PARTS.items():
-            installed(group, base)  # jsonargparse finds an imported class by its name alone
+            installed(group, base)
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
@@ -189,48 +245,75 @@ class FederatedCLI(LightningCLI):
         """Do nothing: Lightning would replace the configured model by the checkpoint's."""
 
     def before_fit(self) -> None:
-        """Find the checkpoint to start from, and check that the run's folder is writable."""
+        """Find the checkpoint to start from, and check that the run's folder can be used."""
         config = self.config_init[self.subcommand]
-        # mypy: set by Lightning's connectors
-        if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_writable(runs_folder(self.trainer))
-            if self.trainer.is_global_zero and not (folder := run_folder(self.trainer)).exists():
-                self._new_folder = folder
-        if config.ckpt_path in ("last", "best"):
-            found = find_checkpoint(config.ckpt_path, self.trainer, config.get("weights_only"))
-            config.ckpt_path = str(found)
+        self._find_checkpoint(config)
+        if self.subcommand == "fit":
+            self._check_run_folder(config.ckpt_path)
+        else:
+            self._leave_no_run(config)
+
+    def _find_checkpoint(self, config: Any) -> None:
+        """Replace ``last`` and ``best`` by a path, and check that a path exists."""
+        path = config.ckpt_path
+        if path in ("last", "best"):
+            checkpoint = find_checkpoint(path, self.trainer, config.get("weights_only"))
+            config.ckpt_path = str(checkpoint)
             if not self.quiet:
-                print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
-        elif config.ckpt_path is None and self.subcommand != "fit":
+                word = "Resuming" if self.subcommand == "fit" else "Weights"
+                print(f"{word} from {checkpoint}")
+        elif path is None and self.subcommand != "fit":
             warnings.warn(
                 f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
                 stacklevel=2,
             )
-        elif (
-            config.ckpt_path is not None
-            and ":" not in config.ckpt_path
-            and not Path(config.ckpt_path).exists()
-        ):
-            raise ConfigurationError(
-                f"there is no checkpoint {config.ckpt_path}."
-            )  # one with a colon is a URL
-        if self.subcommand != "fit":
-            self._leave_no_run(config)
+        elif path is not None:
+            is_url = ":" in path
+            if not is_url and not Path(path).exists():
+                raise ConfigurationError(f"there is no checkpoint {path}.")
+
+    def _check_run_folder(self, checkpoint: str | None) -> None:
+        # mypy: set by Lightning's connectors
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        check_writable(runs_folder(self.trainer))
+        if not self.trainer.is_global_zero:
+            return
+        folder = run_folder(self.trainer)
+        if not folder.exists():
+            self._new_folder = folder
+            return
+        if leaves_files(self.trainer) and not self.starts_anew:
+            check_unused(folder, checkpoint)
+
+        # Lightning's CSVLogger deletes the file, also of a run that goes on.
+        logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
+        has_csv_logger = any(isinstance(logger, CSVLogger) for logger in self.trainer.loggers)
+        if has_csv_logger and logged_values.is_file():
+            copy = set_aside(logged_values)
+            warnings.warn(f"{logged_values} was there: it is kept in {copy}.", stacklevel=2)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Prevent a command other than ``fit`` from making a new run folder."""
-        # Predictions go to the folder of the checkpoint's run.
+        """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
-        if (
-            config.ckpt_path is not None
-            and self.subcommand == "predict"
-            and hasattr(self, "written")
-        ):
-            path = Path(config.ckpt_path)
-            self.written.folder = path.parents[1] if path.parent.name == "checkpoints" else None
-        if config.trainer.logger in (None, True):  # no logger was requested
-            self.trainer.loggers = []
+        self.trainer.loggers = [
+            logger
+            for logger in self.trainer.loggers
+            if not isinstance(logger, CSVLogger | TensorBoardLogger)
+        ]
+        if hasattr(self, "written"):
+            self.written.folder = self._folder_of_predictions(config.ckpt_path)
+
+    def _folder_of_predictions(self, checkpoint: str | None) -> Path:
+        """Return the folder of the checkpoint's run, or else the trainer's, where no other file is overwritten."""
+        if checkpoint is not None and Path(checkpoint).parent.name == "checkpoints":
+            return Path(checkpoint).parents[1]
+        folder = run_folder(self.trainer)
+        for path in folder.glob("predictions.*"):
+            copy = set_aside(path)
+            warnings.warn(f"{path} was there: it is kept in {copy}.", stacklevel=2)
+        return folder
 
     before_validate = before_test = before_predict = before_fit
 
@@ -245,7 +328,12 @@ class FederatedCLI(LightningCLI):
             print(f"Predictions: {self.written.where}")
 
 
-def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
+def make_cli(
+    args: list[str] | None = None,
+    run: bool = True,
+    quiet: bool = False,
+    starts_anew: bool = False,
+) -> FederatedCLI:
     """Parse a command line, build its objects and, with ``run``, run its subcommand."""
     return FederatedCLI(
         L.LightningModule,
@@ -260,4 +348,5 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         save_config_kwargs={"save_to_log_dir": False},
         args=args,
         quiet=quiet,
+        starts_anew=starts_anew,
     )

@@ -103,14 +103,15 @@ def _runs(
 
 
 def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
-    own = [
+    options = [
         f"--trainer.default_root_dir={folder}",
         f"--seed_everything={seed}",
         f"--federation.seed={seed}",
         *QUIET,
+        f"--trainer.enable_progress_bar={str(bars).lower()}",
     ]
-    own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
-    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
+    cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
+    run = open_run(run_folder(cli.trainer))
     if not run.ended:
         raise ConfigurationError(
             f"the run in {folder} was stopped before its last round. Run the same command again."

@@ -50,6 +50,14 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file to its name and the first free number, and return its new path."""
+    number = 1
+    while (copy := path.with_name(f"{path.stem}_{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(copy)
+
+
 def append(path: Path, data: bytes) -> None:
     """Append ``data`` to an existing file, or undo the append if it fails."""
     with path.open("r+b", buffering=0) as file:

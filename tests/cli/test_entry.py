@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from flsv.cli import main
 from flsv.cli.entry import OWN
 from flsv.results.folder import FolderLock
-from helpers.runs import QUIET, written
+from helpers.runs import written
 
 
 def test_help_lists_every_subcommand(capsys):
@@ -163,18 +163,6 @@ def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     assert {"config.yaml", "run.json", "contributions.csv"} <= {
         p.name for p in (tmp_path / "7" / "of_run").iterdir()
     }
-
-
-def test_second_run_with_the_same_version_replaces_config_yaml(tmp_path):
-    logger = ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={tmp_path}"]
-    config = str(written(tmp_path / "federation.yaml"))
-    for seed in (1, 2):
-        short = [f"--federation.seed={seed}", f"--trainer.default_root_dir={tmp_path}", *QUIET]
-        assert (
-            main(["fit", "--config", config, *short, *logger, "--trainer.logger.version=mine"]) == 0
-        )
-    (config_of_both,) = tmp_path.rglob("config.yaml")
-    assert "seed: 2" in config_of_both.read_text()
 
 
 @pytest.mark.parametrize("command", ["fit", "retrain", "value"])

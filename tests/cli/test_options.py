@@ -1,5 +1,7 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,16 @@ def test_unusable_configuration_file_is_a_one_line_error(content, said, tmp_path
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
     assert line.startswith("flsv: error: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["uploads=[SignFlip]", "aggregator=TrimmedMean", "metrics.cssv=ClassSpecificShapley"],
+)
+def test_class_is_found_by_its_name_alone_in_a_new_process(option):
+    program = (
+        "from flsv.cli.parser import make_cli; "
+        f"make_cli(['--config=quickstart', '--federation.{option}'], run=False, quiet=True)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

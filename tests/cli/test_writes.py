@@ -1,0 +1,135 @@
+"""What each command writes: into a run only what is the run's, and nothing over a file of the user."""
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flsv.cli import main
+from flsv.cli.entry import OF_LIGHTNING, OWN
+from helpers.runs import written
+
+#: ``{command: (arguments, files that it may write)}``. ``RUN`` stands for the folder of a run.
+NEW_RUN = r"lightning_logs/.*"
+EVALUATE = "--config federation.yaml --config logger.yaml --data.batch_size 7 --ckpt_path last"
+COMMANDS = {
+    "fit": ("--config federation.yaml", NEW_RUN),
+    "validate": (EVALUATE, "nothing"),
+    "test": (EVALUATE, "nothing"),
+    "predict": (EVALUATE, "RUN/predictions.csv"),
+    "repeat": ("2 --config federation.yaml --out runs", r"runs/.*"),
+    "data": ("--config federation.yaml", "nothing"),
+    "value": ("--config federation.yaml --out values", r"values/.*"),
+    "retrain": ("RUN --seeds 1 --jobs 1 --trainings singles", r"RUN/(retrained.*|\.lock)"),
+    "bench": ("--quick --metric size --federations digits_sizes --out bench", r"bench/.*"),
+    "report": ("RUN", "RUN/report.html"),
+    "init": ("project", r"project/.*"),
+    "new": ("metric MyMetric", r"my_metric/.*"),
+}
+RUN = "out/hosp/a"
+NOTES = "# agreed with Lyon on 3 May\n"
+LOGGER = """
+trainer:
+  logger:
+    class_path: lightning.pytorch.loggers.%s
+    init_args: {save_dir: out, name: hosp, version: a}
+"""
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return a digest of each file below a folder."""
+    digests = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            name = path.relative_to(folder).as_posix()
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
+
+
+@pytest.fixture(scope="module", params=["CSVLogger", "TensorBoardLogger"])
+def project(request, tmp_path_factory):
+    """A folder with a run and with files of the user."""
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        written(Path("federation.yaml"))
+        Path("logger.yaml").write_text(LOGGER % request.param)
+        Path("config.yaml").write_text(NOTES)
+        Path("predictions.csv").write_text(NOTES)
+        options = ["--config=federation.yaml", "--config=logger.yaml"]
+        assert main(["fit", *options]) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(project, tmp_path, monkeypatch):
+    """A copy of the project, as the working folder."""
+    folder = tmp_path / "copy"
+    shutil.copytree(project, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_commands_whose_writes_are_watched_are_all_commands():
+    assert set(COMMANDS) == {*OF_LIGHTNING, *OWN}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_writes_only_what_it_says(command, copy):
+    arguments, permitted = COMMANDS[command]
+    before_command = contents(copy)
+    assert main([command, *arguments.replace("RUN", RUN).split()]) == 0
+    after_command = contents(copy)
+    changed = set(before_command.items()) - set(after_command.items())
+    pattern = permitted.replace("RUN", RUN)
+    new_files = after_command.keys() - before_command.keys()
+    assert changed == set()
+    assert [name for name in new_files if not re.fullmatch(pattern, name)] == []
+    assert bool(new_files) == (permitted != "nothing")
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, copy):
+    files = contents(copy)
+    assert main([command, *EVALUATE.split()]) == 0
+    assert files.items() <= contents(copy).items()
+
+
+def test_fit_without_a_folder_leaves_the_users_configuration(copy, capsys):
+    files = contents(copy)
+    options = ["--config=federation.yaml", "--trainer.logger=false"]
+    assert main(["fit", *options]) == 0
+    assert files.items() <= contents(copy).items()
+
+
+@pytest.mark.parametrize("folder", [".", "here"])
+def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, copy, capsys):
+    Path("here").mkdir()
+    Path("here/config.yaml").write_text(NOTES)
+    files = contents(copy)
+    options = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
+    assert main(["fit", "--config=federation.yaml", *options]) == 2
+    assert "config.yaml is not a run's, and would be replaced" in capsys.readouterr().err
+    assert contents(copy) == files
+
+
+def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(copy, capsys):
+    files = contents(copy)
+    options = ["--config=federation.yaml", "--config=logger.yaml"]
+    assert main(["fit", *options]) == 2
+    assert f"{RUN} holds a run already. Give this run a folder" in capsys.readouterr().err
+    assert contents(copy) == files
+    assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
+    metrics = f"{RUN}/metrics.csv"
+    assert files.get(metrics) == contents(copy).get(f"{RUN}/metrics_1.csv")
+
+
+def test_predictions_outside_a_run_leave_the_users_file(copy):
+    shutil.copy(f"{RUN}/checkpoints/last.ckpt", "model.ckpt")
+    options = ["--config=federation.yaml", "--ckpt_path=model.ckpt"]
+    assert main(["predict", *options]) == 0
+    assert Path("predictions_1.csv").read_text() == NOTES
+    assert Path("predictions.csv").read_text().startswith("index,")
