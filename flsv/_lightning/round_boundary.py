@@ -10,10 +10,12 @@ training use the average as the callback defines it.
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,28 @@ except ImportError:  # before Lightning 2.6
         """Placeholder for Lightning's class of this name, which older versions lack."""
 
 
+def averaging_callback(callbacks: Iterable[L.Callback]) -> Any:
+    """Return the callback that averages weights, or None."""
+    for callback in callbacks:
+        if isinstance(callback, WeightAveraging):
+            return callback
+    return None
+
+
+@contextmanager
+def model_of_validation(trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
+    """Put the model that the trainer's validation sees into the module: the average, if weights are averaged."""
+    callback = averaging_callback(callbacks_of(trainer))
+    if callback is None:
+        yield
+        return
+    callback.on_validation_epoch_start(trainer, module)
+    try:
+        yield
+    finally:
+        callback.on_validation_epoch_end(trainer, module)
+
+
 #: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
 REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
@@ -92,17 +116,16 @@ class RoundAverage:
     """Wrapper of a weight-averaging callback that updates the average at the ends of rounds."""
 
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
-        self._callback: Any = next((c for c in callbacks if isinstance(c, WeightAveraging)), None)
-        callback = self._callback
+        self._callback = callback = averaging_callback(callbacks)
         self._due, self._step, self._swapped = False, 0, False
-        self.last: dict[str, Tensor] | None = None
+        self.last_state: dict[str, Tensor] | None = None
         self.changes: list[tuple[Any, str, Any]] = []
         if callback is not None:
             self._swap, self._end = callback._swap_models, callback.on_train_end
             self._update = callback.on_train_batch_end
-            instead = (lambda trainer, *_: self.end_batch(trainer)), _nothing
-            self.changes = [(callback, name, each) for name, each in zip(REPLACED, instead)]
-            self.changes += [
+            self.changes = [
+                (callback, "on_train_batch_end", self._batch_end),
+                (callback, "on_train_epoch_end", _nothing),
                 (callback, "_swap_models", self._swap_models),
                 (callback, "on_train_end", self._train_end),
             ]
@@ -139,19 +162,33 @@ class RoundAverage:
         if self._swapped:
             self._swap_models(module)
 
+    @contextmanager
+    def model_of_validation(self, trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
+        """Put the model that validation sees into the module, unless a validation has done so."""
+        if self._swapped:
+            yield
+            return
+        with model_of_validation(trainer, module):
+            yield
+
     def place_last(self, checkpoint: dict[str, Any]) -> None:
         """Put the last global model into a checkpoint, since the module holds the average."""
-        if self.last is not None:
-            checkpoint[
-                "current_model_state" if "current_model_state" in checkpoint else "state_dict"
-            ] = self.last
+        if self.last_state is None:
+            return
+        key = "state_dict"
+        if "current_model_state" in checkpoint:
+            key = "current_model_state"
+        checkpoint[key] = self.last_state
+
+    def _batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.end_batch(trainer)
 
     def _swap_models(self, module: L.LightningModule) -> None:
         self._swap(module)
         self._swapped = not self._swapped
 
     def _train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.last = {name: value.clone() for name, value in module.state_dict().items()}
+        self.last_state = copy.deepcopy(module.state_dict())
         self._end(trainer, module)
 
 

@@ -267,10 +267,15 @@ class LightningFit:
 
     def _score_round(self, ended: bool = False) -> None:
         """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
-        if self.loop.begun and not self.loop.within:
-            module, last = self.trainer.lightning_module, self.state.round_index - 1
-            changed = ended and not torch.equal(self.running.space.read(module), self.state.model())
-            self.plan.end_round(module, last, ended or self.trainer.validating, changed)
+        module = self.trainer.lightning_module
+        last_round = self.state.round_index - 1
+        if not self.loop.begun:
+            return
+        if ended:  # the module holds what the run delivers, and a round that was begun is discarded
+            self.plan.end_round(module, last_round, skips_scored=False)
+        elif not self.loop.within:
+            with self.average.model_of_validation(self.trainer, module):
+                self.plan.end_round(module, last_round, skips_scored=not self.trainer.validating)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -309,20 +314,37 @@ class LightningFit:
     # ---- the end
 
     def finish(self) -> None:
-        """Score the last round, train missing coalitions, and write the final results."""
-        self._score_round(ended=True)
-        if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
-            warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
+        """Value the last round, train missing coalitions, and write the final results."""
         assert self.reports is not None
+        last_round = self.state.round_index - 1
+        late_values = self.metrics.end_run()
+        late_scores = self.state.client_scores if self.running.end_run() else {}
+        self._score_round(ended=True)
+        notices: list[str] = []
+        for update_filter in self.config.filters:
+            notices += update_filter.notices.at_the_end()
+        if notices:
+            warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         self._finished = True
-        folder = run_folder(self.trainer) if self.files else None
-        settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
-        known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
-            self.reports.write_late(
-                self.plan.train(EndedRun(*known, self._weights(), self.running.server.games))
-            )
+            values_by_round = {last_round: late_values} if late_values or late_scores else {}
+            for index, values in self.plan.train(self._ended_run()).items():
+                values_by_round[index] = {**values_by_round.get(index, {}), **values}
+            self.reports.write_late(values_by_round, late_scores)
         self.reports.finish()
+
+    def _ended_run(self) -> EndedRun:
+        """Describe the run for the training of its coalitions."""
+        return EndedRun(
+            trainer=self.trainer,
+            data=self.data,
+            seed=self.state.seed,
+            folder=run_folder(self.trainer) if self.files else None,
+            settings=self.run_state.identity.flat() | {"seed": str(self.state.seed)},
+            resumed=self.run_state.resumed,
+            weights=self._weights(),
+            games=self.running.server.games,
+        )
 
     def _weights(self) -> torch.Tensor:
         """Return the clients' weights ``[n]`` in the federation's average."""

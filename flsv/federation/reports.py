@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -167,24 +168,37 @@ class RunReports:
         for sink in self.sinks:
             sink.write(result)
 
-    def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Write metrics' values of earlier rounds that were computed after the last, ``{round: {metric: values}}``."""
-        results = [
-            self.results.late(index, values, self._draws(index))
-            for index, values in sorted(found.items())
-        ]
+    def write_late(
+        self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
+    ) -> None:
+        """Write metrics' values that were computed after the last round, ``{round: {metric: values}}``, and the
+        ``scores`` of clients' own models after the last round, if they were computed then.
+        """
+        last_round = self._state.round_index - 1
+        results = []
+        for index in sorted(values_by_round):
+            is_last = index == last_round
+            result = self.results.late(
+                index,
+                values_by_round[index],
+                self._draws(index),
+                scores=scores if is_last else {},
+            )
+            results.append(result)
+
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
         # once the loggers have them.
-        known = [
-            bool(result.changes) and {row[:5] for row in result.changes} <= self._logged
-            for result in results
-        ]
-        new = [result for result, logged in zip(results, known) if not logged]
+        new_results = [result for result in results if not self._is_logged(result)]
         for sink in sorted(self.sinks, key=lambda sink: isinstance(sink, CSV)):
-            sink.write_late(new if isinstance(sink, TensorBoard | Trackers) else results)
+            is_logger = isinstance(sink, TensorBoard | Trackers)
+            sink.write_late(new_results if is_logger else results)
             sink.flush()
-        for _, values in sorted(found.items()):
-            self._federation.metrics.contributions.update(values)
+        for index in sorted(values_by_round):
+            self._federation.metrics.contributions.update(values_by_round[index])
+
+    def _is_logged(self, result: RoundResult) -> bool:
+        """Return whether the loggers have a result's rows from an earlier process."""
+        return bool(result.changes) and {row[:5] for row in result.changes} <= self._logged
 
     @property
     def _learning_is_told(self) -> bool:
@@ -210,7 +224,13 @@ class RunReports:
         if self._trainer.fast_dev_run:
             rank_zero_info(f"flsv: {self._tried()}")
         result = self._result(learning_record(self._federation) if self._learning_is_told else {})
+        # That a round was the last is not known in a run that ends early.
+        index = result.round_index
+        is_due = self._config.reporting.draws(index, rounds=index + 1)
+        draws_end = is_due and not self._draws(index)
         for sink in self.sinks:
+            if isinstance(sink, TensorBoard) and draws_end:
+                sink.draw(result)
             sink.finish(result)
 
     def _tried(self) -> str:
@@ -247,9 +267,19 @@ class RunReports:
         return f"performance accuracy, of {self._data.num_classes} classes."
 
     def stopped(self) -> None:
-        """Print the values so far, after the user has stopped the fit."""
-        if self._state.round_index and self._prints:
-            self.terminal.show_table(self._result({}))
+        """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
+        if not self._state.round_index or not self._prints:
+            return
+        earlier = self._federation.metrics.of_earlier_rounds()
+        if not self._federation.evaluated and self._config.evaluation.every:
+            earlier.append("the scores of clients' own models")
+        if earlier:
+            warnings.warn(
+                f"{', '.join(earlier)}: the run was stopped after round {self._state.round_index}, and these are of an "
+                "earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
+                stacklevel=2,
+            )
+        self.terminal.show_table(self._result({}))
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         trainer, data, state = self._trainer, self._data, self._state

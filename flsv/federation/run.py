@@ -20,6 +20,7 @@ from flsv.core.parameter_space import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
+from flsv.games.lent_module import lent
 from flsv.metrics import PrivacyLoss
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
@@ -221,6 +222,18 @@ class FederationRun:
         )
         if self.evaluated:
             state.client_scores = self.engine.own_scores(self._instruct)
+
+    def end_run(self) -> bool:
+        """Evaluate clients' own models after the run's last round, unless the round has done so. Return whether they
+        are evaluated now.
+        """
+        is_due = self.config.evaluation.every and self.engine.begun and not self.evaluated
+        if not is_due or not self.state.round_index:
+            return False
+        module = self.engine.trainer.lightning_module
+        with lent(module, self.space):
+            self.state.client_scores = self.engine.own_scores(self._instruct)
+        return True
 
     def _complete(self, last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""

@@ -173,7 +173,7 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
+    def live(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
         with self._lent():

@@ -98,28 +98,20 @@ class ValidatedModels(VectorEvaluator):
         )
 
     @torch.no_grad()
-    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
-        """Return the values that the fit's own validation logged after this round. If it was not complete, validate
-        again.
-        """
-        trainer: Any = self._trainer
-        logged = dict(trainer.callback_metrics)
-        every = trainer.check_val_every_n_epoch or 1
-        whole = trainer.limit_val_batches == 1.0 and not trainer.overfit_batches
-        if (
-            after_round is None
-            or (after_round + 1) % every
-            or not whole
-            or not {*self._names} <= logged.keys()
-        ):
-            with self._validation(None) as run:
-                logged = run.logged()
-        return Scores(
-            {
-                n: torch.tensor([value], dtype=torch.float64)
-                for n, value in self._numbers(logged).items()
-            }
-        )
+    def live(
+        self,
+        module: nn.Module,
+        keep: bool = False,
+    ) -> Scores:
+        """Validate the fit's module as it is."""
+        with self._validation(None) as run:
+            logged_values = run.logged()
+
+        scores = {}
+        numbers = self._numbers(logged_values)
+        for name, number in numbers.items():
+            scores[name] = torch.tensor([number]).double()
+        return Scores(scores)
 
     def logged(self) -> list[str]:
         """Return the names of all values that the fit's module logs as it is."""

@@ -193,13 +193,11 @@ class VectorEvaluator(ABC):
         outputs, if possible, from which other coalitions' outputs are predicted.
         """
 
-    def live(self, module: nn.Module, after_round: int | None = None, keep: bool = False) -> Scores:
+    def live(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of the fit's module as it is, with all state that hooks have given it.
 
         Args:
             module: the fit's module.
-            after_round: the index of the round that has just ended, if the values that the fit's own validation has
-                logged are those of this module. None: they are not.
             keep: whether the scores also hold the outputs.
         """
         return self(self.space.read(module)[None], keep)

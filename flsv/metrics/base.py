@@ -104,6 +104,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
 
     rounds: Tensor
+    put_off: Callable[[], None] | None = None
+    """Function that computes the values after the last round so far. ``update`` sets it where it has computed none,
+    since only the run's end tells that a round was the last."""
 
     def __init__(
         self,
@@ -175,6 +178,22 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
         It is called before training if the number of rounds is known, and does nothing by default.
         """
+
+    def end_run(self) -> bool:
+        """Compute the values that ``update`` has put off until the run's end, see :attr:`put_off`. Return whether there
+        were any.
+        """
+        if self.put_off is None:
+            return False
+        compute_values = self.put_off
+        self.put_off = None
+        self._computed = None
+        compute_values()
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle or copy, without what was put off: it holds the fit's models."""
+        return {**super().__getstate__(), "put_off": None}
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

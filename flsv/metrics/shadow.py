@@ -212,7 +212,6 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._interval = every or 1
         self.averages = False  # whether values are means over the last rounds, as with a sampler
-        self._last: int | None = None
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
         self._play_starts: Callable[[], Tensor] | None = None
@@ -254,7 +253,6 @@ class ShadowShapley(MeasuredMetric):
         self._pending = "values stand after training" if after_the_run else None
 
     def check_rounds(self, rounds: int) -> None:
-        self._last = rounds - 1
         if self.every is None and not isinstance(self.performance, str):
             self._interval = ceil(rounds / 5)
 
@@ -306,7 +304,8 @@ class ShadowShapley(MeasuredMetric):
         utility: Callable[[Tensor], Tensor],
         round_index: int = 0,
     ) -> None:
-        """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects.
+        """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects. Those of
+        another round are computed if it turns out to be the last (:meth:`end_run`).
 
         If coalitions are trained after the run, the values are not computed here but by :meth:`complete`. Only the
         utilities of the empty and the full coalition are stored.
@@ -322,32 +321,53 @@ class ShadowShapley(MeasuredMetric):
             raise ValueError(
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
-        masks = coalitions.cpu()
-        self.seen = self.seen.clone()
         self.seen[client_ids] += 1
-        if (round_index + 1) % self._interval and round_index != self._last:
-            return
+        if self._play_starts is not None and self.starts.isnan().any():
+            utilities = self._play_starts()
+            self.starts = utilities.to(self.starts).view_as(self.starts)
+            self._build = None
+            self._play_starts = None
+
+        masks = coalitions.cpu()
+        value_round = partial(self._value_round, masks, utility, round_index)
+        if (round_index + 1) % self._interval:
+            self.put_off = value_round
+        else:
+            self.put_off = None
+            value_round()
+
+    def _value_round(
+        self,
+        masks: Tensor,
+        utility: Callable[[Tensor], Tensor],
+        round_index: int,
+    ) -> None:
+        """Compute a round's values, or store its utilities if coalitions are trained after the run."""
         utilities = utility(masks)
-        outputs = utility.outputs if isinstance(utility, TrainedGame) else None
+        game = utility if isinstance(utility, TrainedGame) else None
+
         if self.judges == "clients":
             self._judged = utilities[masks.all(1)].mean()
-        if self._play_starts is not None and self.starts.isnan().any():
-            self.starts = self._play_starts().to(self.starts).reshape(self.starts.shape)
-            self._build = self._play_starts = None
         if self._pending is not None:
-            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
-            self.ends = torch.cat([self.ends, ends])
-            self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
-            if outputs is not None:
-                self.outputs = (
-                    torch.cat([self.outputs, outputs[None]]) if len(self.outputs) else outputs[None]
-                )
+            self._append("valued", torch.tensor([round_index]))
+            self._append("ends", utilities.detach().reshape(1, 2, -1))
+            if game is not None and game.outputs is not None:
+                self._append("outputs", game.outputs[None])
             return
-        if isinstance(utility, TrainedGame):
-            self._compute_values(masks, utilities, outputs, utility.weights, utility.by)
-        else:
+        if game is None:
             self._compute_values(masks, utilities)
+        else:
+            self._compute_values(
+                masks, utilities, outputs=game.outputs, weights=game.weights, by=game.by
+            )
         self.evaluations = self.evaluations + len(masks)
+
+    def _append(self, state: str, rows: Tensor) -> None:
+        """Append rows to a state."""
+        stored_rows = getattr(self, state)
+        if len(stored_rows):
+            rows = torch.cat([stored_rows, rows.to(stored_rows)])
+        setattr(self, state, rows.to(stored_rows))
 
     def _compute_values(
         self,
@@ -408,7 +428,7 @@ class ShadowShapley(MeasuredMetric):
         utilities: Tensor,
         outputs: Tensor | None = None,
         weights: Tensor | None = None,
-        by: OutputScore | None = None,
+        output_score: OutputScore | None = None,
     ) -> dict[int, Tensor]:
         """Compute the values from the utilities of coalitions that were trained after the run.
 
@@ -418,26 +438,35 @@ class ShadowShapley(MeasuredMetric):
                 rounds for which ``update`` has stored utilities.
             outputs: ``[R, K - 2, V, ...]``, their models' outputs. None: they are not known.
             weights: ``[n]``, the clients' weights in the federation's average.
-            by: the score of predicted outputs. None: no outputs are predicted.
+            output_score: the score of predicted outputs. None: no outputs are predicted.
 
         Returns:
             ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result.
             ``compute`` returns the last of them from now on.
         """
         self._pending = None
-        found = {}
-        for place, (index, ends, others) in enumerate(
-            zip(self.valued.tolist(), self.ends, utilities.to(self.ends))
-        ):
-            game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
-            own = None if outputs is None else torch.cat([self.outputs[place], outputs[place]])
+        # A resumed run has completed its first rounds before.
+        self.recent = torch.full_like(self.recent, torch.nan)
+        self.evaluations = torch.zeros_like(self.evaluations)
+
+        values_by_round = {}
+        for row, round_index in enumerate(self.valued.tolist()):
+            inner_utilities = utilities[row].to(self.ends)
+            game = torch.cat([self.ends[row], inner_utilities.reshape(len(masks) - 2, -1)])
+            if not self.per_class:
+                game = game.squeeze(-1)
+
+            game_outputs = None
+            if outputs is not None:
+                pair = [self.outputs[row], outputs[row]]
+                game_outputs = torch.cat(pair)
             self._compute_values(
-                masks, game if self.per_class else game.squeeze(-1), own, weights, by
+                masks, game, outputs=game_outputs, weights=weights, by=output_score
             )
             self._computed = None
-            found[index] = self.compute()
+            values_by_round[round_index] = self.compute()
             self.evaluations = self.evaluations + len(masks)
-        return found
+        return values_by_round
 
     def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
         """Store the final model's utility and outputs as those of the full coalition. They replace those after the last

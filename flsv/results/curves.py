@@ -45,11 +45,10 @@ class Monitored(Sink):
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
-            found = _by_client(result.table)
-            self._trainer.callback_metrics.update(
-                {name: torch.tensor(value) for name, value in found.items()}
-            )
-            self.names |= found.keys()
+            numbers = {**result.shared, **_by_client(result.table)}
+            for name, number in numbers.items():
+                self._trainer.callback_metrics[name] = torch.tensor(number)
+            self.names |= numbers.keys()
 
 
 def _by_client(rows: Iterable[Row]) -> dict[str, float]:

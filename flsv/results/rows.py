@@ -195,13 +195,34 @@ class RoundResults:
             for name, value in values.items()
         }
 
-    def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
-        """Return the result of an earlier round whose values became known only now, see :meth:`round_result`."""
+    def late(
+        self,
+        index: int,
+        values: Mapping[str, Tensor],
+        with_pictures: bool,
+        scores: Mapping[str, Tensor] = {},
+    ) -> RoundResult:
+        """Return the result of an earlier round whose values or scores became known only now, see
+        :meth:`round_result`.
+        """
         rows, numbers = self._measured(index, values)
-        new, self._late = changes(rows, self._late), rows
-        shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
+        new_rows = changes(rows, self._late)
+        self._late = rows
+
+        score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
+        score_rows = round_rows(index, score_numbers, self._client_names)
+        shared = spread(scores)
+        for name, number in numbers.items():
+            if name not in self._of_rounds:
+                shared[name] = number
         return RoundResult(
-            index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn
+            index,
+            table=rows + score_rows,
+            changes=new_rows + score_rows,
+            shared=shared,
+            shared_changes=shared,
+            pictures=self.pictures(index, values),
+            drawn=with_pictures,
         )
 
 

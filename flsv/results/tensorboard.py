@@ -108,15 +108,20 @@ class TensorBoard(Sink):
         """Write a round's curves, and its pictures if ``result.drawn``."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
-        own = dict(result.shared_changes)
+        scalars = dict(result.shared_changes)
         if self._by_client:
             self._write_clients(points, index)
         else:
-            own |= in_one_place(points, names)
+            scalars |= in_one_place(points, names)
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
-        _add(self._writer, own, index)
-        for name, draw in result.pictures.items() if result.drawn else ():
-            self._draw(f"{FIRST}{name}", draw, index)
+        _add(self._writer, scalars, index)
+        if result.drawn:
+            self.draw(result)
+
+    def draw(self, result: RoundResult | RunResult) -> None:
+        """Draw the pictures of the metrics' values."""
+        for name, draw in result.pictures.items():
+            self._draw(f"{FIRST}{name}", draw, result.round_index)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:

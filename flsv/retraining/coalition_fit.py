@@ -162,9 +162,7 @@ class CoalitionScoring(GlobalModelScoring):
                 f"the fit has ended after {trainer.current_epoch} of {self._order.rounds[-1] + 1} rounds: a callback "
                 "or a hook stops it"
             )
-        self._score(
-            module, self.last, self.last if torch.equal(self.delivered, self.models[0]) else None
-        )
+        self._score(module, self.last)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""

@@ -251,21 +251,24 @@ class CoalitionPlan:
         )
         return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
 
-    def end_round(
-        self, module: L.LightningModule, index: int, again: bool = False, changed: bool = False
-    ) -> None:
-        """Score the run's own model, which is the full coalition's, after round ``index``. ``again`` scores it even if
-        it has been scored, ``changed`` tells that hooks have changed it since the round.
-        """
-        if self._ends is None or self._elsewhere or (index == self._scored and not again):
+    def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:
+        """Score the module, whose model is the full coalition's, after round ``index``, unless it has been scored."""
+        if self._ends is None or self._elsewhere:
             return
-        self._scored = None if again else index
+        if skips_scored and index == self._scored:
+            return
+        self._scored = index if skips_scored else None
+
         for metric in self._metrics.values():
-            evaluator = self._games.evaluator_of(metric.measured_by)
-            if index in metric.valued[-1:] and (changed or not evaluator.asks_clients):
-                scores = evaluator.live(module, None if changed else index, keep=True)
-                outputs = None if scores.outputs is None else scores.outputs[0]
-                metric.deliver(utility_of(scores, metric.measured_by)[0], outputs)
+            measure = metric.measured_by
+            evaluator = self._games.evaluator_of(measure)
+            # Clients have scored the global model in the round.
+            is_scored = evaluator.asks_clients and self._ends.is_full_model(module)
+            if index not in metric.valued[-1:] or is_scored:
+                continue
+            scores = evaluator.live(module, keep=True)
+            outputs = None if scores.outputs is None else scores.outputs[0]
+            metric.deliver(utility_of(scores, measure)[0], outputs)
 
     # ---- after the last round
 
@@ -313,7 +316,8 @@ class _Ends(Strategy):
         weights: Callable[[], Tensor],
     ) -> None:
         self._plan, self._space, self._nobody, self._weights = plan, space, nobody, weights
-        self._before: dict[Any, Any] = {}
+        self._untrained_scores: dict[Any, Any] = {}
+        self._full_model: Tensor | None = None
 
     def score(
         self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]
@@ -324,16 +328,23 @@ class _Ends(Strategy):
             module.load_state_dict(initial, strict=False)
             for measure, evaluator in evaluators.items():
                 if not evaluator.asks_clients:
-                    self._before[measure] = evaluator.live(module, keep=True)
+                    self._untrained_scores[measure] = evaluator.live(module, keep=True)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
         self._plan.note_first(round)
+        self._full_model = round.server_vector
         weights = self._weights()
-        ends = torch.tensor([[False], [True]]).expand(-1, len(weights))
-        trained = round.trained or models_of(
-            ends, self._nobody, round.server_vector, ()
-        )  # or those of sites
-        return replace(
-            trained, weights=weights, before=self._before.__getitem__ if self._before else None
+        trained = round.trained  # at sites
+        if trained is None:
+            masks = torch.tensor([[False], [True]]).expand(-1, len(weights))
+            trained = models_of(masks, self._nobody, self._full_model, ())
+        if not self._untrained_scores:
+            return replace(trained, weights=weights)
+        return replace(trained, weights=weights, before=self._untrained_scores.__getitem__)
+
+    def is_full_model(self, module: L.LightningModule) -> bool:
+        """Return whether the module holds the last global model."""
+        return self._full_model is not None and torch.equal(
+            self._space.read(module), self._full_model
         )

@@ -13,6 +13,7 @@ import torch
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of, in_turn
+from flsv._lightning.round_boundary import model_of_validation
 from flsv.core import is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -33,13 +34,17 @@ def train_alone(
 ) -> float:
     """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
-    # Hundreds of fits share one folder.
-    callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
-    start = time.perf_counter()
+    for position, callback in enumerate(callbacks):
+        if is_loop(callback):
+            callbacks[position] = callback.without_files()  # hundreds of fits share one folder
+    callbacks.insert(0, measured)
+
+    start_time = time.perf_counter()
     trainer.fit(module, data)
+    seconds = time.perf_counter() - start_time
     if measured.last is None:
         raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
-    return time.perf_counter() - start - measured.seconds
+    return seconds - measured.seconds
 
 
 class GlobalModelScoring(L.Callback):
@@ -96,7 +101,9 @@ class GlobalModelScoring(L.Callback):
         """Score the model after all hooks of a round."""
         index, rounds = trainer.current_epoch - 1, self._rounds or ()
         if index in rounds:
-            self._score(trainer.lightning_module, index, after_round=index)
+            module = trainer.lightning_module
+            with model_of_validation(trainer, module):
+                self._score(module, index)
         if index == rounds[-1]:
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
@@ -104,15 +111,20 @@ class GlobalModelScoring(L.Callback):
         """Score the model after all hooks at the end of training."""
         self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
-    def _evaluated(self, module: L.LightningModule, after_round: int | None = None) -> list[Scores]:
-        return [each.live(module, after_round, keep=True) for each in self._evaluators]
+    def _evaluated(self, module: L.LightningModule) -> list[Scores]:
+        scores = []
+        for evaluator in self._evaluators:
+            model_scores = evaluator.live(module, keep=True)
+            scores.append(model_scores)
+        return scores
 
-    def _score(self, module: L.LightningModule, index: int, after_round: int | None = None) -> None:
-        start = time.perf_counter()
+    def _score(self, module: L.LightningModule, index: int) -> None:
+        start_time = time.perf_counter()
         self.models[0] = self.space.read(module)
-        self.after[index] = self._evaluated(module, after_round)
-        self.last = index
-        self.seconds += time.perf_counter() - start
+
+        self.after[index] = self._evaluated(module)
+        vars(self).update(last=index)
+        self.seconds += time.perf_counter() - start_time
 
 
 def make_evaluator(

@@ -205,6 +205,25 @@ class ContributionMetrics:
                 )
             self.contributions[name] = value.detach()
 
+    @torch.no_grad()
+    def end_run(self) -> dict[str, Tensor]:
+        """Let the metrics compute the values that they have put off until the run's end. Return these."""
+        values: dict[str, Tensor] = {}
+        for name, metric in self.metrics.items():
+            if isinstance(metric, ContributionMetric) and metric.end_run():
+                values[name] = metric.compute().detach()
+        self.contributions |= values
+        return values
+
+    def of_earlier_rounds(self) -> list[str]:
+        """Return the names of the metrics whose values are of an earlier round than the last."""
+        names = []
+        for name, metric in self.metrics.items():
+            is_pending = attribute_of(metric, "pending") is not None
+            if attribute_of(metric, "put_off") is not None and not is_pending:
+                names.append(name)
+        return names
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "metrics": {name: metric.state_dict() for name, metric in self.metrics.items()},

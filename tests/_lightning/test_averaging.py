@@ -1,5 +1,7 @@
 """Averages of models: against the average of the global models by hand, wherever the callback stands in the list."""
 
+import copy
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for, vector
 from helpers.models import Plain
+from helpers.recorded import Recorded
 
 averaging = pytest.importorskip(
     "lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6"
@@ -210,3 +213,72 @@ def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
 ):
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])
+
+
+class SeesThePlainModel(EMAWeightAveraging):
+    """Delivers the average, and validates the model that is trained."""
+
+    def on_validation_epoch_start(self, *_: Any) -> None:
+        pass
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        pass
+
+
+class ModelsOfValidation(Callback):
+    """Keeps a copy of each model that the run's validation sees."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Tensor]] = []
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, *args: Any
+    ) -> None:
+        self.states.append(copy.deepcopy(module.state_dict()))
+
+
+def utility_by_hand(module: L.LightningModule, data: Any, judges: str) -> float:
+    """Minus the mean loss of the samples of the server, or of all clients together."""
+    loaders = [data.val_dataloader()]
+    if judges == "clients":
+        loaders = [data.client_loader(client, "val") for client in range(3)]
+
+    loss_sum = 0.0
+    samples = 0
+    module.eval()
+    for x, y in itertools.chain(*loaders):
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(module(x), y)
+        loss_sum += float(loss) * len(y)
+        samples += len(y)
+    return -loss_sum / samples
+
+
+@pytest.mark.parametrize("judges", ["server", "clients"])
+@pytest.mark.parametrize("callback", [ema, WeightAveraging, SeesThePlainModel])
+def test_every_round_scores_the_model_that_validation_sees(
+    tmp_path: Path, callback: Any, judges: Any
+) -> None:
+    metric = Recorded(
+        coalitions="singles",
+        performance="negative_loss",
+        judges=judges,
+        every=1,
+    )
+    quiet = Reporting(table=False)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=quiet)
+    watch = ModelsOfValidation()
+    data = toy_data(server_val=0.3, client_val=0.4)
+    module = Plain()
+    trainer = trainer_for(loop, tmp_path, 3, callbacks=[callback(), watch])
+    trainer.fit(module, data)
+
+    delivered_state = copy.deepcopy(module.state_dict())
+    expected = []
+    for state in [*watch.states[:2], delivered_state]:
+        module.load_state_dict(state)
+        utility = utility_by_hand(module, data, judges)
+        expected.append(utility)
+    bound_metric: Any = loop.metrics["sv"]
+    utilities = bound_metric.ends[:, 1, 0].tolist()
+    assert utilities == pytest.approx(expected, abs=1e-6)

@@ -25,7 +25,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.sampling import FixedCohort
 from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import trainer_for, vector
@@ -35,9 +35,13 @@ MEMBERS = [s for k in (1, 2, 3) for s in itertools.combinations(range(3), k)]
 entropy = nn.functional.cross_entropy
 
 
-def data(sets: Callable[[], Any] = toy_sets) -> FederatedDataModule:
+def data(sets: Callable[[], Any] = toy_sets, loader: Loader | None = None) -> FederatedDataModule:
     return FederatedDataModule(
-        sets(), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(server_val=0.3)
+        sets(),
+        SizePartitioner([4, 1, 2]),
+        batch_size=8,
+        splits=Splits(server_val=0.3),
+        loader=loader or Loader(),
     )
 
 

@@ -3,23 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from functional.shapley.games import table_game
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
+from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
-from flsv.report import write_report
-from flsv.results.text import WORDS
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit, validation_loss
 from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
-from helpers.pages import text_of
 
 NAN = float("nan")
 
@@ -181,16 +181,33 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
         assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
 
 
-def test_one_round_shapley_evaluates_nothing_before_its_last_round(tmp_path: Path) -> None:
-    loop = FederatedLoop(metrics={"or": OneRoundShapley(3)}, seed=0)
-    with pytest.warns(
-        UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"
-    ):
-        fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
-    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
-    assert WORDS["dash"] in text_of(write_report(folder))
-    assert loop.contributions["or"].isnan().all()
-    assert loop.metrics["or"].diagnostics()["evaluations"] == 0
+@pytest.mark.parametrize("rounds", [3, 4])
+def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(
+    tmp_path: Path, rounds: int
+) -> None:
+    loops = {}
+    for planned in (2, rounds):
+        loops[planned] = FederatedLoop(
+            metrics={"or": OneRoundShapley(planned)}, seed=0, reporting=Reporting(table=False)
+        )
+        stop = LambdaCallback(on_train_epoch_end=stop_after_round_2)
+        fit(
+            loops[planned],
+            tmp_path / str(planned),
+            data=toy_data(server_val=0.3),
+            rounds=planned,
+            callbacks=[stop],
+        )
+    torch.testing.assert_close(
+        loops[rounds].contributions["or"], loops[2].contributions["or"], rtol=0, atol=0
+    )
+    rows = loops[rounds].history().query("metric == 'or'")
+    assert rows["round"].tolist() == [1] * 3
+    assert loops[rounds].metrics["or"].diagnostics()["evaluations"] == 8
+
+
+def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule) -> None:
+    trainer.should_stop = trainer.current_epoch == 1
 
 
 def test_one_round_shapley_refuses_a_run_without_round_0() -> None:

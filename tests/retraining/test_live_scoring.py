@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
+from flsv.data import Loader
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
@@ -81,6 +83,15 @@ class Offsets(Logs):
     def on_validation_epoch_end(self) -> None:
         seen = torch.cat(self.__dict__.pop("seen"))
         self.offsets = -seen.mean(0)
+
+
+class LogsInTraining(Logs):
+    """One step serves training and validation, and logs one name in both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("val_loss", loss, on_step=False, on_epoch=True)
+        return loss
 
 
 class Neighbours(Base):
@@ -154,6 +165,8 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "temperature, logged": (Temperature, "val_loss"),
     "temperature at the end": (TemperatureAtTheEnd, "negative_loss"),
     "offsets, outputs": (Offsets, "negative_loss"),
+    "offsets, logged": (Offsets, "val_loss"),
+    "logged in training, too": (LogsInTraining, "val_loss"),
     "neighbours": (Neighbours, "val_knn"),
     "a registered buffer": (RegistersABuffer, "negative_loss"),
     "a diverging member": (Diverges, "negative_loss"),
@@ -169,7 +182,7 @@ def federation(**options: Any) -> FederatedLoop:
 
 def alone(
     make: Callable[[], Any],
-    by: str,
+    performance: str,
     members: tuple[int, ...],
     rounds: int,
     folder: Path,
@@ -177,46 +190,50 @@ def alone(
     **trained: Any,
 ) -> float:
     """The utility by a plain fit of the members, which nothing but this function scores."""
-    module, dealt = make(), data()
-    trainer = trainer_for(None, folder)
+    module = make()
+    dealt = data()
     if members:
         cohort = FixedCohort(members) if sampler is None else sampler.among(members)
         trainer = trainer_for(federation(sampler=cohort), folder, rounds, **trained)
-        try:
+        with suppress(NoModel):  # a federation that came to nothing has its first model
             trainer.fit(module, dealt)
-        except NoModel:
-            members = ()
-    if by in BY_VALIDATION:
-        if not members:
-            trainer = trainer_for(None, folder)
-            trainer.validate(
-                module, dealt, verbose=False
-            )  # a federation that came to nothing has its first model
-        value = float(trainer.callback_metrics[by])
-        return -value if BY_VALIDATION[by] == "min" else value
+    return utility_by_hand(module, dealt, performance, folder)
+
+
+def utility_by_hand(module: Any, dealt: Any, performance: str, folder: Path) -> float:
+    if performance in BY_VALIDATION:
+        trainer = trainer_for(None, folder)
+        trainer.validate(module, dealt, verbose=False)
+        value = float(trainer.callback_metrics[performance])
+        return -value if BY_VALIDATION[performance] == "min" else value
+
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
     module.eval()
     with torch.no_grad():
         logits = module(x)
-    return (
-        -float(entropy(logits, y))
-        if by == "negative_loss"
-        else float((logits.argmax(1) == y).double().mean())
-    )
+    if performance == "negative_loss":
+        return -float(entropy(logits, y))
+    return float((logits.argmax(1) == y).double().mean())
 
 
 def played(
-    make: Callable[[], Any], by: str, folder: Path, sampler: Any = None, **trained: Any
+    make: Callable[[], Any],
+    performance: str,
+    folder: Path,
+    sampler: Any = None,
+    loader: Loader | None = None,
+    **trained: Any,
 ) -> tuple[Recorded, Any]:
-    metric = Recorded(coalitions="singles", performance=by, mode=BY_VALIDATION.get(by), every=1)
-    loop, module = (
-        federation(metrics={"shadow": metric}, **({} if sampler is None else {"sampler": sampler})),
-        make(),
+    metric = Recorded(
+        coalitions="singles", performance=performance, mode=BY_VALIDATION.get(performance), every=1
     )
-    trainer_for(loop, folder, ROUNDS, **trained).fit(module, data())
-    found: Any = loop.metrics["shadow"]
-    return found, module
+    options = {} if sampler is None else {"sampler": sampler}
+    loop = federation(metrics={"shadow": metric}, **options)
+    module = make()
+    trainer_for(loop, folder, ROUNDS, **trained).fit(module, data(loader=loader))
+    bound_metric: Any = loop.metrics["shadow"]
+    return bound_metric, module
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -232,6 +249,18 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
     plain = make()
     trainer_for(federation(), tmp_path, ROUNDS).fit(plain, data())
     assert torch.equal(vector(module), vector(plain)), "the metric has changed the training"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"limit_val_batches": 1}, {"limit_val_batches": 0.5}, {"check_val_every_n_epoch": 2}],
+)
+def test_logged_value_is_of_all_validation_batches(tmp_path: Path, options: Any) -> None:
+    small_batches = Loader(eval_batch_size=8)
+    few_batches, _ = played(Logs, "val_loss", tmp_path / "few", loader=small_batches, **options)
+    all_batches, _ = played(Logs, "val_loss", tmp_path / "all", loader=small_batches)
+    assert torch.equal(few_batches.game, all_batches.game)
+    assert torch.equal(few_batches.first, all_batches.first)
 
 
 def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> None:

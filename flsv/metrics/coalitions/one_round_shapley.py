@@ -6,7 +6,6 @@ baseline OR of Guo et al., "A Fair Contribution Measurement Method for Federated
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
@@ -82,8 +82,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
 
     Args:
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
-            evaluates the game of all rounds so far again after each multiple of this number. A shorter run has no
-            values. A warning before training says so.
+            evaluates the game of all rounds so far again after each multiple of this number, and at its end. So does a
+            shorter run.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
@@ -137,17 +137,19 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {
             **super().round_fields,
-            "utility": lambda round: partial(game_of_run, round, self.measured_by),
+            "utility": self._game_of_run,
         }
 
-    def check_rounds(self, rounds: int) -> None:
-        if rounds < self.fold.rounds:  # no error: the run may be resumed with more rounds
-            warnings.warn(
-                f"{type(self).__name__}(rounds={self.fold.rounds}) plays its game after {self.fold.rounds} rounds, and "
-                f"the run has max_epochs={rounds}: nobody will have a value. Say rounds={rounds}, or resume the run "
-                "with more.",
-                stacklevel=3,
-            )
+    def _game_of_run(self, round: Round) -> Game:
+        # It may be played at the run's end: it holds none of the clients' models.
+        return partial(
+            game_of_run,
+            round_index=round.round_index,
+            global_vector=round.global_vector,
+            space=round.space,
+            games=round.games,
+            performance=self.measured_by,
+        )
 
     def update(  # type: ignore[override]  # torchmetrics' update takes anything
         self,
@@ -159,7 +161,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         utility: Game,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Add a round's updates to the sums. After the last of ``rounds`` rounds, evaluate the game.
+        """Add a round's updates to the sums. After each ``rounds`` rounds, and at the run's end, evaluate the game.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -171,7 +173,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             generator: the estimator's generator of random numbers.
         """
         if round_index == 0:
-            self.start = global_vector.clone()
+            self.start.resize_(len(global_vector)).copy_(global_vector)
         if len(self.start) != len(global_vector):
             raise ValueError(
                 f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
@@ -183,45 +185,62 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         self.updates[client_ids] += aggregation_weights.to(client_updates)[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.seen[client_ids] += 1
+        rounds_added = int(self.rounds) + 1  # the present round is counted later
+        play = partial(self._play, utility, generator, round_index, rounds_added)
         if (round_index + 1) % self.fold.rounds:
-            return
-        weight = self.weight / (self.rounds + 1)  # the present round is counted later
+            self.put_off = play
+        else:
+            self.put_off = None
+            play()
+
+    def _play(
+        self, utility: Game, generator: torch.Generator | None, round_index: int, rounds_added: int
+    ) -> None:
+        """Evaluate the game of all rounds so far."""
+        weight = self.weight / rounds_added
         # A weight of 0 belongs to a client without any update.
-        mean = (
-            self.updates
-            / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
-        )
-        game = utility(
-            self.start,
-            mean,
-            weight if self.weighting == "aggregation-fixed" else Renormalized(weight),
-        )
-        super().update(
-            torch.arange(len(weight), device=client_ids.device), game, generator, round_index
-        )
+        divisor = weight.where(weight > 0, torch.ones_like(weight))
+        mean_updates = self.updates / divisor.to(self.updates)[:, None]
+        weighting: Any = weight
+        if self.weighting != "aggregation-fixed":
+            weighting = Renormalized(weight)
+
+        game = utility(self.start, mean_updates, weighting)
+        players = torch.arange(len(weight), device=weight.device)
+        super().update(players, game, generator, round_index)
 
 
 def game_of_run(
-    round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
+    initial_vector: Tensor,
+    updates: Tensor,
+    weighting: Weighting,
+    *,
+    round_index: int,
+    global_vector: Tensor,
+    space: ParameterSpace,
+    games: Any,
+    performance: Any,
 ) -> CoalitionUtility:
     """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
-    ``start [P]``.
+    ``initial_vector [P]``.
     """
-    assert round.games is not None
-    models, cut = start + updates, round.space.num_parameters
-    models[:, cut:] = round.global_vector[
-        cut:
-    ]  # a sum of changes of a running variance may be negative
-    whole = Round(
-        round.round_index,
+    models = initial_vector + updates
+    # A sum of changes of a running variance may be negative.
+    models[:, space.num_parameters :] = global_vector[space.num_parameters :]
+
+    whole_run = Round(
+        round_index,
         torch.arange(len(updates), device=updates.device),
         torch.ones(len(updates), dtype=torch.long, device=updates.device),
-        start,
+        initial_vector,
         models,
-        round.space,
+        space,
     )
-    evaluator, rate = round.games.evaluator_of(performance), round.games.server_lr
-    table = round.games.table_of(whole, performance)
     return CoalitionUtility(
-        whole, evaluator, metric=performance, weighting=weighting, server_lr=rate, table=table
+        whole_run,
+        games.evaluator_of(performance),
+        metric=performance,
+        weighting=weighting,
+        server_lr=games.server_lr,
+        table=games.table_of(whole_run, performance),
     )

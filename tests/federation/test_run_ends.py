@@ -1,0 +1,252 @@
+"""The last round is an event of a run, however the run ends; and a run that goes on counts nothing twice."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flsv import ClientEvaluation, FederatedLoop, Reporting
+from flsv.metrics import LeaveOneOut, ShadowShapley
+from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.fits import trainer_for
+from helpers.models import Plain, network
+
+PLANNED = 12
+QUIET = Reporting(table=False)
+RARE = ClientEvaluation(every=5)
+#: Rounds that are complete when the runs of these tests end.
+DONE = 2
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*bar is not installed"),
+    pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run"),
+]
+
+
+class StopsInTheRound(Callback):
+    """Stops in the middle of a round, which is then discarded."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == DONE:
+            trainer.should_stop = True
+
+
+class StopsAfterTheRound(Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == DONE - 1:
+            trainer.should_stop = True
+
+
+class ClockJumps(Callback):
+    """Sets the clock of a timer forward when the rounds are done."""
+
+    def __init__(self, timer: Timer) -> None:
+        self.timer = timer
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == DONE:
+            self.timer._offset = 7200
+
+
+def early_stopping() -> EarlyStopping:
+    return EarlyStopping("val_loss", patience=1, min_delta=100.0)
+
+
+def timer() -> list[Callback]:
+    one_hour = Timer(duration={"hours": 1})
+    return [ClockJumps(one_hour), one_hour]
+
+
+ENDS: dict[str, Callable[[], list[Any]]] = {
+    "early stopping": lambda: [early_stopping()],
+    "max_time": timer,
+    "in a round": lambda: [StopsInTheRound()],
+    "after a round": lambda: [StopsAfterTheRound()],
+}
+
+
+class Logs(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(self(x), y)
+        self.log("val_loss", loss)
+
+
+def run(
+    folder: Path,
+    rounds: int,
+    callbacks: Any = (),
+    every: int | None = 1,
+    performance: str = "negative_loss",
+    ckpt_path: Any = None,
+    **options: Any,
+) -> tuple[FederatedLoop, L.Trainer]:
+    mode: Any = "min" if performance == "val_loss" else None
+    metric = ShadowShapley(
+        coalitions="singles",
+        performance=performance,
+        mode=mode,
+        every=every,
+    )
+    loop = FederatedLoop(seed=2, metrics={"sv": metric}, reporting=QUIET, **options)
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    trainer = trainer_for(
+        loop,
+        folder,
+        rounds,
+        callbacks=[*callbacks],
+        enable_checkpointing=saves,
+    )
+    module = Logs(network(batch_norm=False))
+    data = toy_data((3, 2, 2), server_val=0.3, client_test=0.2)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return loop, trainer
+
+
+def values_of(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
+    rows = loop.history().query("metric == @metric")
+    return rows.pivot(index="round", columns="client", values="value")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> FederatedLoop:
+    """A run of as many rounds as the others have at their ends."""
+    evaluation = ClientEvaluation(every=1)
+    loop, _ = run(tmp_path_factory.mktemp("planned"), DONE, evaluation=evaluation)
+    return loop
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
+    tmp_path: Path, planned: FederatedLoop, end: str
+) -> None:
+    callbacks = ENDS[end]()
+    loop, _ = run(tmp_path, PLANNED, callbacks, every=PLANNED, evaluation=RARE)
+    assert loop.round_index == DONE
+    assert torch.equal(loop.contributions["sv"], planned.contributions["sv"])
+    assert values_of(loop).index.tolist() == [DONE - 1]
+
+    assert loop.client_accuracy is not None
+    assert torch.equal(loop.client_accuracy, planned.client_accuracy)
+    scores = values_of(loop, "accuracy")
+    assert scores.index.tolist() == [DONE - 1]
+    expected = values_of(planned, "accuracy")
+    pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
+
+
+def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> None:
+    models = []
+    for every in (0, 5):
+        evaluation = ClientEvaluation(every=every)
+        callbacks = [early_stopping()]
+        loop, _ = run(tmp_path, PLANNED, callbacks, evaluation=evaluation)
+        model = loop.state.model()
+        models.append(model)
+    assert torch.equal(models[0], models[1])
+
+
+def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
+    tmp_path: Path,
+) -> None:
+    stopped, _ = run(
+        tmp_path / "stopped", 20, [early_stopping()], every=None, performance="val_loss"
+    )
+    planned, _ = run(tmp_path / "planned", DONE, performance="val_loss")
+    assert stopped.metrics["sv"].valued.tolist() == [DONE - 1]
+    assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
+
+
+def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="run", version="")
+    shadow = ShadowShapley(coalitions="singles", every=PLANNED)
+    loop = FederatedLoop(
+        seed=2,
+        metrics={"loo": LeaveOneOut(), "sv": shadow},
+        evaluation=RARE,
+    )
+    callbacks = [early_stopping()]
+    trainer = trainer_for(loop, tmp_path, PLANNED, callbacks=callbacks, logger=logger)
+    data = toy_data(server_val=0.3, client_test=0.2)
+    trainer.fit(Logs(network(batch_norm=False)), data)
+
+    points: dict[str, list[int]] = {}
+    pictures: dict[str, list[int]] = {}
+    for file in (tmp_path / "run").rglob("events*"):
+        events = EventAccumulator(str(file.parent), {"scalars": 0, "images": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            points[tag] = [event.step for event in events.Scalars(tag)]
+        for tag in events.Tags()["images"]:
+            pictures[tag] = [event.step for event in events.Images(tag)]
+    assert points["Contributions/sv"] == [DONE - 1]
+    assert points["client_accuracy"] == [DONE - 1]
+    assert points["client_accuracy/mean"] == [DONE - 1]
+    for tag in ("Contributions/loo", "Contributions/sv"):
+        assert pictures[tag][-1] == DONE - 1
+
+
+class Interrupts(Callback):
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == DONE:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path: Path) -> None:
+    message = "scores of clients' own models: the run was stopped after round 2"
+    with pytest.raises(SystemExit), pytest.warns(UserWarning, match=message):
+        run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
+
+
+# ---- runs that go on
+
+
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
+def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
+    tmp_path: Path, sampler: Any
+) -> None:
+    options: dict[str, Any] = {
+        "sampler": sampler,
+        "evaluation": ClientEvaluation(every=1),
+    }
+    checkpoint = tmp_path / "end.ckpt"
+    _, trainer = run(tmp_path / "one", DONE, **options)
+    trainer.save_checkpoint(checkpoint)
+
+    resumed, _ = run(tmp_path / "two", 4, ckpt_path=checkpoint, **options)
+    unbroken, _ = run(tmp_path / "all", 4, **options)
+    pandas.testing.assert_frame_equal(resumed.history(), unbroken.history())
+    evaluations = resumed.metrics["sv"].evaluations
+    assert evaluations == unbroken.metrics["sv"].evaluations
+
+
+@pytest.mark.parametrize("saved", ["in the fit", "after the fit"])
+def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(
+    tmp_path: Path, saved: str
+) -> None:
+    options: dict[str, Any] = {
+        "every": 3,
+        "sampler": UniformSampler(2),
+    }
+    saving = ModelCheckpoint(tmp_path, "last", save_last=True)
+    callbacks = [early_stopping(), saving]
+    _, trainer = run(tmp_path, PLANNED, callbacks, **options)
+    checkpoint = Path(saving.last_model_path)
+    if saved == "after the fit":
+        checkpoint = tmp_path / "end.ckpt"
+        trainer.save_checkpoint(checkpoint)
+
+    resumed, _ = run(tmp_path, 4, ckpt_path=checkpoint, **options)
+    unbroken, _ = run(tmp_path / "all", 4, **options)
+    rounds = [2, 3]
+    pandas.testing.assert_frame_equal(
+        values_of(resumed).loc[rounds],
+        values_of(unbroken).loc[rounds],
+    )
