@@ -31,22 +31,27 @@ NEAR = 0.1
 
 
 def doubtful_own_models(
-    own: Tensor, initial: Tensor, model: Tensor, updates: Tensor
+    own_models: Tensor,
+    initial: Tensor,
+    model: Tensor,
+    updates: Tensor,
 ) -> dict[int, str]:
     """Find clients whose own model was probably not trained by them alone.
 
-    Two checks are made. The own model must not be the federation's. And its move from the initial model must agree
-    best, among all clients, with the sum of this client's own updates in the federation. All moves and sums are
-    compared by the cosine, after the mean over the clients is subtracted.
+    Two checks are made. The own model must not be the federation's. And its move from the initial model must agree with
+    the sum of this client's own updates in the federation: more than most others' moves do, and not less than with
+    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates. So
+    the length of a false model counts for nothing, and it cannot make an honest client doubtful.
 
     Args:
-        own: ``[n, P]``, the models of n clients alone.
+        own_models: ``[n, P]``, the models of n clients alone.
         initial: ``[P]``, the initial model.
         model: ``[P]``, the federation's model that clients were sent last.
         updates: ``[n, P]``, the sums of the clients' updates in the federation so far.
 
     Returns:
-        ``{client: reason}``. With fewer than three clients only the first check is made.
+        ``{client: reason}``. With fewer than three clients, and for a client without an update, only the first check
+        is made.
 
     Example:
         >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -54,19 +59,44 @@ def doubtful_own_models(
         >>> doubtful_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
         {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
     """
-    moves = own - initial
-    near = (own - model).norm(dim=1) < NEAR * moves.norm(dim=1)
-    found = dict.fromkeys(near.nonzero().flatten().tolist(), "its own model is the federation's")
-    if len(own) < 3:
-        return found
-    centered = [
-        torch.nn.functional.normalize(each - each.mean(0), dim=1) for each in (moves, updates)
-    ]
-    best = (centered[0] @ centered[1].T).argmax(1).tolist()
-    for client, other in enumerate(best):
-        if other != client and client not in found:
-            found[client] = f"its own model moves as client {other}'s updates do"
-    return dict(sorted(found.items()))
+    moves = own_models - initial
+    distances = (own_models - model).norm(dim=1)
+    is_near = distances < NEAR * moves.norm(dim=1)
+    near_clients = is_near.nonzero().flatten().tolist()
+    reasons = dict.fromkeys(near_clients, "its own model is the federation's")
+    if len(own_models) < 3:
+        return reasons
+
+    cosines = _cosines(moves, updates)
+    has_update = updates.norm(dim=1) > 0
+    for client in has_update.nonzero().flatten().tolist():
+        reason = _reason_by_direction(client, cosines)
+        if reason:
+            reasons.setdefault(client, reason)
+    return dict(sorted(reasons.items()))
+
+
+def _reason_by_direction(client: int, cosines: Tensor) -> str:
+    """Return why a client's move is probably not its own, empty if it may be."""
+    own_cosines = cosines[client]
+    other_rows = torch.arange(len(cosines)) != client
+    typical_cosines = cosines[other_rows].median(0).values
+    agreement = own_cosines - typical_cosines
+
+    closest = int(agreement.argmax())
+    if own_cosines[closest] > own_cosines[client]:
+        return f"its own model moves as client {closest}'s updates do"
+    if agreement[client] <= 0:
+        return "its own model does not move as its updates do"
+    return ""
+
+
+def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
+    """Compute the cosine of each move ``[n, P]`` with each update ``[n, P]``, float64 ``[n, n]`` on the CPU."""
+    unit_moves = torch.nn.functional.normalize(moves, dim=1)
+    unit_updates = torch.nn.functional.normalize(updates, dim=1)
+    products = unit_moves @ unit_updates.T
+    return products.cpu().double()
 
 
 #: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.

@@ -1,6 +1,10 @@
 """Doubts about models that clients say they have trained alone."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
+from torch import Tensor
 
 from flsv.retraining.coalitions_at_sites import NEAR, doubtful_own_models
 
@@ -18,6 +22,106 @@ def honest(
 
 def test_own_models_of_honest_clients_are_not_doubted() -> None:
     assert doubtful_own_models(*honest()) == {}
+
+
+# What client 1 sends as its own move, given all moves [n, P] and noise [P].
+
+
+def noise_alone(moves: Tensor, noise: Tensor) -> Tensor:
+    return noise
+
+
+def large_noise(moves: Tensor, noise: Tensor) -> Tensor:
+    return 20 * noise
+
+
+def small_noise(moves: Tensor, noise: Tensor) -> Tensor:
+    return 0.05 * noise
+
+
+def copy_with_noise(moves: Tensor, noise: Tensor) -> Tensor:
+    return moves[2] + 0.01 * noise
+
+
+def large_copy(moves: Tensor, noise: Tensor) -> Tensor:
+    return 5 * moves[2]
+
+
+def opposite(moves: Tensor, noise: Tensor) -> Tensor:
+    return -moves[1]
+
+
+def large_opposite(moves: Tensor, noise: Tensor) -> Tensor:
+    return -5 * moves[1]
+
+
+LIES = [
+    noise_alone,
+    large_noise,
+    small_noise,
+    copy_with_noise,
+    large_copy,
+    opposite,
+    large_opposite,
+]
+
+
+class UnequalClients:
+    """Moves and updates of clients, which differ in length by a factor of up to four."""
+
+    def __init__(self, clients: int, seed: int) -> None:
+        self.draw = torch.Generator().manual_seed(seed)
+        length = torch.rand(clients, 1, generator=self.draw)
+        length = 0.5 + 1.5 * length
+        common = self.normal(1)
+        specific = 0.5 * self.normal(clients)
+
+        noise = 0.3 * self.normal(clients)
+        directions = common + specific + noise
+        self.updates = length * directions
+
+        noise = 0.3 * self.normal(clients)
+        directions = common + 1.5 * specific + noise
+        self.moves = length * directions
+
+    def normal(self, rows: int) -> Tensor:
+        return torch.randn(rows, 1000, generator=self.draw)
+
+    def doubtful(self) -> list[int]:
+        initial = torch.zeros(1000)
+        model = self.updates.mean(0)
+        reasons = doubtful_own_models(self.moves, initial, model, self.updates)
+        return list(reasons)
+
+
+@pytest.mark.parametrize("clients", [3, 4, 6])
+@pytest.mark.parametrize("lie", LIES)
+def test_liar_is_doubted_and_no_honest_client_is(
+    lie: Callable[[Tensor, Tensor], Tensor], clients: int
+) -> None:
+    for seed in range(20):
+        cohort = UnequalClients(clients, seed)
+        assert cohort.doubtful() == [], seed
+
+        noise = cohort.normal(1)[0]
+        false_move = lie(cohort.moves, noise)
+        cohort.moves[1] = false_move
+        assert cohort.doubtful() == [1], seed
+
+
+def test_enlarged_own_update_makes_no_honest_client_doubtful() -> None:
+    """Its direction is its own, so that this check cannot see it."""
+    for seed in range(20):
+        cohort = UnequalClients(4, seed)
+        cohort.moves[1] *= 5
+        assert cohort.doubtful() == [], seed
+
+
+def test_client_that_never_took_part_is_not_doubted() -> None:
+    cohort = UnequalClients(4, seed=0)
+    cohort.moves[3] = 0
+    cohort.updates[3] = 0
+    assert cohort.doubtful() == []
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
