@@ -21,9 +21,10 @@ from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
+from flsv.core.needs import needs_of
+from flsv.core.vocabulary import NEEDS
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
-from flsv.metrics.needs import NEEDS, needs_of
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -100,8 +101,8 @@ class Entry:
     #: Arguments of the class. If it takes `performance`, `mode`, `rounds` or `loss` (the name of a loss that the module
     #: logs, None for classifiers), the federation sets those that are missing here.
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: The metric's needs that :func:`flsv.metrics.needs.needs_of` does not find, by their names in
-    #: :data:`flsv.metrics.needs.NEEDS`.
+    #: The metric's needs that :func:`flsv.core.needs.needs_of` does not find, by their names in
+    #: :data:`flsv.core.vocabulary.NEEDS`.
     needs: tuple[str, ...] = ()
     #: Class path of the client algorithm that the metric requires. It must not change the trained models.
     client_algorithm: str | None = None
@@ -112,7 +113,7 @@ class Entry:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Return the names of all that the metric needs, see :data:`flsv.metrics.needs.NEEDS`."""
+        """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.NEEDS`."""
         made_by, own = self._made_by, tuple[str, ...]()
         rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
         with suppress(TypeError, ValueError):  # raised in the first federation

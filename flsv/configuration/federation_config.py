@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
+from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace, Share, check_share
 from flsv.core.strategy import FederationInfo, Strategy
+from flsv.core.vocabulary import TOLD_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
@@ -145,18 +147,22 @@ class FederationConfig:
                 )
 
     def _check_privacy(self) -> None:
-        for role, strategy in self.strategies.items():
-            keeps_models = not getattr(strategy, "collaborates", True)
-            if self.private and (strategy.reports or strategy.evaluates or keeps_models):
-                raise ConfigurationError(
-                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
-                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
-                )
+        if self.private:
+            self._check_private()
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
                 "choose another."
             )
+
+    def _check_private(self) -> None:
+        for role, strategy in self.strategies.items():
+            tells = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
+            if tells or not getattr(strategy, "collaborates", True):
+                raise ConfigurationError(
+                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
+                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
+                )
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:

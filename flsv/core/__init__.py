@@ -7,22 +7,13 @@ from flsv.core.loop import find_loop, is_loop
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
-from flsv.core.round import (
-    HEAD_FIELDS,
-    VOCABULARY,
-    Round,
-    Stage,
-    Start,
-    TrainedCoalitions,
-    asked_starts,
-    stage_of,
-)
+from flsv.core.round import Round, Start, TrainedCoalitions, asked_starts
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Strategy
+from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
 
 __all__ = [
     "ALONE",
-    "HEAD_FIELDS",
     "VOCABULARY",
     "AnsweringClient",
     "Channel",

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,44 +17,11 @@ from flsv.core.client import Channel, Client, NoAnswer, map_clients
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
+from flsv.core.vocabulary import VOCABULARY
 from flsv.functional.common_entries import common_entries
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
-
-Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: The stages in their order. An attribute of a round without a mark is known after ``"training"``.
-STAGES: tuple[Stage, ...] = get_args(Stage)
-
-_KNOWN_AFTER: dict[str, Stage] = {
-    "server_vector": "aggregation", "aggregation_weights": "aggregation", "peer_values": "personalization",
-}  # fmt: skip
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property of :class:`Round` as known only after a stage. Put this decorator below ``@cached_property``.
-
-    Example:
-        >>> @after("aggregation")
-        ... def server_norm(round): ...
-        >>> stage_of(["client_ids", "server_norm"])
-        'aggregation'
-    """
-
-    def mark(function: F) -> F:
-        _KNOWN_AFTER[function.__name__] = stage
-        return function
-
-    return mark
-
-
-def stage_of(names: Iterable[Any]) -> Stage:
-    """Return the latest stage after which the named attributes of a round are known. A metric that reads them is
-    updated then.
-    """
-    stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
-    return max(stages, key=STAGES.index, default="training")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +57,9 @@ class Round:
     """One communication round, seen from the server. Shapes use n = all clients, k = cohort size, P = length of the
     parameter vector, M = classes, D = weights per class in the classifier head.
 
-    A metric's ``update`` takes attributes of a round as arguments, and is called as soon as all of them are known.
-    ``server_*`` and ``aggregation_weights`` are known after aggregation, ``peer_values`` after personalization,
-    ``coalitions``, ``reached``, ``uploaded``, ``downloaded`` and their ``_bytes`` at the end of the round, all others
-    before aggregation. If an aggregator reads a metric that is updated after aggregation, it gets the values of the
-    previous round.
+    A metric's ``update`` takes attributes of a round as arguments, and is called as soon as all of them are known:
+    :data:`flsv.core.vocabulary.TABLE` says when, and what the server needs for each. If an aggregator reads a metric
+    that is updated after aggregation, it gets the values of the previous round.
 
     ``update`` may also take the reports that a strategy declares (:attr:`flsv.core.strategy.Strategy.reports`).
 
@@ -240,19 +205,16 @@ class Round:
         return generator_for(self.seed, name, self.round_index)
 
     @cached_property
-    @after("aggregation")
     def server_update(self) -> Tensor:
         """Return the next global model minus this round's, ``[P]``."""
         return self._aggregated("server_vector") - self.global_vector
 
     @cached_property
-    @after("aggregation")
     def server_head(self) -> Tensor:
         """Return the weighted average of the updates' classifier-head parts, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
-    @after("aggregation")
     def server_head_weights(self) -> Tensor:
         """Return the weighted average of the models' classifier heads, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
@@ -328,27 +290,25 @@ class Round:
         """Return a copy of this round without the :attr:`unmeasured` clients, for metrics."""
         if not self.unmeasured:
             return self
-        rows = [
-            row
-            for row, client in enumerate(on_host(self.client_ids))
-            if client not in self.unmeasured
-        ]
+        rows = []
+        for row, client in enumerate(on_host(self.client_ids)):
+            if client not in self.unmeasured:
+                rows.append(row)
 
-        def of(values: Any) -> Any:
-            return None if values is None else values[rows]
-
+        changes: dict[str, Any] = {}
+        for field_of_round in fields(self):
+            if VOCABULARY[field_of_round.name].per_client:
+                rows_of_all = getattr(self, field_of_round.name)
+                changes[field_of_round.name] = _selected(rows_of_all, rows)
         return replace(
             self,
-            **{name: of(getattr(self, name)) for name in _PER_CLIENT},
-            starts=None if self.starts is None else [self.starts[row] for row in rows],
-            clients=None if self.clients is None else tuple(self.clients[row] for row in rows),
-            reports={name: of(values) for name, values in self.reports.items()},
+            **changes,
+            reports={name: report[rows] for name, report in self.reports.items()},
             left_out=[*self.left_out, *self.unmeasured],
             unmeasured=(),
         )
 
     @cached_property
-    @after("exchange")
     def coalitions(self) -> Tensor:
         """Return the K coalitions for which models are trained, bool ``[K, n]``."""
         # The empty and the full coalition are among them.
@@ -359,35 +319,33 @@ class Round:
         return self.trained.masks
 
     @cached_property
-    @after("exchange")
     def uploaded(self) -> Tensor:
         """Return how many tensor entries each of the k clients has sent, int64 ``[k]``."""
         return self._channel.numbers(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
-    @after("exchange")
     def downloaded(self) -> Tensor:
         """Return how many tensor entries each of the k clients has received, int64 ``[k]``."""
         return self._channel.numbers(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
-    @after("exchange")
     def uploaded_bytes(self) -> Tensor:
         """Return how many bytes each of the k clients has sent, float64 ``[k]``."""
         return self._channel.bytes(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
-    @after("exchange")
     def downloaded_bytes(self) -> Tensor:
         """Return how many bytes each of the k clients has received, float64 ``[k]``."""
         return self._channel.bytes(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
-    @after("exchange")
     def reached(self) -> Tensor:
         """Return the ids of clients that received or sent anything, int64 ``[r]``. The cohort comes first."""
-        others = (message.client for message in self._channel.messages)
-        return self.client_ids.new_tensor(list(dict.fromkeys([*on_host(self.client_ids), *others])))
+        cohort = on_host(self.client_ids)
+        asked_clients = [message.client for message in self._channel.messages]
+        # Each client once, in the order of its first mention.
+        ids = list(dict.fromkeys([*cohort, *asked_clients]))
+        return self.client_ids.new_tensor(ids)
 
     @property
     def _channel(self) -> Channel:
@@ -410,7 +368,8 @@ class Round:
     def _games(self) -> Any:
         if self.games is None:
             raise RuntimeError(
-                "this round has no coalition games: there is no validation set to play them on."
+                "this round has no coalition games: no part has declared that it plays them, by needs = ('play',), or "
+                "the server has no validation set."
             )
         return self.games
 
@@ -460,22 +419,9 @@ declare_answer(started_from, _model_of_the_round)
 
 
 _DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
-#: Fields that are tensors with one row per client of the cohort.
-_PER_CLIENT = (
-    "client_ids", "num_samples", "client_vectors", "losses", "num_steps", "aggregation_weights", "peer_values",
-)  # fmt: skip
-_INTERNAL = {
-    "space",
-    "seed",
-    "chances",
-    "games",
-    "channel",
-    "starts",
-    "reports",
-    "left_out",
-    "unmeasured",
-    "trained",
-}
-#: The names that a metric's ``update`` may take as arguments.
-VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
-HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}
+
+
+def _selected(values: Tensor | Sequence[Any] | None, rows: list[int]) -> Any:
+    if values is None or isinstance(values, Tensor):
+        return None if values is None else values[rows]
+    return [values[row] for row in rows]

@@ -65,7 +65,15 @@ class FederationInfo:
 class Component(ValidatedArguments, ABC):
     """Base class of strategies and filters. Its state is saved in checkpoints, and ``repr`` shows the constructor's
     arguments.
+
+    Attributes:
+        needs: names of attributes of a :class:`flsv.Round` that the component reads beside the clients' updates and
+            what follows from them, such as ``("play",)`` for games on the server's validation set or
+            ``("all_clients",)`` to ask clients. Before the first round it is checked that there is what they need. An
+            attribute that is read without having been declared raises an error.
     """
+
+    needs: Sequence[str] = ()
 
     def begin(self, federation: FederationInfo) -> None:
         """Check the federation and create a new state.
@@ -146,7 +154,8 @@ class Strategy(Component):
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
-        """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics evaluate models."""
+        """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics or strategies evaluate
+        models."""
 
     def send(
         self, client: int, start: Tensor | None, state: FederationState

@@ -15,7 +15,8 @@ from torch import Tensor
 from flsv.__about__ import __version__
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
-from flsv.core import FederationState, Instruction, Round
+from flsv.core import VOCABULARY, FederationState, Instruction, Round
+from flsv.core.needs import reads_of
 from flsv.core.parameter_space import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
@@ -29,6 +30,7 @@ from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer
 from flsv.training.store import ClientStore
+from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for, seed_global_rngs
@@ -104,9 +106,13 @@ class FederationRun:
 
     def make_games(self) -> None:
         """Make the coalition games in which metrics evaluate models, and try their evaluators."""
-        if (
-            games := self.engine.games(self.metrics.performances, self.metrics.evaluating)
-        ) is not None:
+        measures = dict(self.metrics.performances)
+        for role, strategy in self.config.strategies.items():
+            if any(VOCABULARY[name].plays for name in reads_of(strategy)):
+                measures[f"{role} {strategy!r}"] = attribute_of(strategy, "measured_by", "accuracy")
+
+        games = self.engine.games(measures, self.metrics.evaluating)
+        if games is not None:
             self.server.bind_games(games)
 
     def draw_cohort(self) -> None:

@@ -80,6 +80,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     uses_ground_truth = False
     """Whether the metric compares its values with every client's ``class_counts``, which no real server knows."""
 
+    needs: Sequence[str] | None = None
+    """Names of attributes of a :class:`flsv.Round` that the functions in ``round_fields`` read. None: those that the
+    functions name in their code.
+    """
+
+    rows_of_clients: Sequence[str] = ()
+    """Names of arguments of ``update``, other than a round's attributes, that are tensors with a row per client."""
+
     evaluates = False
     """Whether clients evaluate models for the metric on their own validation samples, which every client must then
     have.
@@ -400,7 +408,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             if "client_ids" in bound:
                 assert self.num_clients is not None
                 check_clients(bound["client_ids"], self.num_clients)
-                check_rows(bound["client_ids"], bound)
+                check_rows(bound["client_ids"], bound, self.rows_of_clients)
             with torch.inference_mode(
                 False
             ):  # tensors made in inference mode cannot be changed outside of it

@@ -4,6 +4,7 @@ directions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,6 +106,8 @@ class GradientAgreement(ContributionMetric):
             "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
         )
         super().__init__(num_clients, None, **kwargs)
+
+    rows_of_clients: Sequence[str] = ("gradient_products",)
 
     @property
     def round_fields(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,8 @@ class GradientShapley(ContributionMetric):
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, None, **kwargs)
+
+    rows_of_clients: Sequence[str] = ("gradient_products",)
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -179,6 +182,8 @@ class InRunShapley(ContributionMetric):
     def needs_classes(self) -> bool:
         """Whether the training samples must have classes: True unless ``loss`` is the name of a logged loss."""
         return self.loss is None
+
+    rows_of_clients: Sequence[str] = ("gradient_products",)
 
     @property
     def round_fields(self) -> dict[str, Any]:

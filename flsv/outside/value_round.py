@@ -22,7 +22,7 @@ from torchmetrics import MetricCollection
 
 from flsv._lightning.evaluation import KeptBatches, all_on_device
 from flsv.configuration.federation_config import named_head
-from flsv.core import Round, stage_of
+from flsv.core import VOCABULARY, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
@@ -42,9 +42,6 @@ Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A model: a ``state_dict``, or its entries as arrays in the same order, as Flower sends them, or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
 
-#: Fields of a round that only a FederatedLoop can fill; and the stages of a round that only a FederatedLoop has.
-_OF_A_LOOP = {"clients", "all_clients", "server_data", "losses", "num_steps"}
-_LATE = ("personalization", "exchange")
 #: Name under which a plain network's loss is logged.
 LOSS = "loss"
 
@@ -351,12 +348,15 @@ def _check(
 ) -> None:
     """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
     classes, ``num_classes`` that of the caller."""
-    for name, fields in board.fields.items():
-        asked = [field for field in fields.values() if isinstance(field, str)]
-        late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
-        judged = name in board.evaluating and 'judges="clients"'
-        if late or judged or getattr(board.metrics[name], "reported_by", None):
-            asked_for = late or judged or "reports of the clients"
+    for name, attributes in board.reads.items():
+        asked_for: Any = [
+            attribute for attribute in attributes if not VOCABULARY[attribute].outside
+        ]
+        if not asked_for and name in board.evaluating:
+            asked_for = 'judges="clients"'
+        if not asked_for and getattr(board.metrics[name], "reported_by", None):
+            asked_for = "reports of the clients"
+        if asked_for:
             raise ConfigurationError(
                 f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {asked_for}, "
                 "which only a FederatedLoop has: it needs the clients themselves."

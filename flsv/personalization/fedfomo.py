@@ -81,6 +81,7 @@ class FedFomo(UploadKeeper):
     saved = ("_uploads", "_affinity")
 
     evaluates = True
+    needs: Sequence[str] = ("clients",)
 
     def __init__(
         self,

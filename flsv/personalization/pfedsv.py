@@ -266,6 +266,7 @@ class PFedSV(UploadKeeper):
     metric_shape = ("n", "n")
 
     evaluates = True
+    needs: Sequence[str] = ("clients",)
 
     rules: ClassVar = (
         (

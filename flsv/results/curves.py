@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
+from flsv.results.run_table import OF_A_ROUND
 from flsv.scores.class_scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
@@ -100,6 +101,12 @@ def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) ->
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
     """Return the names of the metrics whose values per class become curves, if ``wanted``."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
+
+
+def names_in_use() -> tuple[str, ...]:
+    """Return the names that no metric may have, since the run's table, curves or pictures use them."""
+    scores = [tag_of(name) for name in OWN_SCORES]
+    return (*OF_A_ROUND, "train_loss", *scores, "data", "how to read")
 
 
 def tag_of(metric: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import Client
+from flsv.core.needs import asked_by
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
 
@@ -120,17 +121,23 @@ def cohort_of(
     model: Tensor,
 ) -> list[int]:
     """Draw the client ids of the round's cohort, and check them."""
-    drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
-    cohort: list[int] = drawn.tolist()
-    integers = drawn.ndim == 1 and drawn.dtype != torch.bool and not drawn.is_floating_point()
-    if not integers or not cohort or len({*range(num_clients)} & {*cohort}) < len(cohort):
+    if sampler.asks:
+        clients = asked_by(sampler, repr(sampler), clients)
+    ids = sampler.choose(clients, model, contributions, generator, round_index)
+    ids = torch.as_tensor(ids)
+    cohort: list[int] = ids.tolist()
+
+    are_integers = ids.dtype != torch.bool and not ids.is_floating_point()
+    is_list = ids.ndim == 1 and len(ids) > 0
+    all_ids = {*range(num_clients)}
+    if not are_integers or not is_list or len(all_ids & {*cohort}) < len(cohort):
         raise RuntimeError(
-            f"{sampler!r} drew {cohort} ({drawn.dtype}) for round {round_index + 1}: expected at least one client, "
+            f"{sampler!r} drew {cohort} ({ids.dtype}) for round {round_index + 1}: expected at least one client, "
             f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
         )
     if sampler.members is not None and not {*cohort} <= {*sampler.members}:
         raise RuntimeError(
-            f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}: a sampler that overrides `sample` "
+            f"{sampler!r} drew {cohort} for the coalition {[*sampler.members]}: a sampler that overrides `sample` "
             "must draw among its `members`, if they are not None."
         )
     return cohort

@@ -48,6 +48,7 @@ class PowerOfChoice(ClientSampler):
     """
 
     evaluates = True
+    needs: Sequence[str] = ("all_clients",)
 
     rules: ClassVar = (
         (lambda a: a.candidates >= a.cohort_size, "expected at least {cohort_size} candidates."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,13 +20,14 @@ from torchmetrics import Metric
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import VOCABULARY, stage_of
+from flsv.core import VOCABULARY, Split
+from flsv.core.needs import check_declared, needs_of, reads_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
+from flsv.core.vocabulary import TOLD_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
-from flsv.metrics.needs import needs_of
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.uploads import Upload
 from flsv.utilities.arguments import attribute_of
@@ -65,7 +66,8 @@ def check_setup(
     check_classes(data, metrics, config.strategies)
     _check_metrics(trainer, data, metrics)
     _check_strategies(config.strategies, metrics)
-    _check_splits(data, metrics, config)
+    _check_splits(data, config)
+    check_needs(data, metrics, config)
     _check_steps(module, metrics)
     return data
 
@@ -93,7 +95,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
         if strategy.metric_of_round and strategy.metric is not None:
-            stage = stage_of(metrics.fields[strategy.metric].values())
+            stage = metrics.stage_of(strategy.metric)
             if stage != "training":
                 raise ConfigurationError(
                     f"{role} {strategy!r} weighs a round by what the metric {strategy.metric!r} says of it, and "
@@ -102,44 +104,71 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
                 )
 
 
-def _check_splits(
+def _check_splits(data: FederatedDataModule, config: FederationConfig) -> None:
+    """Check that clients have the test samples on which their own models are evaluated."""
+    every = config.evaluation.every
+    empty = _clients_without(data, "test")
+    if every and empty:
+        raise ConfigurationError(
+            f"ClientEvaluation(every={every}) needs a test split at every client; "
+            f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
+        )
+
+
+def _clients_without(data: FederatedDataModule, split: Split) -> list[int]:
+    clients = range(data.num_clients)
+    return [client for client in clients if len(data.client_indices(client, split)) == 0]
+
+
+def check_needs(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
-    """Check that metrics' splits exist, and that private clients have to send only noised updates."""
-    if every := config.evaluation.every:
-        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
-        if empty:
-            raise ConfigurationError(
-                f"ClientEvaluation(every={every}) needs a test split at every client; "
-                f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
-            )
-    if metrics.evaluating:
-        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
-        if empty:
-            raise ConfigurationError(
-                f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
-                "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
-            )
-    judging = metrics.peer_metrics
-    if judging and not getattr(config.personalizer, "gives_peer_values", False):
+    """Check that there is what metrics, strategies and filters need, and that private clients need tell nothing."""
+    for part in (*config.strategies.values(), *config.filters):
+        check_declared(part, repr(part))
+
+    empty = _clients_without(data, "val")
+    if metrics.evaluating and empty:
         raise ConfigurationError(
-            f"metrics {judging} ask what the clients find each other to be worth, and {config.personalizer!r} does not "
-            "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
+            f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
+            "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
         )
-    told = {"losses", "counts", "answers", "reports", "client validation"}
-    asking = [name for name, metric in metrics.metrics.items() if told & set(needs_of(metric))]
+    asking = _who(metrics, config, lambda part: "peer_values" in reads_of(part))
+    if asking and not getattr(config.personalizer, "gives_peer_values", False):
+        raise ConfigurationError(
+            f"{asking} ask what the clients find each other to be worth, and {config.personalizer!r} does not say. Use "
+            "flsv.personalization.PFedSV or FedFomo, or leave those out."
+        )
+    asking = _who(metrics, config, lambda part: not TOLD_BY_CLIENTS.isdisjoint(needs_of(part)))
     if asking and config.private:
         raise ConfigurationError(
-            f"metrics {asking} need what clients tell beside their updates, and nothing but a noised update leaves "
-            f"them with {config.privacy!r}. Leave one of the two out, or let the server judge."
+            f"{asking} need what clients tell beside their updates, and nothing but a noised update leaves them with "
+            f"{config.privacy!r}. Leave one of the two out, or let the server judge."
         )
-    games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
-    if games and not data.val_dataloader():
+    asking = _who(metrics, config, lambda part: "validation" in needs_of(part, only_required=True))
+    if asking and not data.val_dataloader():
         raise ConfigurationError(
-            f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
+            f"{asking} evaluate models on the server's validation set, which is empty. Set "
             'FederatedDataModule(splits=Splits(server_val=0.1)), let the clients judge their games (judges="clients"), '
-            "or leave those metrics out."
+            "or leave those out."
         )
+
+
+def _who(
+    metrics: ContributionMetrics, config: FederationConfig, lacks: Callable[[Any], bool]
+) -> str:
+    """Name the metrics, strategies and filters of which ``lacks`` is true. Empty if there are none."""
+    words = []
+    names = [name for name, metric in metrics.metrics.items() if lacks(metric)]
+    if names:
+        words.append(f"metrics {names}")
+    for role, strategy in config.strategies.items():
+        if lacks(strategy):
+            words.append(f"{role} {strategy!r}")
+    for update_filter in config.filters:
+        if lacks(update_filter):
+            words.append(f"filter {update_filter!r}")
+    return " and ".join(words)
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,30 +10,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
+from flsv.core import VOCABULARY, Round, Stage, stage_of
+from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
+from flsv.core.vocabulary import ARGUMENTS
 from flsv.metrics import ContributionMetric
-from flsv.results.curves import tag_of
-from flsv.scores.class_scores import OWN_SCORES
+from flsv.results.curves import names_in_use
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
-
-RESERVED = (
-    *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),
-    *("data", "how to read"),
-)
-GAME_ARGUMENTS = {"utility", "gradient_products", "validation"}
-#: Fields of a round that exist before any client has uploaded its update, or do not depend on the uploads.
-APART_FROM_UPDATES = {
-    "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
-    "all_clients", "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
-    "downloaded_bytes",
-}  # fmt: skip
-#: Fields of a round that do not depend on the models from which the clients started.
-APART_FROM_STARTS = APART_FROM_UPDATES | {
-    "client_vectors", "client_head_weights", "server_head_weights", "server_vector", "server_update",
-    "aggregation_weights", "peer_values", "coalitions",
-}  # fmt: skip
-Field = str | Callable[[Round], Any]
 
 
 class ContributionMetrics:
@@ -79,10 +61,19 @@ class ContributionMetrics:
             name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()
         }
 
+    @cached_property
+    def reads(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the attributes of a round that each metric reads, ``{metric: names}``."""
+        return {name: reads_of(metric) for name, metric in self.metrics.items()}
+
     @property
     def head_metrics(self) -> list[str]:
         """Return the names of the metrics that read the classifier head."""
-        return [name for name, fields in self.fields.items() if HEAD_FIELDS & set(fields.values())]
+        names = []
+        for name, metric in self.metrics.items():
+            if "head" in needs_of(metric):
+                names.append(name)
+        return names
 
     @property
     def class_metrics(self) -> list[str]:
@@ -96,7 +87,7 @@ class ContributionMetrics:
     @property
     def game_metrics(self) -> list[str]:
         """Return the names of the metrics that evaluate models on the server's validation set."""
-        return [name for name, fields in self.fields.items() if GAME_ARGUMENTS & set(fields)]
+        return self._reading("plays")
 
     @property
     def performances(self) -> dict[str, Any]:
@@ -110,26 +101,30 @@ class ContributionMetrics:
     @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
-        return self._metrics_that_read_more_than(APART_FROM_UPDATES)
+        return self._reading("of_updates")
 
     @property
     def start_metrics(self) -> list[str]:
         """Return the names of the metrics that may read the models from which the clients started."""
-        return self._metrics_that_read_more_than(APART_FROM_STARTS)
-
-    def _metrics_that_read_more_than(self, apart: Collection[str]) -> list[str]:
-        metrics = []
-        for name, fields in self.fields.items():
-            # A function of the round is known by its argument's name only.
-            fields_read = {a if callable(field) else field for a, field in fields.items()}
-            if fields_read.difference(apart, self._reported):
-                metrics.append(name)
-        return metrics
+        return self._reading("of_starts")
 
     @property
     def peer_metrics(self) -> list[str]:
         """Return the names of the metrics that read the values that clients assign to each other's models."""
-        return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
+        reads = self.reads.items()
+        return [name for name, attributes in reads if "peer_values" in attributes]
+
+    def _reading(self, flag: str) -> list[str]:
+        """Return the names of the metrics that read an attribute of which ``flag`` is set in the vocabulary."""
+        names = []
+        for name, attributes in self.reads.items():
+            if any(getattr(VOCABULARY[attribute], flag) for attribute in attributes):
+                names.append(name)
+        return names
+
+    def stage_of(self, name: str) -> Stage:
+        """Return the stage of a round after which the metric ``name`` is updated."""
+        return stage_of(self.reads[name])
 
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
@@ -184,26 +179,35 @@ class ContributionMetrics:
             ValueError: a metric's value is not ``[n]`` or ``[n, M]`` for n clients.
         """
         for name, metric in self.metrics.items():
-            fields = self.fields[name]
-            if stage != stage_of(fields.values()):
-                continue
-            arguments = {
-                a: field(round) if callable(field) else round.get(field)
-                for a, field in fields.items()
-            }
-            metric.update(**arguments)
-            value = metric.compute()
-            if (
-                not isinstance(value, Tensor)
-                or value.ndim not in (1, 2)
-                or len(value) != self._num_clients
-            ):
-                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(
-                    f"metric {name!r}: compute() must give one row per client, [{self._num_clients}] or "
-                    f"[{self._num_clients}, M]; it gave {shape}."
-                )
-            self.contributions[name] = value.detach()
+            if stage == self.stage_of(name):
+                self._update(name, metric, round, stage)
+
+    def _update(
+        self,
+        name: str,
+        metric: Metric,
+        round: Round,
+        stage: Stage,
+    ) -> None:
+        known_round = read_by(metric, f"metric {name!r}", round, stage)
+        arguments = {}
+        for argument, field in self.fields[name].items():
+            if callable(field):
+                arguments[argument] = field(known_round)
+            else:
+                arguments[argument] = round.get(field)
+        metric.update(**arguments)
+
+        value = metric.compute()
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        is_matrix = isinstance(value, Tensor) and value.ndim in (1, 2)
+        num_clients = self._num_clients
+        if not is_matrix or len(value) != num_clients:
+            raise ValueError(
+                f"metric {name!r}: compute() must give one row per client, [{num_clients}] or [{num_clients}, M]; "
+                f"it gave {shape}."
+            )
+        self.contributions[name] = value.detach()
 
     @torch.no_grad()
     def end_run(self) -> dict[str, Tensor]:
@@ -236,27 +240,28 @@ class ContributionMetrics:
         self.contributions = dict(state["contributions"])
 
 
-def _fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
-    if name in RESERVED:
+def _fields(
+    name: str,
+    metric: Metric,
+    reported: set[str],
+) -> dict[str, Field]:
+    """Return the metric's fields, after a check of its name, its fields and its ``needs``."""
+    if name in names_in_use():
         raise ConfigurationError(
-            f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another."
+            f"metric name {name!r} is taken by the reports (as are {names_in_use()}); choose another."
         )
     plain_name(name, "metric")
-    translation: Mapping[str, Field | None] = attribute_of(metric, "round_fields", {})
-    parameters = inspect.signature(type(metric).update).parameters.values()
-    arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
-    found = {argument: translation.get(argument, argument) for argument in arguments}
-    fields = {argument: field for argument, field in found.items() if field is not None}
-    unknown = [
-        field
-        for field in fields.values()
-        if not callable(field) and field not in VOCABULARY | reported
-    ]
+    fields = fields_of(metric)
+    names = {field for field in fields.values() if isinstance(field, str)}
+    unknown = sorted(names - ARGUMENTS - reported)
     if unknown:
-        by = getattr(metric, "reported_by", None)
-        hint = "" if by is None else f" Clients report it with {by}."
+        setting = getattr(metric, "reported_by", None)
+        hint = ""
+        if setting is not None:
+            hint = f" Clients report it with {setting}."
         raise ConfigurationError(
             f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "
-            f"It may ask for {sorted(VOCABULARY | reported)}.{hint}"
+            f"It may ask for {sorted(ARGUMENTS | reported)}.{hint}"
         )
+    check_declared(metric, f"metric {name!r}")
     return fields

@@ -23,6 +23,7 @@ from flsv.core import (
     Start,
     asked_starts,
 )
+from flsv.core.needs import asked_by, read_by
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_finite_check
@@ -64,10 +65,13 @@ class RoundServer:
         channel: Channel,
         filters: Sequence[UpdateFilter] = (),
     ) -> None:
-        self.metrics, self.strategies = metrics, list[Strategy](strategies.values())
+        self.metrics = metrics
+        self.strategies = list[Strategy](strategies.values())
+        self._declaring = list(self.strategies)
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
-        self.space, self.channel = space, channel
+        self.space = space
+        self.channel = channel
         self.filters = with_finite_check(filters)
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
@@ -78,7 +82,11 @@ class RoundServer:
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
 
-    def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
+    def instruct(
+        self,
+        clients: Iterable[int],
+        state: FederationState,
+    ) -> dict[int, Instruction]:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         instructions = {}
         known_state = state.for_strategies()
@@ -135,14 +143,13 @@ class RoundServer:
         Raises:
             NoModel: the filters leave no update.
         """
-        model, cut = state.model(), self.space.num_parameters
+        model = state.model()
         if self.personalizer is None or self.personalizer.collaborates:
             for update in updates:
-                self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
-                for name, value in update.reports.items():
-                    self.channel.send(update.client_id, "up", name, value)
+                self._count(update)
         for strategy in self.strategies:
-            strategy.before_filters(updates, clients)
+            if type(strategy).before_filters is not Strategy.before_filters:
+                strategy.before_filters(updates, asked_by(strategy, repr(strategy), clients))
         numbers = partial(torch.tensor, device=model.device)
         cohort = Cohort(
             round_index=state.round_index,
@@ -150,11 +157,12 @@ class RoundServer:
             matrix=matrix,
             starts=tuple(instructions[update.client_id].start for update in updates),
             num_samples=numbers([update.num_samples for update in updates]),
-            num_parameters=cut,
+            num_parameters=self.space.num_parameters,
             model=model,
             broken=broken,
         )
-        self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
+        norms = cohort.norms.tolist()
+        self.norms = dict(zip(cohort.ids, norms))
         cohort = self._filtered(cohort)
         updates = cohort.updates
         starts, silent = self._starts(cohort, instructions, clients)
@@ -167,10 +175,7 @@ class RoundServer:
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=starts,
-            reports={
-                name: _stacked([update.reports[name] for update in updates]).to(model.device)
-                for name in updates[0].reports
-            },
+            reports=_stacked_reports(updates, model.device),
             clients=tuple(clients[update.client_id] for update in updates),
             all_clients=clients,
             server_data=server_data,
@@ -182,6 +187,13 @@ class RoundServer:
             left_out=[client for client in self.norms if client not in cohort.ids],
             unmeasured=[*cohort.unmeasured, *silent],
         )
+
+    def _count(self, update: ClientUpdate) -> None:
+        """Count an update, and what its client reports, as messages."""
+        send = partial(self.channel.send, update.client_id, "up")
+        send("update", update.vector, update.traffic)
+        for name, value in update.reports.items():
+            send(name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
         """Apply the filters one after the other, and issue their warnings."""
@@ -259,7 +271,8 @@ class RoundServer:
         self._measure(round, "training")
         vector, weights = self._aggregated(round)
         # One wait for both: the state keeps the weights on the host.
-        finite = bool(copied([vector.sum(), weights])[0].isfinite()) or all_finite(vector)
+        vector_sum = copied([vector.sum(), weights])[0]
+        finite = bool(vector_sum.isfinite()) or all_finite(vector)
         if not finite:
             self._warn_of_aggregate(round, state)
             vector, weights = round.global_vector.clone(), torch.zeros_like(weights)
@@ -269,8 +282,9 @@ class RoundServer:
         round = self._personalized(round, state)
         self._measure(round, "personalization")
         for strategy in self.strategies:
-            strategy.end_round(round)
-            trained = strategy.coalition_models(round)
+            known_round = self._read_by(strategy, round, "personalization")
+            strategy.end_round(known_round)
+            trained = strategy.coalition_models(known_round)
             round = round if trained is None else round.with_coalitions(trained)
         self._measure(round, "exchange")
         if self.games is not None:
@@ -282,12 +296,17 @@ class RoundServer:
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]``, and the clients' weights in it, ``[k]``."""
-        vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
-        if self.aggregator.server_lr == 1:
+        known_round = self._read_by(self.aggregator, round, "training")
+        contributions = self.metrics.with_priors()
+        vector, weights = self.aggregator.aggregate(known_round, contributions)
+        server_lr = self.aggregator.server_lr
+        if server_lr == 1:
             return vector, weights
+
         cut = self.space.num_parameters
+        parameters = round.global_vector[:cut]
         # Not in place: an aggregator may return a client's model as a view of the matrix.
-        moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
+        moved = torch.lerp(parameters, vector[:cut], server_lr)
         return torch.cat([moved, vector[cut:]]), weights
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
@@ -296,20 +315,47 @@ class RoundServer:
             raise NoModel(f"{what}, for the second time running.")
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
-    def _personalized(self, round: Round, state: FederationState) -> Round:
+    def _personalized(
+        self,
+        round: Round,
+        state: FederationState,
+    ) -> Round:
         """Store the clients' next initial models in ``state``, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
-        own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
-        own = own if isinstance(own, Personalized) else Personalized(own)
-        # A view would keep, and save, the whole tensor that it is a view of.
-        state.starts.update(
-            {
-                i: model.detach().clone() if model._is_view() else model.detach()
-                for i, model in own.starts.items()
-            }
-        )
-        return round.personalized(own.peer_values)
+        known_round = self._read_by(self.personalizer, round, "aggregation")
+        contributions = self.metrics.with_priors()
+        result = self.personalizer.personalize(known_round, contributions, state.starts)
+        if not isinstance(result, Personalized):
+            result = Personalized(result)
+
+        for client, model in result.starts.items():
+            model = model.detach()
+            # A view would keep, and save, the whole tensor that it is a view of.
+            state.starts[client] = model.clone() if model._is_view() else model
+        return round.personalized(result.peer_values)
+
+    def _read_by(
+        self,
+        strategy: Strategy,
+        round: Round,
+        stage: Stage,
+    ) -> Round:
+        """Return the round as a strategy of the run reads it. The loop's own strategies read all of it."""
+        if strategy not in self._declaring:
+            return round
+        return read_by(strategy, repr(strategy), round, stage)
+
+
+def _stacked_reports(
+    updates: Sequence[ClientUpdate],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    reports = {}
+    for name in updates[0].reports:
+        values = [update.reports[name] for update in updates]
+        reports[name] = _stacked(values).to(device)
+    return reports
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:

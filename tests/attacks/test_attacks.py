@@ -199,6 +199,8 @@ def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
 
 
 class Asks(FedAvg):
+    needs = ("clients",)
+
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
         self.said = torch.stack([client.ask(lambda local: local.sent) for client in round.clients])
         self.came = torch.stack(

@@ -27,6 +27,8 @@ from helpers.fits import assert_resumes, fit
 
 
 class Asking(Personalizer):
+    needs = ("clients",)
+
     def __init__(self, question: Any) -> None:
         self.question, self.answers = question, list[list[Any]]()
 

@@ -106,14 +106,16 @@ class Shifted(Plain):
 
 def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     """The last client of the cohort is still in the module when clients and games are evaluated."""
-    seen: list[Tensor] = []
+    shifts: list[Tensor] = []
 
     class Looks(FedAvg):
         private = ("shift",)  # a strategy may say so, too
+        needs = ("server_data",)
 
         def end_round(self, round: Any) -> None:
             assert round.server_data is not None
-            seen.append(round.server_data.module(round.global_vector).shift.clone())
+            module_at_server = round.server_data.module(round.global_vector)
+            shifts.append(module_at_server.shift.clone())
 
     federated = FederatedLoop(
         Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1
@@ -129,7 +131,7 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     assert federated.client_accuracy[1] > 0.2 + max(
         (labels == leaked).float().mean() for leaked in range(CLASSES)
     )
-    assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
+    assert shifts[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
 def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from personalization.watched import watched
 from torch import Tensor
 
-from flsv.aggregation import CGSV, FedAvg, ShapFedWA
+from flsv.aggregation import CGSV, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
 from flsv.federation import FederatedLoop
@@ -139,44 +139,74 @@ class Begun(L.Callback):
         self.models.setdefault((loop.round_index, loop.current_client), now)
 
 
-def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
-    personalizer, begun, counts = FedEM(), Begun(), []
-    keep = personalizer.keep
-    personalizer.keep = lambda local: (counts.append(local.state[NAME].clone()), keep(local))  # type: ignore[method-assign]
-    seen = watched(
-        personalizer, after=lambda round: (round.uploaded.tolist(), round.downloaded.tolist())
-    )
-    loop = FederatedLoop(FedAvg(), personalizer=personalizer, sampler=UniformSampler(2), seed=1)
+def test_fedem_shares_components_and_keeps_weights(tmp_path):
+    personalizer = FedEM()
+    start_watch = Begun()
+    counts_at_clients = []
+    keep_at_client = personalizer.keep
+
+    def noting_keep(local):
+        counts_at_clients.append(local.state[NAME].clone())
+        keep_at_client(local)
+
+    def traffic_of(round):
+        return torch.stack([round.uploaded, round.downloaded])
+
+    personalizer.keep = noting_keep
+    rounds = watched(personalizer, read_round=traffic_of)
+    loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(2), seed=1)
     torch.manual_seed(0)
     mixture = MixtureClient(
-        num_components=3, network="mlp", network_args={"hidden": [8]}, optimizer=sgd
+        num_components=3,
+        network="mlp",
+        network_args={"hidden": [8]},
+        optimizer=sgd,
     )
-    module = fit(loop, tmp_path, mixture, toy_data((2, 3, 2, 3)), rounds=5, callbacks=[begun])
+    data = toy_data((2, 3, 2, 3))
+    module = fit(loop, tmp_path, mixture, data, rounds=5, callbacks=[start_watch])
+
+    equal_weights = torch.full((3,), 1 / 3)
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
-    assert not [name for name in loop.space.names if "responsibility" in name]
-    assert module.network.responsibility.tolist() == [pytest.approx(1 / 3)] * 3
-    assert loop.state_dict()["strategies"]["personalizer"] == loop.state.starts == {}
-    weights: dict[int, Tensor] = {}
-    for round, _, _, traffic in seen:
+    assert "responsibility" not in " ".join(loop.space.names)
+    torch.testing.assert_close(module.network.responsibility, equal_weights)
+    saved = loop.state_dict()["strategies"]["personalizer"]
+    assert saved == loop.state.starts == {}
+
+    weights = {}
+    for round, _, _, traffic in rounds:
         assert round.start_vectors is None  # everybody starts from the global one
-        for client, samples in zip(round.client_ids.tolist(), round.num_samples.tolist()):
-            vector, start = begun.models[round.round_index, client]
+        clients = round.client_ids.tolist()
+        for client, samples in zip(clients, round.num_samples.tolist()):
+            key = round.round_index, client
+            vector, initial_weights = start_watch.models[key]
             assert torch.equal(vector, round.global_vector)
-            torch.testing.assert_close(start, weights.get(client, torch.full((3,), 1 / 3)))
+            expected_weights = weights.get(client, equal_weights)
+            torch.testing.assert_close(initial_weights, expected_weights)
+
             # One for where it started, and one for every training sample.
-            count = counts.pop(0)
-            assert float(count.sum()) == pytest.approx(1 + samples, rel=1e-4)
-            weights[client] = count / count.sum()
-        assert traffic == ([loop.space.size] * 2, [loop.space.size] * 2)
-        average = (
-            round.num_samples.double() / round.num_samples.sum()
-        ) @ round.client_vectors.double()
-        torch.testing.assert_close(round.server_vector.double(), average, rtol=1e-4, atol=1e-5)
+            count = counts_at_clients.pop(0)
+            total = count.sum()
+            assert float(total) == pytest.approx(1 + samples, rel=1e-4)
+            weights[client] = count / total
+        assert (traffic == loop.space.size).all()
+
+        shares = round.num_samples.double() / round.num_samples.sum()
+        average = shares @ round.client_vectors.double()
+        next_model = round.server_vector.double()
+        torch.testing.assert_close(
+            next_model,
+            average,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
     assert len(weights) > 2
-    assert any(float(w.max()) > 0.4 for w in weights.values())
-    kept = {client: state[NAME] for client, state in client_tensors(loop).items()}
-    assert kept.keys() == weights.keys()
-    assert all(torch.equal(kept[client], weight) for client, weight in weights.items())
+    largest_weights = torch.stack([*weights.values()]).amax(1)
+    assert largest_weights.max() > 0.4
+    tensors = client_tensors(loop)
+    assert tensors.keys() == weights.keys()
+    for client, weight in weights.items():
+        assert torch.equal(tensors[client][NAME], weight)
 
 
 def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path: Path) -> None:

@@ -1,30 +1,37 @@
 """Notes what happens to a personalizer in a fit."""
 
-from collections.abc import Callable
-from typing import Any
-
 from flsv.personalization import Personalizer
 
 
-def watched(
-    part: Personalizer,
-    before: Callable[[Any, Any, Any], Any] = lambda round, contributions, models: None,
-    after: Callable[[Any], Any] = lambda round: None,
-) -> list[tuple[Any, Any, Any, Any]]:
-    """Of every round: the round, what ``before`` gives of what ``personalize`` is called with, what it gives, and what
-    ``after`` gives of the round at its end."""
-    seen: list[Any] = []
-    personalize, end_round = part.personalize, part.end_round
+def nothing(*_):
+    return None
 
-    def noted(round: Any, contributions: Any, models: Any) -> Any:
-        had = before(round, contributions, models)
-        own = personalize(round, contributions, models)
-        seen.append((round, had, dict(own) if isinstance(own, dict) else own, None))
-        return own
 
-    def ended(round: Any) -> None:
+def watched(part: Personalizer, read_arguments=nothing, read_round=nothing):
+    """Return a list that gets an entry of each round of a fit.
+
+    An entry holds the round, what ``read_arguments`` makes of the arguments of ``personalize``, the result of
+    ``personalize``, and what ``read_round`` makes of the round at its end.
+    """
+    entries = []
+    personalize = part.personalize
+    end_round = part.end_round
+
+    def noted(round, contributions, models):
+        arguments_read = read_arguments(round, contributions, models)
+        result = personalize(round, contributions, models)
+        if isinstance(result, dict):
+            result = dict(result)
+        entries.append([arguments_read, result])
+        return result
+
+    def ended(round):
         end_round(round)
-        seen[-1] = (round, *seen[-1][1:3], after(round))
+        whole_round = round._round  # also what a personalizer does not read
+        arguments_read, result = entries[-1]
+        round_read = read_round(whole_round)
+        entries[-1] = (whole_round, arguments_read, result, round_read)
 
-    part.personalize, part.end_round = noted, ended  # type: ignore[method-assign]
-    return seen
+    part.personalize = noted
+    part.end_round = ended
+    return entries

@@ -14,7 +14,8 @@ from torch import Tensor
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.configuration.federation_config import ROLES
-from flsv.core import Client, LocalData
+from flsv.core import VOCABULARY, Client, LocalData
+from flsv.core.needs import ReadRound
 from flsv.engines.remote.federation import RemoteClient
 from flsv.filters import SampleCap
 from flsv.metrics.base import ContributionMetric
@@ -34,6 +35,9 @@ AT_A_CLIENT = (LocalData, ClientContext)
 OUR_MODULES = ("flsv.", __name__)
 #: How far the spy follows public names from an argument.
 DEPTH = 6
+
+
+PRIVATE = (GaussianPrivacy(clip=1.0, noise_multiplier=1.0),)
 
 
 class FromTheGlobalModel(Personalizer):
@@ -72,6 +76,7 @@ class Spy:
     def __init__(self, class_counts):
         self.secrets = [class_counts, *class_counts, *class_counts.T]
         self.called = set()
+        self.declared = {}
         self.leaks = []
 
     def watching(self, kind):
@@ -81,7 +86,7 @@ class Spy:
             is_public = not name.startswith("_")
             if is_public and method.__module__.startswith(OUR_MODULES):
                 methods[name] = self._spying(name, method)
-        return type(f"Spying{kind.__name__}", (kind,), methods)
+        return type(f"Spying{kind.__name__}", (kind,), {**methods, **self.declared})
 
     def _spying(self, name, method):
         @functools.wraps(method)
@@ -113,6 +118,10 @@ def contents_of(value):
         yield from value.items()
     elif isinstance(value, list | tuple):
         yield from enumerate(value)
+    elif isinstance(value, ReadRound):
+        for name in VOCABULARY:
+            with suppress(ConfigurationError, RuntimeError):
+                yield name, getattr(value, name)
     elif is_dataclass(value):
         for field in fields(value):
             yield field.name, getattr(value, field.name)
@@ -122,7 +131,7 @@ def class_counts_of(local):
     return local.class_counts.clone()
 
 
-def fit_watched(spy, folder):
+def fit_watched(spy, folder, uploads=PRIVATE):
     parts = {}
     for role, (kind, arguments) in PARTS.items():
         parts[role] = spy.watching(kind)(**arguments)
@@ -130,7 +139,7 @@ def fit_watched(spy, folder):
     parts["metrics"] = {"whole": parts["metrics"]}
     loop = FederatedLoop(
         **parts,
-        uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)],
+        uploads=uploads,
         evaluation=ClientEvaluation(every=1, models="trained"),
         seed=0,
     )
@@ -154,14 +163,10 @@ def test_no_method_of_a_part_reads_the_class_counts_of_private_clients(spy, tmp_
     assert at_the_server <= spy.called
 
 
-@pytest.mark.filterwarnings("ignore:metrics")
-def test_the_spy_reads_class_counts_where_clients_answer(spy, tmp_path, monkeypatch):
-    def ask(client, question, *args):
-        return client._answer(question, args, {})
+def test_the_spy_reads_class_counts_where_clients_answer(spy, tmp_path):
+    spy.declared = {"needs": ("clients", "all_clients")}
 
-    monkeypatch.setattr(Client, "ask", ask)
-
-    fit_watched(spy, tmp_path)
+    fit_watched(spy, tmp_path, uploads=())
 
     methods = {path.split("/")[0] for path in spy.leaks}
     assert {"aggregate", "weights", "before_filters"} <= methods

@@ -158,11 +158,12 @@ class Watching(Personalizer):
 
     def __init__(self, asks=False):
         self.asks = asks
+        self.needs = ("clients",) if asks else ()
         self.rounds = []
         self.trained_models = []
 
     def personalize(self, round, contributions, models):
-        self.rounds.append(round)
+        self.rounds.append(round._round)
         if self.asks:
             trained_models = [client.ask(trained_model) for client in round.clients]
             self.trained_models.append(torch.stack(trained_models))

@@ -36,6 +36,7 @@ from flsv.core import (
 )
 from flsv.core.answers import expected_answer
 from flsv.core.matrix import empty_rows
+from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
@@ -83,7 +84,7 @@ def check_deployment(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
         )
     _check_strategies(config.strategies)
-    _check_metrics(fields, evaluating)
+    _check_metrics(config, fields, evaluating)
 
 
 def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
@@ -99,9 +100,18 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
                 "false number would multiply the model's step. Use FedAvg with "
                 'local_epochs="100 steps", or measure it in a simulation.'
             )
+        if "answers" in needs_of(strategy) and not strategy.evaluates:
+            raise ConfigurationError(
+                f"{role} {strategy!r} asks clients about their samples, which a deployment does not give. Choose "
+                "another, or measure it in a simulation."
+            )
 
 
-def _check_metrics(fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
+def _check_metrics(
+    config: FederationConfig,
+    fields: Mapping[str, Mapping[str, Any]],
+    evaluating: Mapping[str, Any],
+) -> None:
     for name, metric in evaluating.items():
         if getattr(metric, "judges", None) == "clients":
             continue  # it is tried when all is ready
@@ -111,9 +121,8 @@ def _check_metrics(fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
-    for name, attributes in fields.items():
-        names_read = [attribute for attribute in attributes.values() if isinstance(attribute, str)]
-        if name not in evaluating and "clients" in names_read:
+    for name in fields:
+        if "answers" in needs_of(config.metrics.get(name)):
             raise ConfigurationError(
                 f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
                 "it out, or measure it in a simulation."

@@ -26,6 +26,7 @@ from flsv._lightning.evaluation import count_answers
 from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, opened
+from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule, OneClient, Splits
@@ -46,7 +47,6 @@ from flsv.engines.remote.messages import (
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
 from flsv.engines.remote.site_memory import SiteMemory, SiteState
 from flsv.engines.remote.transport import agreement, check_agreement
-from flsv.metrics.needs import needs_of
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader, LocalSteps

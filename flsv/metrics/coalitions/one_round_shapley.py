@@ -6,7 +6,7 @@ baseline OR of Guo et al., "A Fair Contribution Measurement Method for Federated
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,6 +131,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         super().__init__(
             num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs
         )
+
+    needs: Sequence[str] | None = ("games",)
 
     @property
     def round_fields(self) -> dict[str, Any]:

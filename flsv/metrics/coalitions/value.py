@@ -215,16 +215,13 @@ class CoalitionValue(MeasuredMetric):
         argument that has None in place of a function is not passed.
         """
         fields: dict[str, Any] = {
-            "utility": self._game,
+            "utility": self._game_by_aggregation,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        # The game reads the weights itself; naming them here only makes the loop update the metric after the
-        # aggregation.
-        return (
-            fields
-            if self.weighting in _OF_THE_AGGREGATION
-            else {**fields, "aggregation_weights": None}
-        )
+        if self.weighting not in _OF_THE_AGGREGATION:
+            fields["utility"] = self._game
+            fields["aggregation_weights"] = None
+        return fields
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the fold
@@ -285,11 +282,10 @@ class CoalitionValue(MeasuredMetric):
         weights: Any = self.weighting
         if weights == "fixed":
             weights = torch.full((len(round),), 1 / len(round))
-        elif weights in _OF_THE_AGGREGATION:
-            assert round.aggregation_weights is not None
-            weights = (
-                round.aggregation_weights
-                if weights == "aggregation-fixed"
-                else Renormalized(round.aggregation_weights)
-            )
+        return round.play(self.measured_by, weights)
+
+    def _game_by_aggregation(self, round: Round) -> CoalitionUtility:
+        weights: Any = round.aggregation_weights
+        if self.weighting != "aggregation-fixed":
+            weights = Renormalized(weights)
         return round.play(self.measured_by, weights)

@@ -1,0 +1,231 @@
+"""What a part reads of a round and so needs, and the round as a part reads it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CodeType
+from typing import Any, cast
+
+from flsv.core.client import Client
+from flsv.core.round import Round
+from flsv.core.vocabulary import NEEDS, STAGES, VOCABULARY, Stage
+from flsv.utilities.arguments import attribute_of
+from flsv.utilities.errors import ConfigurationError
+
+Field = str | Callable[[Round], Any]
+"""Where an argument of a metric's ``update`` comes from: an attribute of the round, or a function of the round."""
+
+
+def fields_of(metric: Any) -> dict[str, Field]:
+    """Return the field of each argument of a metric's ``update``, ``{argument: field}``."""
+    translation: Mapping[str, Field | None] = attribute_of(metric, "round_fields", {})
+    fields = {}
+    for parameter in _parameters_of(metric):
+        field = translation.get(parameter.name, parameter.name)
+        if field is not None:
+            fields[parameter.name] = field
+    return fields
+
+
+def reads_of(
+    part: Any,
+    only_required: bool = False,
+) -> tuple[str, ...]:
+    """Return the names of the attributes of a round that a part reads, in the order of the vocabulary.
+
+    They are the part's ``needs`` and, for a metric, the attributes that its ``update`` takes as arguments, and those
+    that the functions in its ``round_fields`` name in their code. If a metric declares ``needs``, its functions are not
+    looked into. With ``only_required`` arguments that have a default are left out.
+    """
+    declared = attribute_of(part, "needs")
+    names = set(declared or ())
+    if _is_metric(part):
+        skipped = set()
+        if only_required:
+            skipped = _optional_arguments_of(part)
+        for argument, field in fields_of(part).items():
+            if callable(field) and declared is None:
+                names |= names_in_code(field)
+            if isinstance(field, str) and argument not in skipped:
+                names.add(field)
+    return tuple(name for name in VOCABULARY if name in names)
+
+
+def needs_of(
+    part: Any,
+    only_required: bool = False,
+) -> tuple[str, ...]:
+    """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
+    needs: set[str] = set()
+    for name in reads_of(part, only_required):
+        needs.update(VOCABULARY[name].needs)
+    if getattr(part, "evaluates", False):
+        if _is_metric(part):
+            # Clients are asked for scores only, and their validation samples replace the server's validation set.
+            needs -= {"answers", "validation"}
+            needs.add("client validation")
+        else:
+            needs.add("answers")
+    if getattr(part, "needs_classes", False):
+        needs.add("classes")
+    if getattr(part, "uses_ground_truth", False):
+        needs.add("counts")
+    if getattr(part, "reports", ()):
+        needs.add("reports")
+    if getattr(part, "reported_by", None):
+        needs.add("reports")
+    return tuple(need for need in NEEDS if need in needs)
+
+
+def check_declared(part: Any, reader: str) -> None:
+    """Raise ConfigurationError if a part, called ``reader``, declares in ``needs`` what a round does not have."""
+    declared = attribute_of(part, "needs") or ()
+    unknown = [name for name in declared if name not in VOCABULARY]
+    if unknown:
+        raise ConfigurationError(
+            f"{reader}: needs = {unknown}, which a round does not have. It may have {sorted(VOCABULARY)}."
+        )
+
+
+def names_in_code(function: Callable[..., Any]) -> set[str]:
+    """Return the attributes of a round that a function names in its code.
+
+    Example:
+        >>> names_in_code(lambda round: round.play("accuracy"))
+        {'play'}
+    """
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return set()
+    return {name for name in _names(code) if name in VOCABULARY}
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_metric(part: Any) -> bool:
+    return hasattr(type(part), "update") and hasattr(type(part), "compute")
+
+
+def _parameters_of(metric: Any) -> list[inspect.Parameter]:
+    signature = inspect.signature(type(metric).update)
+    _, *parameters = signature.parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter for parameter in parameters if parameter.kind not in variadic]
+
+
+def _optional_arguments_of(part: Any) -> set[str]:
+    parameters = _parameters_of(part)
+    names = set()
+    for parameter in parameters:
+        if parameter.default is not parameter.empty:
+            names.add(parameter.name)
+    return names
+
+
+class Undeclared(ConfigurationError):
+    """Error: a part reads at run time what it has not declared."""
+
+    def __init__(self, reader: str, name: str, why: str) -> None:
+        line = f"needs = ({name!r},)"
+        super().__init__(
+            f"{reader} reads Round.{name}, {why}, and has not declared it. Add to its class: {line}"
+        )
+
+
+class ReadRound:
+    """A round as one part reads it. What the part has not declared raises :class:`Undeclared`.
+
+    Args:
+        round: the round.
+        part: the part.
+        reader: the part's name, for messages.
+        stage: the stage after which the part reads.
+    """
+
+    __slots__ = ("_is_metric", "_needs", "_reader", "_round", "_stage")
+
+    def __init__(
+        self,
+        round: Round,
+        part: Any,
+        reader: str,
+        stage: Stage,
+    ) -> None:
+        self._round = round
+        self._reader = reader
+        self._stage = stage
+        self._is_metric = _is_metric(part)
+        self._needs = set[str]()
+        if not self._is_metric:
+            self._needs.add("updates")  # for this every aggregator and personalizer is there
+        for name in reads_of(part):
+            self._needs.update(VOCABULARY[name].needs)
+
+    def __len__(self) -> int:
+        return len(self._round)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in VOCABULARY:
+            self._check(name)
+        return getattr(self._round, name)
+
+    def _check(self, name: str) -> None:
+        row = VOCABULARY[name]
+        missing = [NEEDS[need] for need in row.needs if need not in self._needs]
+        if missing:
+            words = " and ".join(missing)
+            raise Undeclared(self._reader, name, f"for which {words}")
+        if STAGES.index(row.stage) <= STAGES.index(self._stage):
+            return
+        why = f"which is known only after {row.stage}"
+        if self._is_metric:
+            raise Undeclared(self._reader, name, why)
+        raise RuntimeError(f"{self._reader} reads Round.{name}, {why}.")
+
+
+class UndeclaredClient(Client):
+    """A client in the hands of a part that has not declared that it asks clients."""
+
+    def __init__(self, client: Client, reader: str) -> None:
+        self.id = client.id
+        self.is_private = client.is_private
+        self._reader = reader
+        self._channel = None
+        self._owners = None
+
+    def _answer(self, *_: Any) -> Any:
+        why = f"for which {NEEDS['answers']}"
+        raise Undeclared(self._reader, "all_clients", why)
+
+
+def read_by(
+    part: Any,
+    reader: str,
+    round: Round,
+    stage: Stage,
+) -> Round:
+    """Return the round as ``part``, called ``reader`` in messages, reads it after ``stage``."""
+    return cast(Round, ReadRound(round, part, reader, stage))
+
+
+def asked_by(
+    part: Any,
+    reader: str,
+    clients: Sequence[Client],
+) -> Sequence[Client]:
+    """Return ``clients`` as ``part`` gets them: they answer only if it has declared that it asks."""
+    for name in reads_of(part):
+        if "answers" in VOCABULARY[name].needs:
+            return clients
+    return [UndeclaredClient(client, reader) for client in clients]

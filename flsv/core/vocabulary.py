@@ -1,0 +1,157 @@
+"""The vocabulary of a round: what each attribute of a Round is, when it is known, and what the server needs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+Stage = Literal["training", "aggregation", "personalization", "exchange"]
+#: The stages of a round in their order. Something is known after a stage.
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+#: What the server must have or receive for a part, ``{keyword for tables: description}``, in the order of display.
+NEEDS = {
+    "validation": "the server has validation data",
+    "updates": "the server sees every client's own update",
+    "head": "the updates' classifier head",
+    "classes": "samples have classes",
+    "losses": "clients report their training loss",
+    "counts": "clients report their numbers of samples of each class",
+    "answers": "clients answer questions about their samples",
+    "reports": "clients report values that their client algorithm computes",
+    "client validation": "every client has validation samples of its own",
+}
+#: Needs that a private client does not meet, since nothing but its noised update leaves it.
+TOLD_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client validation"})
+
+
+#: The attributes of a :class:`flsv.Round`. k is the cohort's size, n the number of clients, P the length of a model's
+#: vector, M the number of classes, D the number of weights per class in the classifier head. :class:`Attribute`
+#: explains the columns. A mark sets one of its flags: "loop" means that ``outside`` is False, "internal" that
+#: ``is_argument`` is False. The need "updates" implies the mark "of updates".
+TABLE = """
+attribute | what it is | shape | known after | needs | marks
+round_index | the round's number, from 0 | number | training | |
+client_ids | the clients that took part | int64 [k] | training | | per client
+num_samples | their numbers of training samples | int64 [k] | training | | per client
+num_steps | their numbers of optimizer steps | int64 [k] | training | | per client, loop
+losses | their mean training losses | [k] | training | losses | per client, loop
+senders | who sent an update, excluded clients last | int64 [s] | training | |
+inclusion_probabilities | the chances with which they were drawn | [k] | training | | per client
+global_vector | the global model at the start of the round | [P] | training | |
+client_vectors | the clients' models | [k, P] | training | updates | per client
+client_updates | the models minus those that clients started from | [k, P] | training | updates | per client, of starts
+start_vectors | the models that clients started from, or None | [k, P] | training | | per client, of starts
+client_heads | the updates' classifier heads | [k, M, D+1] | training | updates, head | per client, of starts
+client_head_weights | the models' classifier heads | [k, M, D+1] | training | updates, head | per client
+matrix | the updates, for norms and products | ClientMatrix | training | updates | of starts
+utility | the game by accuracy, of uniform averages | game | training | validation, updates | plays, of starts
+server_data | the server's validation set | LocalData | training | validation | loop
+clients | the cohort's clients, to be asked | Client | training | answers | per client, loop
+all_clients | the federation's clients, to be asked | Client | training | answers | loop
+server_vector | the next global model | [P] | aggregation | | of updates
+server_update | the next global model minus this one | [P] | aggregation | | of updates
+server_head | the weighted mean of client_heads | [M, D+1] | aggregation | updates, head | of starts
+server_head_weights | the weighted mean of client_head_weights | [M, D+1] | aggregation | updates, head |
+aggregation_weights | the clients' weights in the next model | [k] | aggregation | | per client, of updates
+peer_values | the models' worth to clients | [k, n] | personalization | client validation | per client, of updates, loop
+coalitions | the coalitions that are trained | bool [K, n] | exchange | validation | of updates, loop
+reached | who received or sent anything, the cohort first | int64 [r] | exchange | | loop
+uploaded | entries that each client has sent | int64 [k] | exchange | | per client, loop
+downloaded | entries that each client has received | int64 [k] | exchange | | per client, loop
+uploaded_bytes | bytes that each client has sent | float64 [k] | exchange | | per client, loop
+downloaded_bytes | bytes that each client has received | float64 [k] | exchange | | per client, loop
+play | a coalition game | play(performance, weighting) | training | validation, updates | plays, internal, of starts
+slopes | the loss's slopes along the updates | slopes() | training | validation, updates | plays, internal, of starts
+games | all coalition games of the round | CoalitionGames | training | validation, updates | plays, internal, of starts
+generator | a generator of random numbers by a name | generator(name) | training | | internal
+combine | a weighted mean of the models | combine(weights) | training | updates | internal
+head | the place of the classifier head in a vector | Head | training | head | internal
+space | the map between vectors and modules | ParameterSpace | training | | internal
+seed | the seed of the round's random choices | number | training | | internal
+starts | the models that clients started from, or who knows them | list | training | | per client, internal, of starts
+reports | the reports that strategies declare | {name: [k, ...]} | training | | internal
+chances | the chances of all clients to be drawn | chances() | training | | internal
+left_out | clients whose update was excluded | list | training | | internal
+unmeasured | clients that metrics do not see | list | training | | internal
+trained | the models of trained coalitions | TrainedCoalitions | exchange | validation | of updates, loop, internal
+channel | the count of the messages | Channel | exchange | | loop, internal
+"""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of a :class:`flsv.Round`, a row of the vocabulary.
+
+    Args:
+        meaning: what it is, in words.
+        shape: its shape or type.
+        stage: the stage of a round after which it is known.
+        needs: what the server must have or receive for it, as keys of :data:`NEEDS`.
+        per_client: whether it has a row for each of the k clients.
+        of_updates: whether it depends on the clients' updates.
+        of_starts: whether it depends on the models from which the clients started.
+        plays: whether models are scored on the server's validation set for it.
+        outside: whether rounds of other loops have it, too (:func:`flsv.value_round`, a strategy of Flower).
+        is_argument: whether a metric's ``update`` may take it as an argument. Otherwise a function in ``round_fields``
+            reads it.
+    """
+
+    meaning: str
+    shape: str
+    stage: Stage
+    needs: tuple[str, ...]
+    per_client: bool
+    of_updates: bool
+    of_starts: bool
+    plays: bool
+    outside: bool
+    is_argument: bool
+
+    @property
+    def is_told_by_clients(self) -> bool:
+        """Return whether clients tell it beside their updates, so that it does not exist where they are private."""
+        return not TOLD_BY_CLIENTS.isdisjoint(self.needs)
+
+
+def _read(table: str) -> dict[str, Attribute]:
+    rows = {}
+    for line in table.strip().splitlines()[1:]:
+        name, meaning, shape, stage, needs_cell, marks_cell = map(str.strip, line.split("|"))
+        needs = tuple(need for need in needs_cell.split(", ") if need)
+        marks = marks_cell.split(", ")
+        rows[name] = Attribute(
+            meaning=meaning,
+            shape=shape,
+            stage=cast(Stage, stage),
+            needs=needs,
+            per_client="per client" in marks,
+            of_updates="of updates" in marks or "updates" in needs,
+            of_starts="of starts" in marks,
+            plays="plays" in marks,
+            outside="loop" not in marks,
+            is_argument="internal" not in marks,
+        )
+    return rows
+
+
+#: ``{name: row}``, the attributes of a :class:`flsv.Round`.
+VOCABULARY = _read(TABLE)
+#: The names that a metric's ``update`` may take as arguments.
+ARGUMENTS = frozenset(name for name, row in VOCABULARY.items() if row.is_argument)
+
+
+def stage_of(names: Iterable[Any]) -> Stage:
+    """Return the latest stage after which the named attributes of a round are known. A metric that reads them is
+    updated then.
+
+    Example:
+        >>> stage_of(["client_ids", "server_vector"])
+        'aggregation'
+    """
+    stages: list[Stage] = ["training"]
+    for name in names:
+        if name in VOCABULARY:
+            stages.append(VOCABULARY[name].stage)
+    return max(stages, key=STAGES.index)

@@ -1,0 +1,278 @@
+"""What parts read of a round is declared, checked before the first round, and refused where it is not declared."""
+
+from dataclasses import fields as dataclass_fields
+from functools import cached_property
+from inspect import isfunction
+
+import pytest
+import torch
+
+from flsv import FederatedLoop, Round
+from flsv.aggregation import FedAvg
+from flsv.core.needs import names_in_code, needs_of, reads_of
+from flsv.core.vocabulary import ARGUMENTS, NEEDS, STAGES, VOCABULARY
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
+from flsv.filters import SampleCap
+from flsv.metrics import CumulativeShapley, LeaveOneOut, WassersteinContribution
+from flsv.metrics.base import ContributionMetric
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_sets
+from helpers.fits import fit
+from helpers.models import Plain, network
+
+#: Methods by which the loop makes and reads rounds. Parts do without.
+OF_THE_LOOP = {"aggregated", "get", "measured", "personalized", "with_coalitions"}
+
+
+class PerClient(ContributionMetric):
+    per_class = False
+
+    def init_states(self, num_clients, num_classes):
+        self.add_state("values", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+    def compute(self):
+        return self.values
+
+
+def alone(game, client_ids):
+    coalitions = torch.eye(len(client_ids))
+    return game(coalitions.bool()).float()
+
+
+def accuracy_game(round):
+    return round.play("accuracy")
+
+
+def by_a_helper(round):
+    return accuracy_game(round)
+
+
+def step_length(round):
+    return round.server_update.norm()
+
+
+class ByUtility(PerClient):
+    round_fields = {"utility": accuracy_game}  # noqa: RUF012
+
+    def update(self, client_ids, utility):
+        self.values[client_ids] += alone(utility, client_ids)
+
+
+class ByGame(PerClient):
+    round_fields = {"game": accuracy_game}  # noqa: RUF012
+
+    def update(self, client_ids, game):
+        self.values[client_ids] += alone(game, client_ids)
+
+
+class StepLength(PerClient):
+    round_fields = {"step": step_length}  # noqa: RUF012
+
+    def update(self, client_ids, step):
+        self.values[client_ids] += step
+
+
+class ByHelper(ByGame):
+    round_fields = {"game": by_a_helper}  # noqa: RUF012
+
+
+class DeclaredHelper(ByHelper):
+    needs = ("play",)
+
+
+class ByValidationLoss(FedAvg):
+    """Aggregator that weighs clients by their models' accuracy on the server's validation set."""
+
+    needs = ("play",)
+
+    def weights(self, round, contributions):
+        accuracies = alone(round.play("accuracy"), round.client_ids)
+        return torch.softmax(accuracies, 0)
+
+
+class Undeclared(ByValidationLoss):
+    needs = ()
+
+
+class AskingAggregator(FedAvg):
+    needs = ("clients",)
+
+    def weights(self, round, contributions):
+        for client in round.clients:
+            client.ask(num_classes)
+        return super().weights(round, contributions)
+
+
+class AskingBeforeFilters(FedAvg):
+    def before_filters(self, updates, clients):
+        clients[0].ask(num_classes)
+
+
+class AskingSampler(UniformSampler):
+    def choose(self, clients, model, contributions, generator, round_index=0):
+        clients[0].ask(num_classes)
+        return self.sample(len(clients), contributions, generator, round_index)
+
+
+class NeedsPlay(SampleCap):
+    needs = ("play",)
+
+
+def num_classes(local):
+    return len(local.class_counts)
+
+
+def run(folder, validation=0.2, rounds=1, **options):
+    loop = FederatedLoop(seed=0, **options)
+    training_set, _ = toy_sets()
+    splits = Splits(server_val=validation)
+    data = FederatedDataModule(training_set, IIDPartitioner(3), batch_size=8, splits=splits)
+    fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=rounds)
+    return loop
+
+
+# ---- the vocabulary
+
+
+def test_the_vocabulary_has_a_row_for_each_attribute_of_a_round():
+    attributes = {field.name for field in dataclass_fields(Round)}
+    for name, value in vars(Round).items():
+        is_property = isinstance(value, cached_property | property)
+        if is_property or isfunction(value):
+            attributes.add(name)
+    public = {name for name in attributes if name[0] != "_"}
+
+    assert {*VOCABULARY} == public - OF_THE_LOOP
+
+
+def test_rows_of_the_vocabulary_name_stages_and_needs_that_exist():
+    for row in VOCABULARY.values():
+        assert row.stage in STAGES
+        assert set(row.needs) <= {*NEEDS}
+        assert row.meaning
+        assert row.shape
+    assert "client_ids" in ARGUMENTS
+    assert "play" not in ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("part", "reads", "needs"),
+    [
+        (ByGame(), ("client_ids", "play"), ("validation", "updates")),
+        (StepLength(), ("client_ids", "server_update"), ()),
+        (DeclaredHelper(), ("client_ids", "play"), ("validation", "updates")),
+        (ByValidationLoss(), ("play",), ("validation", "updates")),
+        (AskingAggregator(), ("clients",), ("answers",)),
+        (FedAvg(), (), ()),
+    ],
+)
+def test_a_part_needs_what_its_arguments_functions_and_declaration_name(part, reads, needs):
+    assert reads_of(part) == reads
+    assert needs_of(part) == needs
+
+
+def test_an_argument_with_a_default_is_not_required():
+    assert "validation" in needs_of(WassersteinContribution())
+    assert "validation" not in needs_of(WassersteinContribution(), only_required=True)
+    assert "validation" in needs_of(CumulativeShapley(), only_required=True)
+
+
+def test_names_within_nested_functions_are_found():
+    def losses(round):
+        return sorted(range(len(round)), key=lambda client: round.losses[client])
+
+    assert names_in_code(losses) == {"losses"}
+
+
+# ---- what works
+
+
+def test_a_metric_has_the_same_values_whatever_its_argument_is_called(tmp_path):
+    metrics = {"utility": ByUtility(), "game": ByGame(), "declared": DeclaredHelper()}
+
+    values = run(tmp_path, metrics=metrics, rounds=2).contributions
+
+    assert values["utility"].abs().sum() > 0
+    assert torch.equal(values["game"], values["utility"])
+    assert torch.equal(values["declared"], values["utility"])
+
+
+def test_a_metric_whose_function_names_the_aggregate_is_updated_after_it(tmp_path):
+    loop = run(tmp_path, metrics={"step": StepLength()})
+
+    assert loop.contribution_metrics.stage_of("step") == "aggregation"
+    assert (loop.contributions["step"] > 0).all()
+
+
+def test_an_aggregator_weighs_by_the_servers_validation_set(tmp_path):
+    loop = run(tmp_path, aggregator=ByValidationLoss())
+
+    measured = run(tmp_path / "again", metrics={"game": ByGame()})
+    weights = torch.softmax(measured.contributions["game"], 0)
+    torch.testing.assert_close(loop.state.weights, weights)
+
+
+def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
+    assert run(tmp_path, aggregator=AskingAggregator()).round_index == 1
+
+
+# ---- what is refused before the first round
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": {"mine": ByGame()}}, r"metrics \['mine'\] evaluate models .* is empty"),
+        ({"aggregator": ByValidationLoss()}, r"aggregator ByValidationLoss\(\) evaluate models"),
+        ({"filters": [NeedsPlay(10)]}, r"filter NeedsPlay\(cap=10\) evaluate models"),
+    ],
+)
+def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        run(tmp_path, validation=0.0, **options)
+
+
+def test_an_aggregator_that_asks_private_clients_is_refused_when_the_loop_is_made():
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
+
+    with pytest.raises(ConfigurationError, match="aggregator AskingAggregator.*but a noised"):
+        FederatedLoop(aggregator=AskingAggregator(), uploads=[privacy])
+
+
+def test_a_need_that_no_round_has_is_refused(tmp_path):
+    class Misspelt(FedAvg):
+        needs = ("plays",)
+
+    with pytest.raises(ConfigurationError, match=r"needs = \['plays'\], which a round does not"):
+        run(tmp_path, aggregator=Misspelt())
+
+
+# ---- what is read without having been declared
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"metrics": {"mine": ByHelper()}}, r"needs = \('play',\)"),
+        ({"metrics": {"mine": ByHelper(), "loo": LeaveOneOut()}}, r"needs = \('play',\)"),
+        ({"aggregator": Undeclared(), "metrics": {"loo": LeaveOneOut()}}, r"\('play',\)"),
+        ({"aggregator": AskingBeforeFilters()}, r"needs = \('all_clients',\)"),
+        ({"sampler": AskingSampler(2)}, r"needs = \('all_clients',\)"),
+    ],
+)
+def test_an_undeclared_read_names_the_line_to_add(options, line, tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=f"has not declared it. Add to its class: .*{line}"
+    ):
+        run(tmp_path, **options)
+
+
+def test_an_aggregator_is_told_that_the_traffic_is_known_later(tmp_path):
+    class Early(FedAvg):
+        def weights(self, round, contributions):
+            return round.uploaded.float()
+
+    with pytest.raises(RuntimeError, match="Round.uploaded, which is known only after exchange"):
+        run(tmp_path, aggregator=Early())
