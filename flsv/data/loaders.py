@@ -10,7 +10,6 @@ random stream.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from torch.utils.data import (
 
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import derive_seed
 
 
@@ -161,23 +161,22 @@ def make_loader(
         return TensorBatches(
             tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws
         )
-    collate_fn = collate_fn or default_collate
-    subset = dataset if indices is None else Subset(dataset, indices.tolist())
-    # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
-    own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
-    kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
-    # For mypy: a map-style data set has a length.
-    held: Any = subset
-    sampler: Any = (
-        SequentialSampler(held) if generator is None else _Drawn(len(held), generator, draws)
-    )
-    return kind(
+    subset: Any = dataset
+    if indices is not None:
+        subset = Subset(dataset, indices.tolist())
+    sampler: Sampler[int] = SequentialSampler(subset)
+    worker_seed = 0
+    if generator is not None:
+        sampler = _Drawn(len(subset), generator, draws)
+        worker_seed = generator.initial_seed()
+    return SeededLoader(
         subset,
         batch_size=batch_size,
         sampler=sampler,
         drop_last=drop_last,
-        collate_fn=collate_fn,
-        generator=own,
+        collate_fn=collate_fn or default_collate,
+        # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
+        generator=torch.Generator().manual_seed(worker_seed),
         **options,
     )
 
@@ -186,14 +185,10 @@ def loader_of_batches(
     dataset: Dataset, batches: list[list[int]], options: Mapping[str, Any]
 ) -> DataLoader:
     """Make a loader of given batches, lists of indices, with those of a loader's ``options`` that concern samples."""
-    collate_fn = options.get("collate_fn") or default_collate
-    kind = DataLoader
-    if held_generators(dataset, collate_fn):
-        kind = SeededLoader
-    return kind(
+    return SeededLoader(
         dataset,
         batch_sampler=batches,
-        collate_fn=collate_fn,
+        collate_fn=options.get("collate_fn") or default_collate,
         num_workers=options.get("num_workers", 0),
         worker_init_fn=options.get("worker_init_fn"),
         generator=torch.Generator().manual_seed(0),
@@ -250,63 +245,14 @@ def preload(
     return TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
 
 
-_KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
-#: The global random generators, which ``seed_everything`` seeds.
-# For mypy: the stubs declare no private generators.
-_GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
 #: Types of objects that are not searched for generators: data, and objects that refer to many others.
 _CLOSED = (
-    str,
-    bytes,
-    int,
-    float,
     Tensor,
     np.ndarray,
-    type,
     L.Trainer,
     L.LightningModule,
     L.LightningDataModule,
 )
-#: Largest number of objects between a data set and a generator, and largest number of entries that are searched in a
-#: collection, since lists of file names may be very long.
-_DEPTH, _LOOKED_AT = 4, 1000
-
-
-def held_generators(*holders: Any) -> list[Any]:
-    """Find the random generators that objects and their classes hold in attributes, lists and dictionaries.
-
-    An example is MONAI's ``R``.
-    """
-    found: dict[int, Any] = {}
-    deepest: dict[int, int] = {}
-
-    def look(value: Any, depth: int) -> None:
-        if isinstance(value, _KINDS):
-            if not any(value is each for each in _GLOBAL):
-                found.setdefault(id(value), value)
-            return
-        depth = _DEPTH + 1 if isinstance(value, Dataset) else depth
-        if value is None or isinstance(value, _CLOSED) or depth <= deepest.get(id(value), 0):
-            return
-        deepest[id(value)] = depth
-        for part in _parts(value):
-            look(part, depth - 1)
-
-    for holder in holders:
-        look(holder, _DEPTH + 1)
-    return list(found.values())
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple | Mapping):
-        return list(value.values() if isinstance(value, Mapping) else value)[:_LOOKED_AT]
-    of_classes = [
-        part
-        for kind in type(value).__mro__
-        for part in vars(kind).values()
-        if isinstance(part, _KINDS)
-    ]
-    return [*getattr(value, "__dict__", {}).values(), *of_classes]
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
@@ -324,13 +270,20 @@ def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
 
 
 class SeededLoader(DataLoader):
-    """``DataLoader`` that seeds the random generators of its data set and ``collate_fn`` at the start of each pass."""
+    """``DataLoader`` that seeds the random generators of its data set and ``collate_fn`` at the start of each pass.
+
+    These are all that the two refer to, as MONAI's ``R`` in a composition of transforms.
+    """
 
     def _get_iterator(self) -> Any:
-        holders, seed = (self.dataset, self.collate_fn), self.generator.initial_seed()
-        seed_held(held_generators(*holders), seed)
+        holders = self.dataset, self.collate_fn
+        seed = self.generator.initial_seed()
+        generators = find_generators(*holders, closed=_CLOSED)
+        seed_held(generators, seed)
+
         init = self.worker_init_fn
-        if self.num_workers and getattr(init, "func", None) is not _in_worker:
+        is_seeded = getattr(init, "func", None) is _in_worker
+        if generators and self.num_workers and not is_seeded:
             self.worker_init_fn = partial(_in_worker, holders, seed, init)
         return super()._get_iterator()
 
@@ -339,7 +292,8 @@ def _in_worker(
     holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int
 ) -> None:
     """Seed the random generators of ``holders`` in a worker process, then call the user's ``init``."""
-    seed_held(held_generators(*holders), seed, worker)
+    generators = find_generators(*holders, closed=_CLOSED)
+    seed_held(generators, seed, worker)
     if init is not None:
         init(worker)
 
