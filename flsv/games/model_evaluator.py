@@ -398,22 +398,28 @@ class ModelEvaluator(VectorEvaluator):
                 self._try_vmap(build, x)
 
     def _find_form(self, metric: Metric, gives_logits: bool) -> None:
-        """Score the loaded model, and set :attr:`form` if all batches share the shape of a sample's outputs."""
-        shapes: list[Any] = []
+        """Score the loaded model, and set :attr:`form` if the outputs of all batches are numbers of one shape a sample.
+        Class numbers are no form: between two of them lies another class.
+        """
+        batch_shapes: list[Any] = []
 
-        def seen(x: Any) -> Any:
+        def record_shape(x: Any) -> Any:
             outputs = self._loaded_outputs(x)
-            shapes.append(outputs.shape[1:] if isinstance(outputs, Tensor) else None)
+            is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
+            batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
-        self._score(range(1), seen, self._sums(1))
-        labels = [y for _, y in self._batches]
-        if all(
-            s is not None and isinstance(y, Tensor) and len(y) == s[0]
-            for s, y in zip(shapes, labels)
-        ):
-            self.form = OutputForm.of(metric, shapes[0], labels[0], gives_logits)
-            self.form = self.form if len({shape[1:] for shape in shapes}) == 1 else None
+        sums = self._sums(1)
+        self._score(range(1), record_shape, sums)
+
+        for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
+            if batch_shape is None or not isinstance(labels, Tensor):
+                return
+            has_label_each = len(labels) == batch_shape[0]
+            if not has_label_each or batch_shape[1:] != batch_shapes[0][1:]:
+                return
+        first_labels = self._batches[0][1]
+        self.form = OutputForm.of(metric, batch_shapes[0], first_labels, gives_logits=gives_logits)
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:

@@ -59,18 +59,23 @@ class ClassScore(Metric):
         self.labels.append(labels)
 
     def compute(self) -> Tensor:
-        probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
-        if len(occur := labels.unique()) < 2:
+        labels = dim_zero_cat(self.labels)
+        classes = labels.unique()
+        if len(classes) < 2:
             raise ValueError(
-                f"the samples are all of class {int(occur)}, and a score needs two classes."
+                f"the samples are all of class {int(classes)}, and a score needs two classes."
             )
-        probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
+
+        score = CLASS_SCORES[self.name]
+        probabilities = class_1_probabilities(dim_zero_cat(self.probabilities), labels)
         if probabilities.ndim == 1:
             return score(probabilities, labels)
         if self.name == "f1":
-            return multiclass_f1_score(
-                probabilities, labels, num_classes=probabilities.shape[1], average="macro"
+            num_classes = probabilities.shape[1]
+            scores = multiclass_f1_score(
+                probabilities, labels, num_classes=num_classes, average="none"
             )
+            return scores[classes].mean()  # a class that is only predicted has no samples to score
         return one_against_rest(score, probabilities, labels)
 
 

@@ -18,6 +18,7 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator, performance_of
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
+from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import federated, fit, never, played
 from helpers.tasks import (
@@ -270,3 +271,46 @@ def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
         ParameterSpace(net).read(net)[None]
     )
     assert float(found.value("metric")) == pytest.approx(float((net(x) - y[:, 0]).square().mean()))
+
+
+@pytest.mark.parametrize("num_classes", [3, 4, 7])
+def test_f1_is_the_mean_over_classes_that_have_samples(num_classes: int) -> None:
+    """As scikit-learn's, with the labels that occur."""
+    draw = torch.Generator()
+    draw.manual_seed(num_classes)
+    labels = torch.randint(0, 2, (50,), generator=draw)
+    probabilities = torch.rand(50, num_classes, generator=draw)
+
+    score = ClassScore("f1")
+    score.update(probabilities, labels)
+    expected = sklearn.metrics.f1_score(
+        labels,
+        probabilities.argmax(1),
+        average="macro",
+        labels=[0, 1],
+        zero_division=0,
+    )
+    assert float(score.compute()) == pytest.approx(expected)
+
+
+class GivesClasses(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits.argmax(1)
+
+
+def test_class_numbers_are_scored_and_not_predicted() -> None:
+    """Half of class 0 and half of class 2 would be class 1."""
+    module = GivesClasses(2, 3)
+    space = ParameterSpace(module)
+    labels = torch.tensor([0, 1])
+    evaluator = ModelEvaluator(
+        module,
+        space,
+        [(torch.eye(2), labels)],
+        metric=torchmetrics.Accuracy("multiclass", num_classes=3),
+    )
+    model = space.read(module)
+    scores = evaluator(model[None])
+    assert evaluator.form is None
+    assert len(scores.value("metric")) == 1
