@@ -126,16 +126,20 @@ class LocalSteps:
         self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
         self.work, self._limit = work, limit
         self.client: int | None = None
-        self._known: dict[int, float] = {}
+        self._steps_by_client: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
         self.length_was_read = False
         self.last_batch: bool | None = None
+        # Lightning's number of steps at the round's start, and at that of the client whose batch is trained on.
+        self.steps_before_round = 0
+        self.steps_before_client = 0
+        self.is_in_batch = False
 
     def of(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
-        if client not in self._known:
-            self._known[client] = self._count(client)
-        return self._known[client]
+        if client not in self._steps_by_client:
+            self._steps_by_client[client] = self._count(client)
+        return self._steps_by_client[client]
 
     def most(self) -> float:
         """Return the largest number of steps of any client, for use outside of clients' training."""
@@ -147,6 +151,7 @@ class LocalSteps:
         steps = partial(self._answer, self.of, "estimated_stepping_batches")
         answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
         answers["is_last_batch"] = lambda: self.last_batch
+        answers["global_step"] = self._global_step
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
@@ -162,6 +167,18 @@ class LocalSteps:
         if isinstance(self._data, FederatedDataModule):
             changes.append((self._data, "round_loader", length))
         return PatchedAttributes(changes)
+
+    def steps_so_far(self) -> int:
+        """Return the number of steps of all clients of this process, as Lightning counts them."""
+        lightnings: Any = L.Trainer.global_step
+        return int(lightnings.fget(self._trainer))
+
+    def _global_step(self) -> int | None:
+        """Return the steps of earlier rounds and those of the client in this one, while it trains on a batch."""
+        if self.client is None or not self.is_in_batch:
+            return None
+        steps_of_client = self.steps_so_far() - self.steps_before_client
+        return self.steps_before_round + steps_of_client
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""

@@ -101,6 +101,7 @@ class LocalTraining:
                 instruction.seed, "train", instruction.round_index, instruction.client_id
             )
         self._steps.last_batch = context.position + 1 == context.batches
+        self._steps.is_in_batch = True
         self._optimizer_steps.begin_batch()
         if self._algorithm is not None:
             with opened(context.local):
@@ -112,9 +113,14 @@ class LocalTraining:
 
     def end_batch(self, loss: Tensor | None) -> None:
         """Count a batch, and add up its loss."""
-        if (own := self.context) is not None:
-            own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
-            own.position += 1
+        context = self.context
+        if context is not None:
+            batch_loss = context.loss.new_tensor(float("nan"))
+            if loss is not None:
+                batch_loss = loss.detach().to(context.loss).mean()
+            context.loss += batch_loss
+            context.position += 1
+            self._steps.is_in_batch = False
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""

@@ -6,29 +6,29 @@ schedules and loss scale. When it leaves, the Trainer has the federation's again
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
+from flsv.training.module_attributes import (
+    Attribute,
+    ModuleAttributes,
+    loaded_values,
+    saved_values,
+)
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
 #: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
-#: Attributes that every LightningModule has: they are not a model's state.
-_LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 class TrainerState:
@@ -76,29 +76,38 @@ class TrainerState:
     def begin_round(self) -> None:
         """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
-        self._unsaved.warn_of_collections()
-        vector, self._before = self.space.read(self.module), self._unsaved.read()
+        self._steps.steps_before_round = self._steps.steps_so_far()
+        self._unsaved.attributes.begin_round()
+        vector = self.space.read(self.module)
+        self._state_at_start = self._unsaved.read()
         between_rounds = self._saved[0]
         self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
         self._marks = _marks(self._constants.values())
         # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
         self._buffers: State | None = None
+        self._next_objects: list[Attribute] | None = None
         self.next_buffers = None
 
     def begin_clients(self) -> None:
         """Copy the counters and masks that are not in the vector, before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
+            self._objects = self._unsaved.attributes.objects()
 
     def end_clients(self) -> None:
         """Restore the copied counters and masks after the last client's training."""
         if self._buffers is not None:
+            self._unsaved.attributes.put_objects(self._objects)
             self._unsaved.write(self._buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        self._write(vector, self.next_buffers or self._before, self._private)
-        self.global_vector, self._within = vector, False
+        if self._next_objects is not None:
+            self._unsaved.attributes.put_objects(self._next_objects)
+        self._write(vector, self.next_buffers or self._state_at_start, self._private)
+        self._unsaved.attributes.end_round()
+        self.global_vector = vector
+        self._within = False
 
     def discard(self) -> None:
         """Restore the state from before the round."""
@@ -108,25 +117,29 @@ class TrainerState:
     # ---- a client
 
     def enter(
-        self, client: int, start: Tensor | None = None, private: Mapping[str, Tensor] | None = None
+        self,
+        client: int,
+        model: Tensor | None = None,
+        private: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load a client's optimizer state into the Trainer, and ``start [P]`` with its ``private`` parameters into the
-        module. Without ``start`` the module keeps its weights."""
-        if start is not None:
+        """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
+        module. Without ``model`` the module keeps its weights."""
+        if model is not None:
             self.begin_clients()
             assert self._buffers is not None
-            self._write(start, self._buffers, {**self._private, **(private or {})})
+            self._unsaved.attributes.put_objects(self._objects)
+            self._write(model, self._buffers, {**self._private, **(private or {})})
         self._client = self._steps.client = client
+        self._steps.steps_before_client = self._steps.steps_so_far()
         self._optimizers.enter(client, self._store.kept(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
         self._unsaved.check()
-        vector, private = (
-            self.space.read(self.module, out=out),
-            self.space.read_private(self.module),
-        )
+        self._unsaved.attributes.end_client()
+        vector = self.space.read(self.module, out=out)
+        private = self.space.read_private(self.module)
         self._check_constant()
         trained = vector
         if self._optimizers.write_upload():
@@ -146,21 +159,27 @@ class TrainerState:
         """Store the first client's counters and masks, which the next global model gets."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
+            self._next_objects = self._unsaved.attributes.objects()
 
     def leave(self, keep: bool) -> None:
         """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
         if self._client is None:
             return
-        left = self._optimizers.leave()
+        client_state = self._optimizers.leave()
         if keep:
-            self._store.stage(self._client, left)
-        self._client = self._steps.client = self._steps.last_batch = None
+            self._store.stage(self._client, client_state)
+        self._client = None
+        self._steps.client = None
+        self._steps.last_batch = None
+        self._steps.is_in_batch = False
 
     # ---- checkpoints
 
     def buffers(self) -> State:
         """Return the global model's counters and masks."""
-        return self._saved[1] if self._within else self._unsaved.read()
+        state = self._saved[1] if self._within else self._unsaved.read()
+        attributes = self._unsaved.attributes.of_first_clients(state["attributes"])
+        return {**state, "attributes": saved_values(attributes)}
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks in ``buffers`` into the module."""
@@ -231,20 +250,23 @@ class NonVectorState:
     The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
 
     def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
-        self._module, state = module, dict([*module.named_parameters(), *module.named_buffers()])
-        self._infinite = [(name, state[name], state[name].detach().clone()) for name in infinite]
-        self._collected: dict[str, int] | None = _collections(module)
+        self._module = module
+        tensors: dict[str, Tensor] = dict(module.named_parameters())
+        tensors.update(module.named_buffers())
+        self._infinite = []
+        for name in infinite:
+            copy = tensors[name].detach().clone()
+            self._infinite.append((name, tensors[name], copy))
+        self.attributes = ModuleAttributes(module)
 
     def read(self) -> State:
         """Return copies of these tensors by name."""
+        buffers = {}
+        for name, _, _, buffer in self._buffers():
+            buffers[name] = None if buffer is None else buffer.clone()
         return {
-            "buffers": {
-                name: None if b is None else b.clone() for name, _, _, b in self._buffers()
-            },
-            "attributes": {
-                name: tree_map_only(Tensor, torch.clone, value)
-                for name, _, _, value in list(_plain_state(self._module))
-            },
+            "buffers": buffers,
+            "attributes": self.attributes.read(),
         }
 
     @torch.no_grad()
@@ -252,45 +274,13 @@ class NonVectorState:
         """Write tensors from :meth:`read` into the module. Unless ``partial``, delete attributes that hold other
         tensors."""
         self._write_buffers(state["buffers"])
-        missing = dict(state["attributes"])
-        for name, layer, own, value in list(_plain_state(self._module)):
-            if name in missing:
-                before = missing.pop(name)
-                if not _same(value, before):
-                    # A new object: the old one may be in use elsewhere, as a batch of the data for example.
-                    setattr(layer, own, tree_map_only(Tensor, torch.clone, before))
-            elif value is not None and not partial:
-                delattr(layer, own)
-        for name, value in missing.items():
-            if value is not None:
-                prefix, _, own = name.rpartition(".")
-                setattr(
-                    self._module.get_submodule(prefix),
-                    own,
-                    tree_map_only(Tensor, torch.clone, value),
-                )
+        self.attributes.write(state["attributes"], partial)
 
     def resume(self, state: State) -> None:
         """Write tensors from a checkpoint into the module."""
         device = _device(self._module)
-        attributes = tree_map_only(Tensor, lambda tensor: tensor.to(device), state["attributes"])
+        attributes = loaded_values(state["attributes"], device)
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
-
-    def warn_of_collections(self) -> None:
-        """Warn once if the module's lists and dictionaries hold more tensors than at the start."""
-        before = self._collected
-        now = _collections(self._module) if before is not None else {}
-        if before is None or not (
-            grown := [name for name, count in now.items() if count > before.get(name, 0)]
-        ):
-            return
-        self._collected = None
-        rank_zero_warn(
-            f"{type(self._module).__name__} keeps tensors in {grown} from one round to the next, as a replay buffer "
-            "does: in one process they pass from client to client, and every client trains on the others' samples. "
-            "Keep them as a tensor (self.memory = torch.cat(...)), which is each client's own for a round, or empty "
-            "them in on_train_epoch_end."
-        )
 
     def check(self) -> None:
         """Check that entries that were infinite or NaN at the start have not changed."""
@@ -336,72 +326,6 @@ class NonVectorState:
                 )
                 if own in layer._non_persistent_buffers_set or whole:
                     yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
-
-
-def _plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield ``(name, layer, attribute name, value)`` of plain attributes that are tensors, tuples of them, or None."""
-    found = list(_plain_attributes(module))
-    own_tensors = (
-        (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
-    )
-    known = {_memory(tensor) for tensor in own_tensors}
-    for name, layer, attribute, value, tensors in found:
-        if not any(_memory(tensor) in known for tensor in tensors):
-            yield name, layer, attribute, value
-
-
-def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield ``(name, layer, attribute, value, tensors)`` of attributes that hold tensors or None."""
-    skipped: set[int] = set()
-    for prefix, layer in module.named_modules():
-        if id(layer) in skipped or isinstance(layer, Metric):
-            skipped.update(map(id, layer.children()))
-            continue
-        for attribute, value in vars(layer).items():
-            tensors = None if attribute in _LIGHTNINGS else _leaves(value)
-            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
-                yield (
-                    f"{prefix}.{attribute}" if prefix else attribute,
-                    layer,
-                    attribute,
-                    value,
-                    tensors,
-                )
-
-
-def _leaves(value: Any) -> list[Tensor] | None:
-    """Return the tensors in ``value``, a tensor, a nested tuple or None. None: it holds anything else."""
-    if value is None or isinstance(value, Tensor):
-        return [] if value is None else [value]
-    parts = [_leaves(part) for part in value] if type(value) is tuple else []
-    if not parts or any(not part for part in parts):
-        return None
-    return [tensor for part in parts if part for tensor in part]
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
-
-
-def _collections(module: nn.Module) -> dict[str, int]:
-    """Count the tensors in each collection that is an attribute of a module."""
-    found = {}
-    for prefix, layer in module.named_modules():
-        for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
-            if isinstance(value, list | dict | set | deque) and own not in _LIGHTNINGS:
-                parts = tree_leaves(
-                    list(value.values()) if isinstance(value, dict) else list(value)
-                )
-                if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
-                    found[f"{prefix}.{own}" if prefix else own] = count
-    return found
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Return whether two attributes are the same object, or hold equal tensors."""
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -28,14 +28,22 @@ CONSTANTS = (
 #: Types of collections other than dictionaries.
 COLLECTIONS = (list, tuple, set, frozenset, deque)
 
+#: Constants that are saved as they are.
+_SAVED = (bool, int, float, complex, str, type(None))
+#: Key that tells which type :func:`packed` has converted.
+_KIND = "flsv_kind"
+
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, a tensor, an array or a collection of plain values.
 
-    Parameters are not plain: a copy of one is another one."""
+    Parameters, and other leaves that require a gradient, are not plain: a copy is another one."""
+    if type(value) in CONSTANTS:
+        return True
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
-        return not is_parameter and not value.requires_grad
+        is_trained = value.requires_grad and value.is_leaf
+        return not is_parameter and not is_trained
     if isinstance(value, np.ndarray):
         return value.dtype != object
 
@@ -113,3 +121,41 @@ def _are_equal_tensors(tensor: Tensor, other_tensor: Tensor) -> bool:
     other_tensor = other_tensor.to(tensor.device)
     are_nan = (tensor != tensor) & (other_tensor != other_tensor)
     return bool(((tensor == other_tensor) | are_nan).all())
+
+
+def packed(value: Any) -> Any:
+    """Convert a plain value to types that ``torch.load(weights_only=True)`` reads.
+
+    Raises:
+        TypeError: the value holds another type.
+    """
+    kind = type(value)
+    if kind in _SAVED or isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return {_KIND: kind.__name__, "value": torch.from_numpy(np.array(value))}
+    if kind is deque:
+        entries = [packed(entry) for entry in value]
+        return {_KIND: "deque", "value": entries, "maxlen": value.maxlen}
+    if kind is dict:
+        return {packed(key): packed(entry) for key, entry in value.items()}
+    if kind in (list, tuple, set):
+        return kind(map(packed, value))
+    raise TypeError(f"{kind.__name__} is not saved")
+
+
+def unpacked(value: Any) -> Any:
+    """Convert a value back that :func:`packed` has returned."""
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(unpacked, value))
+    if not isinstance(value, dict):
+        return value
+    match value.get(_KIND):
+        case None:
+            return {key: unpacked(entry) for key, entry in value.items()}
+        case "deque":
+            return deque(unpacked(value["value"]), maxlen=value["maxlen"])
+        case "ndarray":
+            return value["value"].cpu().numpy()
+        case _:
+            return value["value"].cpu().numpy()[()]

@@ -1,6 +1,7 @@
 """A module's own hooks count the client's batches, and are its own again."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,10 @@ class Counts(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: dict[str, list[int]] = {}
+        self.shared = SimpleNamespace(told={})
 
     def _note(self, hook: str, batch_idx: int) -> None:
-        self.told.setdefault(hook, []).append(batch_idx)
+        self.shared.told.setdefault(hook, []).append(batch_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._note("start", batch_idx)
@@ -46,12 +47,21 @@ class Counts(Plain):
 
 
 def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path: Path) -> None:
-    module, data = Counts(), toy_data()
+    module = Counts()
+    data = toy_data()
     loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
     fit(loop, tmp_path, module, data, rounds=2)
-    lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(3)]
-    expected = [i for _ in range(2) for n in lengths for _ in range(LOCAL_EPOCHS) for i in range(n)]
-    assert module.told == dict.fromkeys(("start", "step", "optimizer", "end"), expected)
+    indices_of_round = []
+    for client in range(3):
+        stream = torch.Generator()
+        length = len(data.client_loader(client, generator=stream))
+        indices_of_round += LOCAL_EPOCHS * list(range(length))
+    assert module.shared.told == {
+        "start": 2 * indices_of_round,
+        "step": 2 * indices_of_round,
+        "optimizer": 2 * indices_of_round,
+        "end": 2 * indices_of_round,
+    }
 
 
 class Fails(Counts):

@@ -248,14 +248,20 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def test_current_epoch_is_the_round_and_global_step_counts_all_clients_batches(
+def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
     tmp_path: Path,
 ) -> None:
-    """The global step counts all clients; attributes that are no tensors pass between them."""
+    """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
     module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
     lengths = (3, 4)  # 18 and 26 samples in batches of 8
-    own = [(epoch, i, i == n - 1, n) for epoch in range(2) for n in lengths for i in range(n)]
-    assert module.told == [(*each, step) for step, each in enumerate(own)]
-    assert module.count == len(own)
+    answers = []
+    for epoch in range(2):
+        for length in lengths:
+            for index in range(length):
+                is_last = index == length - 1
+                step = epoch * sum(lengths) + index
+                answers.append((epoch, index, is_last, length, step))
+    assert module.told == answers
+    assert module.count == 2 * lengths[0]
     # Averages of counters mean nothing: the global model has those of the cohort's first client.
     assert int(module.sum) == 2 * lengths[0]

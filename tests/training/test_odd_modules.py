@@ -1,7 +1,6 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -244,34 +243,3 @@ def test_trial_forward_changes_neither_module_nor_generator(
     assert tried.seen[:2] == untried.seen[:2]
     assert torch.equal(tried.seen[2], untried.seen[2])
     assert torch.equal(one, other)
-
-
-class Replays(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory: list[Tensor] = []
-        self.losses: list[Tensor] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.memory.append(batch[0])
-        self.losses.append(loss.detach())
-        return loss
-
-
-class Forgets(Replays):
-    def on_train_epoch_end(self) -> None:
-        self.memory.clear()
-
-
-def test_module_that_keeps_tensors_across_clients_warns_once(tmp_path: Path) -> None:
-    for module, times in ((Replays(), 1), (Forgets(), 0)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
-        assert (
-            sum(
-                "keeps tensors in ['memory'] from one round" in str(each.message) for each in caught
-            )
-            == times
-        )

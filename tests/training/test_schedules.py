@@ -4,6 +4,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -52,7 +53,11 @@ class Scheduled(Plain):
         super().__init__(network(batch_norm=False))
         self.make, self.frequency, self.manual = make, frequency, manual
         self.automatic_optimization = not manual
-        self.rates: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.shared = SimpleNamespace(rates=defaultdict(list))
+
+    @property
+    def rates(self) -> dict[int, list[tuple[float, float]]]:
+        return self.shared.rates
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -74,11 +79,12 @@ class Scheduled(Plain):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        loops = [each for each in self.trainer.callbacks if isinstance(each, FederatedLoop)]
         (group,) = optimizer.param_groups
-        self.rates[loops[0].current_client if loops else -1].append(
-            (group["lr"], group["momentum"])
-        )
+        client: Any = -1
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, FederatedLoop):
+                client = callback.current_client
+        self.rates[client].append((group["lr"], group["momentum"]))
 
     def on_train_epoch_end(self) -> None:
         if self.manual == "epoch":

@@ -1,0 +1,281 @@
+"""ModuleAttributes: plain state in the attributes of a module, its layers and the objects that these hold.
+
+Each client starts with the values of the round's start, and the next round starts with those of the cohort's first
+client, as for buffers. A list that grows is often a record, such as the outputs of an epoch: between two rounds it
+shows what all clients of this process have added.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric
+
+from flsv.training.swapped_optimizer import is_optimizer
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import are_equal, copied, is_plain, packed, unpacked
+from flsv.utilities.reachable import LIBRARIES, slots_of
+
+#: Attributes that every LightningModule has: they are not a model's state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+#: Types of objects whose attributes are not a client's.
+_OTHERS = (
+    nn.Module,
+    Tensor,
+    type,
+    L.Trainer,
+    L.Callback,
+    L.LightningDataModule,
+    Dataset,
+    DataLoader,
+)
+
+
+#: Values of attributes by path.
+Values = dict[str, Any]
+#: Paths and objects.
+Holders = Iterator[tuple[str, Any]]
+
+
+class Attribute(NamedTuple):
+    """An attribute ``name`` of a layer or an object, ``holder``. The path begins at the module."""
+
+    path: str
+    holder: Any
+    name: str
+    value: Any
+
+
+class ModuleAttributes:
+    """Plain attributes of a module, its layers and the objects that these hold."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._records: dict[str, _Record] = {}
+        self._paths: set[str] = set()
+
+    def read(self) -> Values:
+        """Return copies of the values by path."""
+        values = {}
+        for attribute in self._plain():
+            values[attribute.path] = copied(attribute.value)
+        return values
+
+    def objects(self) -> list[Attribute]:
+        """Return the attributes that hold objects with attributes of their own."""
+        attributes = _attributes(self._module)
+        return [attribute for attribute in attributes if _is_object(attribute.value)]
+
+    def put_objects(self, objects: Sequence[Attribute]) -> None:
+        """Set the attributes that :meth:`objects` has returned, and delete those of other objects."""
+        paths = {attribute.path for attribute in objects}
+        for attribute in self.objects():
+            if attribute.path not in paths:
+                delattr(attribute.holder, attribute.name)
+        for attribute in objects:
+            if getattr(attribute.holder, attribute.name, None) is not attribute.value:
+                setattr(attribute.holder, attribute.name, attribute.value)
+
+    def write(self, values: Values, partial: bool = False) -> None:
+        """Write values from :meth:`read` into the module. Unless ``partial``, delete other plain attributes."""
+        missing = dict(values)
+        for attribute in list(self._plain()):
+            if attribute.path in missing:
+                _put(attribute, missing.pop(attribute.path))
+            elif attribute.path not in self._paths and not partial:
+                delattr(attribute.holder, attribute.name)
+        if not missing:
+            return
+
+        holders = dict(_holders(self._module))
+        for path, value in missing.items():
+            prefix, _, name = path.rpartition(".")
+            if prefix in holders:
+                setattr(holders[prefix], name, copied(value))
+            elif value is not None and not partial:
+                raise ConfigurationError(
+                    f"{prefix} is an object that {type(self._module).__name__} makes while a client trains, so that "
+                    "another process does not have it. Make it in __init__."
+                )
+
+    # ---- lists that grow
+
+    def begin_round(self) -> None:
+        """Take out of each list what clients other than the cohort's first have added in earlier rounds."""
+        self._paths = {attribute.path for attribute in _attributes(self._module)}
+        for attribute in self._lists():
+            record = self._records.get(attribute.path)
+            if record is not None and len(attribute.value) == record.num_shown:
+                attribute.value[:] = record.of_first
+            else:  # it is new, or a hook has changed it
+                record = _Record(list(attribute.value))
+                self._records[attribute.path] = record
+            record.length_at_start = len(attribute.value)
+
+    def end_client(self) -> None:
+        """Remember what a client has added to each list."""
+        for attribute in self._lists():
+            record = self._records.setdefault(attribute.path, _Record([]))
+            record.shown += attribute.value[record.length_at_start :]
+
+    def end_round(self) -> None:
+        """Show in each list what all clients have added."""
+        for attribute in self._lists():
+            record = self._records.get(attribute.path)
+            if record is not None:
+                record.of_first = list(attribute.value)
+                record.num_shown = len(record.shown)
+                attribute.value[:] = record.shown
+
+    def of_first_clients(self, values: Values) -> Values:
+        """Return ``values`` with the lists as the next round starts with them."""
+        result = dict(values)
+        for path, record in self._records.items():
+            value = values.get(path)
+            if type(value) is list and len(value) == record.num_shown:
+                result[path] = record.of_first
+        return result
+
+    def _lists(self) -> list[Attribute]:
+        attributes = _attributes(self._module)
+        return [attribute for attribute in attributes if type(attribute.value) is list]
+
+    def _plain(self) -> Iterator[Attribute]:
+        """Yield the plain attributes, without those that share the memory of a parameter or buffer."""
+        memories: set[int] | None = None
+        for attribute in _attributes(self._module):
+            value = attribute.value
+            if not is_plain(value):
+                continue
+            if isinstance(value, Tensor | tuple):
+                if memories is None:
+                    memories = set(map(_memory, self._tensors()))
+                tensors = [entry for entry in _entries(value) if isinstance(entry, Tensor)]
+                if not memories.isdisjoint(map(_memory, tensors)):
+                    continue
+            yield attribute
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self._module.parameters()
+        yield from self._module.buffers()
+
+
+class _Record:
+    """A list's entries: those that the first clients have added, and those of all clients."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self.of_first = entries
+        self.shown = list(entries)
+        self.num_shown = len(entries)
+        self.length_at_start = len(entries)
+
+
+def saved_values(values: Values) -> Values:
+    """Return the values that a checkpoint can hold, in types that can be loaded as weights only."""
+    saved = {}
+    for path, value in values.items():
+        try:
+            saved[path] = packed(value)
+        except TypeError:
+            continue  # a resumed module has what its __init__ sets
+    return saved
+
+
+def loaded_values(saved: Values, device: torch.device) -> Values:
+    """Return the values that :func:`saved_values` has converted, with tensors on ``device``."""
+    values = {}
+    for path, value in saved.items():
+        values[path] = unpacked(value)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+
+
+def _attributes(module: nn.Module) -> Iterator[Attribute]:
+    for path, holder in _holders(module):
+        for name, value in _named_values(holder):
+            yield Attribute(f"{path}.{name}" if path else name, holder, name, value)
+
+
+def _holders(module: nn.Module) -> Holders:
+    """Yield the module's layers without metrics, and the objects that they hold, by path."""
+    visited: set[int] = set()
+    for path, layer in module.named_modules():
+        if id(layer) in visited or isinstance(layer, Metric):
+            visited.update(map(id, layer.children()))
+        else:
+            yield path, layer
+            yield from _objects_in(path, layer, visited)
+
+
+def _objects_in(path: str, holder: Any, visited: set[int]) -> Holders:
+    for name, value in _named_values(holder):
+        if not _is_object(value) or id(value) in visited:
+            continue
+        visited.add(id(value))
+        object_path = f"{path}.{name}" if path else name
+        yield object_path, value
+        yield from _objects_in(object_path, value, visited)
+
+
+def _named_values(holder: Any) -> list[tuple[str, Any]]:
+    """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
+    attributes = getattr(holder, "__dict__", {})
+    if isinstance(holder, nn.Module):
+        names = attributes.keys() - _LIGHTNINGS
+        return [item for item in attributes.items() if item[0] in names]
+    items = list(attributes.items())
+    for name in slots_of(type(holder)):
+        if hasattr(holder, name):
+            items.append((name, getattr(holder, name)))
+    return items
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is an object of a class that is no library's."""
+    kind: Any = type(value)
+    return _has_objects(kind) and not is_optimizer(value)
+
+
+@lru_cache(maxsize=10_000)
+def _has_objects(kind: Any) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return package not in LIBRARIES and not issubclass(kind, _OTHERS)
+
+
+def _put(attribute: Attribute, value: Any) -> None:
+    present = attribute.value
+    if are_equal(present, value):
+        return
+    is_same_type = type(present) is type(value)
+    if is_same_type and isinstance(value, list):
+        present[:] = copied(value)
+    elif is_same_type and isinstance(value, dict | set):
+        present.clear()
+        present.update(copied(value))
+    elif is_same_type and isinstance(value, deque):
+        present.clear()
+        present.extend(copied(value))
+    else:  # a new object: the old one may be in use elsewhere, as a batch of the data for example
+        setattr(attribute.holder, attribute.name, copied(value))
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for entry in value:
+            yield from _entries(entry)
+    else:
+        yield value
+
+
+def _memory(tensor: Tensor) -> int:
+    is_dense = tensor.layout == torch.strided
+    if is_dense:
+        return tensor.untyped_storage().data_ptr()
+    return id(tensor)
