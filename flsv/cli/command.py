@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -53,6 +54,40 @@ def terminable() -> Iterator[None]:
         sys.unraisablehook = usual
         if here:
             signal.signal(signal.SIGTERM, before)
+
+
+class Output(io.FileIO):
+    """Standard output that is discarded once its reader, such as ``head``, has closed the pipe."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Let a command go on within this context if nobody reads its output any more."""
+    if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
+        yield
+        return
+    usual_output: Any = sys.stdout
+    raw = Output(usual_output.fileno(), "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=usual_output.encoding,
+        errors=usual_output.errors,
+        line_buffering=usual_output.line_buffering,
+    )
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = usual_output
 
 
 def command_parser(

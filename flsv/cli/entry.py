@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, terminable
+from flsv.cli.command import NO_BARS, lasting_output, terminable
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -64,23 +64,20 @@ def main(args: list[str] | None = None) -> int:
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    given = list(sys.argv[1:] if args is None else args)
+    words = list(sys.argv[1:] if args is None else args)
     try:
-        try:
-            with terminable():
-                return _run(given)
-        finally:
-            sys.stdout.flush()
+        with lasting_output(), terminable():
+            return _run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
-        if not isinstance(stopped, KeyboardInterrupt) and stopped.code != 128 + signal.SIGTERM:
+        if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
             raise
-        kept = given[:1] and given[0] in MANY_FITS
-        after = ". Finished work is kept: run the same command again to continue." if kept else ""
-        print(f"flsv: stopped{after}", file=sys.stderr)
-        return 128 + (signal.SIGINT if type(stopped) is KeyboardInterrupt else signal.SIGTERM)
-    except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        advice = ""
+        if words and words[0] in MANY_FITS:
+            advice = ". Finished work is kept: run the same command again to continue."
+        print(f"flsv: stopped{advice}", file=sys.stderr)
+        if type(stopped) is KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        return 128 + signal.SIGTERM
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -90,7 +87,8 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
     except ValueError as error:
-        if (cause := _configuration_error(error)) is None:
+        cause = _configuration_error(error)
+        if cause is None:
             raise
         print(f"flsv: error: {cause}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,43 @@ class FitParser(LightningArgumentParser):
         return super().error(message, ex)
 
 
+#: Packages whose classes a configuration may name without their packages.
+PACKAGES = (
+    "flsv",
+    "flsv.aggregation",
+    "flsv.attacks",
+    "flsv.data",
+    "flsv.filters",
+    "flsv.metrics",
+    "flsv.models",
+    "flsv.personalization",
+    "flsv.privacy",
+    "flsv.sampling",
+    "flsv.training.algorithms",
+    "flsv.valuation",
+)
+
+
+def import_parts() -> None:
+    """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone."""
+    for package in PACKAGES:
+        module = import_module(package)
+        for name in getattr(module, "__all__", ()):
+            getattr(module, name)
+
+
 #: Arguments of all parsers that are made here by jsonargparse.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
+#: Sections of the configuration files of all commands.
+SECTIONS = (
+    "trainer",
+    "federation",
+    "model",
+    "optimizer",
+    "lr_scheduler",
+    "ckpt_path",
+    "value",
+)
 #: The first line of their help, instead of a list of all options.
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
@@ -73,6 +109,7 @@ def option_parser(
     prog: str, description: str | None, sections: Mapping[str, type]
 ) -> ArgumentParser:
     """Return a parser for a command's options, ``{section: class}``. It ignores other sections in files."""
+    import_parts()
     parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
@@ -83,15 +120,8 @@ def option_parser(
         default=0,
         help="seed of everything that has no seed of its own",
     )
-    for name in {
-        "trainer",
-        "federation",
-        "model",
-        "optimizer",
-        "lr_scheduler",
-        "ckpt_path",
-        "value",
-    } - {*sections}:
+    ignored_sections = {*SECTIONS} - {*sections}
+    for name in ignored_sections:
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
 

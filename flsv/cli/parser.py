@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from flsv.cli.checkpoints import (
     default_checkpoints,
     find_checkpoint,
 )
-from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser
+from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser, import_parts
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
 from flsv.engines.ranks import FederatedStrategy, started_by_script
@@ -139,12 +138,7 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.usage = USAGE
-        # jsonargparse finds an imported class by its name alone.
-        packages = [base.__module__.rpartition(".")[0] for base in PARTS.values()]
-        for package in [*packages, "flsv.attacks"]:
-            module = import_module(package)
-            for name in getattr(module, "__all__", ()):
-                getattr(module, name)
+        import_parts()
         for group, base in PARTS.items():
             installed(group, base)
         parser.add_lightning_class_args(FederatedLoop, "federation")

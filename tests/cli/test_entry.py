@@ -184,3 +184,15 @@ def test_closed_output_pipe_causes_no_traceback():
         f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True
     )
     assert done.stderr == b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["fit --config federation.yaml", "data federation.yaml"])
+def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
+    written(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
+    pipeline = f"{sys.executable} -m flsv {command} | true; exit ${{PIPESTATUS[0]}}"
+    finished = subprocess.run(["bash", "-c", pipeline], cwd=tmp_path, capture_output=True)
+    assert finished.returncode == 0, finished.stderr
+    assert b"Traceback" not in finished.stderr
+    checkpoints = list(tmp_path.rglob("last.ckpt"))
+    assert len(checkpoints) == command.startswith("fit")
