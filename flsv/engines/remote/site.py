@@ -47,6 +47,7 @@ from flsv.engines.remote.messages import (
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
 from flsv.engines.remote.site_memory import SiteMemory, SiteState
 from flsv.engines.remote.transport import agreement, check_agreement
+from flsv.personalization.base import OWN_MODEL
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader, LocalSteps
@@ -514,9 +515,17 @@ class SiteVisit(L.Callback):
         self._loop.begin(training.begin_batch, self._end_batch)
         self._loop.round = partial(self._train, trainer)
 
+        if self._has_lost_its_model():
+            with opened(self._holder) as local:
+                local.state[OWN_MODEL] = space.read(pl_module)
         (visit,) = self._loader.visits
         num_samples = int(self._data.num_samples[0])
         training.begin(instruction, self._holder, num_samples, visit.lengths)
+
+    def _has_lost_its_model(self) -> bool:
+        """Return whether the server sends no model, since this site should have its own, and it is gone."""
+        has_trained_before = self._packet.plain["counted"] is not None
+        return has_trained_before and not self.kept and self._instruction.start is None
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any

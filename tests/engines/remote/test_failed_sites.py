@@ -1,6 +1,7 @@
 """Sites that do not answer, or send what is of no use: who is left out, and what stays as it was."""
 
 import json
+import shutil
 import warnings
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.filters import OutlierFilter
 from flsv.metrics import ContributionEstimation, DomainRelevance
-from flsv.personalization import IFCA, FedFomo, PFedSV
+from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
@@ -213,6 +214,36 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
         assert remote.fit().participations.tolist() == [3, 0, 3]
 
 
+def standalone() -> FederatedLoop:
+    return shapfed(
+        aggregator=FedAvg(),
+        metrics={},
+        personalizer=Standalone(),
+    )
+
+
+@pytest.mark.parametrize("make", [pfedsv, fedfomo, standalone])
+def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, make: Any) -> None:
+    """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
+        is_lost = packet.kind == "train" and packet.plain["round"] == 1
+        if is_lost and address == 101:
+            shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
+        return reply
+
+    remote = Remotely(tmp_path, make, **SPLITS)
+    remote.transport.spoil = spoil
+    with pytest.warns(UserWarning, match="'Lyon' .*no longer held what it kept"):
+        loop = remote.fit(rounds=4)
+
+    assert loop.participations.tolist() == [4, 4, 4]
+    assert {event.client for event in loop.events} == {1}
+    state = kept_at(tmp_path, "Lyon")[-1]
+    tensors = state["store"]["tensors"]
+    assert "own_model" in tensors
+
+
 class HalfNova(FedNova):
     """An aggregator of one's own, which inherits what it reads."""
 
@@ -263,7 +294,8 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
             warnings.simplefilter("always")
             model = remote.fit().state.model()
 
-        assert (model - honest).norm() < 0.1 * honest.norm(), lie
+        difference = model - honest
+        assert difference.norm() < 0.1 * honest.norm(), lie
         is_named = any("Lyon" in str(message.message) for message in messages)
         assert is_named == (lie != 100.0), lie
 
