@@ -10,6 +10,7 @@ random stream.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -227,22 +228,62 @@ class _Drawn(Sampler[int]):
 
 
 def preload(
-    dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
+    dataset: Dataset,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
 ) -> TensorDataset:
-    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed."""
-    if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
-        return dataset
-    batches = list(
-        make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers)
+    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed.
+
+    Batches cross clients, so a ``collate_fn`` that sorts, mixes or leaves out samples is refused.
+    """
+    if collate_fn in (None, default_collate):
+        collate_fn = default_collate
+        if type(dataset) is TensorDataset:
+            return dataset
+    loader = make_loader(
+        dataset,
+        batch_size=256,
+        collate_fn=partial(_collated_row_by_row, collate_fn, type(dataset).__name__),
+        num_workers=num_workers,
     )
-    if not all(
-        isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch)
-        for batch in batches
-    ):
-        raise ConfigurationError(
-            f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors."
-        )
-    return TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
+    columns = zip(*loader, strict=True)
+    return TensorDataset(*map(torch.cat, columns))
+
+
+def _collated_row_by_row(
+    collate_fn: Callable[[list[Any]], Any], name: str, samples: list[Any]
+) -> tuple[Tensor, ...]:
+    """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
+    singles = []
+    if collate_fn is not default_collate:
+        singles = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
+    batch = collate_fn(samples)
+    for fields in (batch, *singles):
+        is_tuple = isinstance(fields, list | tuple)
+        if not is_tuple or not all(isinstance(field, Tensor) for field in fields):
+            raise ConfigurationError(
+                f"preload: samples of {name} do not collate to a tuple of tensors."
+            )
+
+    for position, field in enumerate(batch):
+        rows = [single[position] for single in singles]
+        if rows and not _is_made_of(field, rows):
+            raise ConfigurationError(
+                f"preload: the collate_fn of {name} makes other rows of a batch than of its samples "
+                "alone: it sorts, mixes, pads or leaves out samples. Leave preload out, or change "
+                "samples in the data set."
+            )
+    return tuple(batch)
+
+
+def _is_made_of(field: Tensor, rows: list[Tensor]) -> bool:
+    shapes = {row.shape for row in rows}
+    if shapes != {(1, *field.shape[1:])}:
+        return False
+    expected = torch.cat(rows)
+    if expected.shape != field.shape or expected.dtype != field.dtype:
+        return False
+    return torch.allclose(field, expected, equal_nan=True)
 
 
 #: Types of objects that are not searched for generators: data, and objects that refer to many others.
@@ -315,7 +356,8 @@ class Loader:
         num_workers: number of processes that read data that are not tensors. None: as the wrapped loader, else 0.
         pin_memory: whether batches of data that are not tensors are copied to pinned memory. None: as the wrapped
             loader, else False.
-        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random.
+        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random. A
+            ``collate_fn`` that sorts, mixes, pads or leaves out samples is refused.
         on_device: whether data that are tensors are moved to the CUDA device for a federated fit. Batches are then
             gathered there, with bitwise equal results. The data are moved only if they take at most a quarter of the
             memory that is free when the fit begins, and if neither the model nor the data module overrides a hook for
