@@ -113,6 +113,11 @@ class FederationConfig:
     seed: int | None
     engine: str | Callable[..., Any]
 
+    @classmethod
+    def from_arguments(cls, **arguments: Any) -> FederationConfig:
+        """Check a loop's arguments, of which some may be None."""
+        return cls(**arguments)
+
     def __post_init__(self) -> None:
         arguments: Any = self
         filters = arguments.filters

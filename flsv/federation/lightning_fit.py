@@ -27,6 +27,7 @@ from flsv._lightning.round_boundary import FinetuningState, RoundAverage, refuse
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
+from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
 from flsv.engines import ENGINES
 from flsv.engines.engine import Engine, where
@@ -36,8 +37,6 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.games.performance import warn_of_rarity
 from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
-from flsv.retraining.after_the_run import EndedRun
-from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
@@ -62,9 +61,9 @@ class LightningFit:
         metrics: ContributionMetrics,
         state: FederationState,
         run_state: RunState,
-        plan: CoalitionPlan,
+        extension: RunExtension,
     ) -> None:
-        self.trainer, self.data, self.plan = trainer, data, plan
+        self.trainer, self.data, self.extension = trainer, data, extension
         self.config, self.metrics = config, metrics
         self.state, self.run_state = state, run_state
         self.fitting, self._finished = True, False
@@ -142,21 +141,23 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.plan.decide(trainer, self.data, config)
+        self.extension.decide(trainer, self.data, config)
         engine = self._engine_class()(
             trainer, self.data, self.state, run_state.store, config, self.steps
         )
         self.federation = FederationRun(
             config, self.metrics, self.state, engine, trainer.max_epochs
         )
-        self.federation.server.strategies += self.plan.ends(self.federation, module, self._weights)
+        self.federation.server.strategies += self.extension.ends(
+            self.federation, module, self._weights
+        )
         self._lengths.restore()
         self._change((self.data, "round_loader", self.federation.loader))
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
         self.federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
-        lines_on_coalitions = partial(self.plan.told, self.state.num_clients)
+        lines_on_coalitions = partial(self.extension.told, self.state.num_clients)
         self.reports = RunReports(
             trainer, self.federation, run_state, self.files, lines_on_coalitions
         )
@@ -185,7 +186,7 @@ class LightningFit:
             run_state.configured_options = None
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
-        self.plan.planned(self.state.num_clients, federation.server.games, module)
+        self.extension.planned(self.state.num_clients, federation.server.games, module)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(trainer))
@@ -272,10 +273,12 @@ class LightningFit:
         if not self.loop.begun:
             return
         if ended:  # the module holds what the run delivers, and a round that was begun is discarded
-            self.plan.end_round(module, last_round, skips_scored=False)
+            self.extension.end_round(module, last_round, skips_scored=False)
         elif not self.loop.within:
             with self.average.model_of_validation(self.trainer, module):
-                self.plan.end_round(module, last_round, skips_scored=not self.trainer.validating)
+                self.extension.end_round(
+                    module, last_round, skips_scored=not self.trainer.validating
+                )
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -328,7 +331,7 @@ class LightningFit:
         self._finished = True
         if self.state.global_vector is not None:
             values_by_round = {last_round: late_values} if late_values or late_scores else {}
-            for index, values in self.plan.train(self._ended_run()).items():
+            for index, values in self.extension.train(self._ended_run()).items():
                 values_by_round[index] = {**values_by_round.get(index, {}), **values}
             self.reports.write_late(values_by_round, late_scores)
         self.reports.finish()
@@ -352,7 +355,7 @@ class LightningFit:
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
-        if not self._finished and self.plan.left:
+        if not self._finished and self.extension.left:
             self.running.make_games()
             self.finish()
 
@@ -383,7 +386,7 @@ class LightningFit:
             self.reports.close(failed)
         if self.federation is not None:
             self.federation.engine.close()
-        self.plan.close()
+        self.extension.close()
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes, each ``(object, name, value)``, until the fit's end."""

@@ -23,6 +23,7 @@ from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import ClientEvaluation, FederationConfig, LocalEpochs
 from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
+from flsv.core.extension import extension_of
 from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, current_table, events_of
@@ -33,7 +34,6 @@ from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
 from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
-from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup
@@ -139,18 +139,36 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        given = locals()
-        self.config = config = FederationConfig(**{name: given[name] for name in _ARGUMENTS})
+        config = FederationConfig.from_arguments(
+            aggregator=aggregator,
+            metrics=metrics,
+            personalizer=personalizer,
+            sampler=sampler,
+            client_algorithm=client_algorithm,
+            uploads=uploads,
+            filters=filters,
+            local_epochs=local_epochs,
+            optimizer_state=optimizer_state,
+            share=share,
+            evaluation=evaluation,
+            reporting=reporting,
+            seed=seed,
+            engine=engine,
+        )
+        self.config = config
         for name in _ARGUMENTS:
             if name != "metrics":  # the property returns the live metrics
                 setattr(self, name, getattr(config, name))
-        spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
+
+        metrics_of_run = {**config.metrics}
+        if config.privacy is not None:
+            metrics_of_run["epsilon"] = PrivacyLoss(config.privacy)
         self.contribution_metrics = ContributionMetrics(
-            {**config.metrics, **spent}, check_names(config.strategies)
+            metrics_of_run, check_names(config.strategies)
         )
-        self._plan = CoalitionPlan.of(config)
-        for each in config.filters:
-            each.check(personalizer, list(self.contribution_metrics.evaluating))
+        self._extension = extension_of(config)
+        for update_filter in config.filters:
+            update_filter.check(personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
         self._read_only = frozenset(_ARGUMENTS)
 
@@ -162,7 +180,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def _reset(self) -> None:
         self.state, self.run_state = FederationState(), RunState()
         self._lightning_fit: LightningFit | None = None
-        self._plan.reset()
+        self._extension.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.
@@ -202,9 +220,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.contribution_metrics.reset()
-        if self._plan.prepare(trainer, pl_module):
+        if self._extension.prepare(trainer, pl_module):
             return  # this process has become a coalition's, whose own loop is set up
-        parts = self.config, self.contribution_metrics, self.state, self.run_state, self._plan
+        parts = self.config, self.contribution_metrics, self.state, self.run_state, self._extension
         self._lightning_fit = LightningFit(trainer, data, *parts)
         self._lightning_fit.set_up(self._described)
 
@@ -250,7 +268,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             ),
             **self.config.state_dict(),
             "metrics": self.contribution_metrics.state_dict(),
-            "coalitions": self._plan.state_dict(),
+            "coalitions": self._extension.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -262,7 +280,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.run_state.load_state_dict(state_dict)
             self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
-            self._plan.load_state_dict(state_dict["coalitions"])
+            self._extension.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Check that this fit can resume from a saved ``state_dict`` of a loop.

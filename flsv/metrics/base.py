@@ -7,7 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -92,6 +92,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Whether clients evaluate models for the metric on their own validation samples, which every client must then
     have.
     """
+
+    extension: ClassVar[str] = ""
+    """What the metric adds to a run, ``"package.module:Class"``, a :class:`flsv.core.extension.RunExtension`."""
 
     to_pay_by = False
     """Whether reports may divide a budget by the values: True if they measure how much a client adds to the model."""

@@ -180,6 +180,7 @@ class ShadowShapley(MeasuredMetric):
         tensor([1., 2., 4.])
     """
 
+    extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "about one more fit, and the validations of every client's own model."
     values: Tensor

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from flsv._lightning.rounding import rounding_of
+from flsv.core.extension import EndedRun
 from flsv.core.ranks import ranks_of
-from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
@@ -29,25 +26,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE = 10.0
-
-
-@dataclass(frozen=True, eq=False)
-class EndedRun:
-    """Data and results of a run after its last round, for training its coalitions."""
-
-    trainer: L.Trainer
-    data: FederatedDataModule
-    seed: int
-    # Into which the coalitions' utilities are written.
-    folder: Path | None
-    # What these utilities depend on.
-    settings: Mapping[str, str]
-    # Whether utilities that are already in the folder belong to the run.
-    resumed: bool
-    # [n], the clients' weights in the federation's average.
-    weights: Tensor
-    # flsv.games.CoalitionGames
-    games: Any
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
+from flsv.core.extension import EndedRun, RunExtension
 from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
@@ -27,7 +28,7 @@ from flsv.games.lent_module import lent
 from flsv.games.performance import ModelScore, is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
-from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of
+from flsv.retraining.after_the_run import AfterTheRun, measures_of
 from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
@@ -41,7 +42,7 @@ from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
 
-class CoalitionPlan:
+class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:

@@ -1,0 +1,147 @@
+"""RunExtension: what a metric adds to a run, such as models that are trained for it after the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from flsv.core.strategy import Strategy
+from flsv.utilities.arguments import attribute_of
+from flsv.utilities.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """Data and results of a run after its last round."""
+
+    trainer: L.Trainer
+    # A FederatedDataModule.
+    data: Any
+    seed: int
+    # Into which an extension writes its results.
+    folder: Path | None
+    # What these results depend on.
+    settings: Mapping[str, str]
+    # Whether results that are already in the folder belong to the run.
+    resumed: bool
+    # [n], the clients' weights in the federation's average.
+    weights: Tensor
+    # flsv.games.CoalitionGames
+    games: Any
+
+
+class RunExtension:
+    """Base class of what metrics add to a run. It adds nothing.
+
+    A metric names its extension by its attribute ``extension``, ``"package.module:Class"``, and the loop imports the
+    class when a run has such a metric. The loop calls the methods in the order below.
+    """
+
+    @classmethod
+    def of(cls, config: Any) -> RunExtension:
+        """Make the extension of a run with this :class:`FederationConfig`.
+
+        Raises:
+            ConfigurationError: the run cannot have what its metrics need.
+        """
+        return cls()
+
+    def reset(self) -> None:
+        """Forget the results of an earlier fit."""
+
+    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
+        """Store what is needed of the state before the fit. Return True if this process has become another run's."""
+        return False
+
+    def decide(
+        self,
+        trainer: L.Trainer,
+        data: Any,
+        config: Any,
+    ) -> None:
+        """Check the run before its first round.
+
+        Raises:
+            ConfigurationError: the run cannot have what its metrics need.
+        """
+
+    def ends(
+        self,
+        run: Any,
+        module: L.LightningModule,
+        weights: Callable[[], Tensor],
+    ) -> list[Strategy]:
+        """Return strategies that take part in every round. ``weights()`` are the clients' ``[n]`` in the average."""
+        return []
+
+    def planned(
+        self,
+        num_clients: int,
+        games: Any,
+        module: L.LightningModule,
+    ) -> None:
+        """Log what the extension will do, and at what cost."""
+
+    def end_round(
+        self,
+        module: L.LightningModule,
+        index: int,
+        skips_scored: bool,
+    ) -> None:
+        """Score the run's own model after round ``index``, unless it has been scored and ``skips_scored`` is set."""
+
+    @property
+    def left(self) -> bool:
+        """Return whether values of past rounds are still missing."""
+        return False
+
+    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+        """Return the missing values of an ended run, ``{round: {metric: values}}``."""
+        return {}
+
+    def told(self, num_clients: int) -> list[str]:
+        """Return lines to print after a run."""
+        return []
+
+    def close(self) -> None:
+        """Release processes and the run's module."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned."""
+
+
+def extension_of(config: Any) -> RunExtension:
+    """Make the extension that a run's metrics name.
+
+    Args:
+        config: the run's :class:`FederationConfig`.
+
+    Raises:
+        ConfigurationError: metrics name different extensions, or the run cannot have what they need.
+    """
+    metrics_by_extension: dict[str, list[str]] = {}
+    for name, metric in config.metrics.items():
+        extension = attribute_of(metric, "extension")
+        if extension:
+            metrics_by_extension.setdefault(extension, []).append(name)
+
+    if not metrics_by_extension:
+        return RunExtension()
+    if len(metrics_by_extension) > 1:
+        raise ConfigurationError(
+            f"metrics need different extensions of a run, and it has one: {metrics_by_extension}. Leave out all but "
+            "one."
+        )
+    (extension,) = metrics_by_extension
+    kind: type[RunExtension] = resolve_name(extension)
+    return kind.of(config)
