@@ -434,6 +434,22 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     assert card.categories == ["Nord", "Süd"]
 
 
+def test_utf_16_is_read_by_its_mark_and_named_without_one(tmp_path):
+    path = tmp_path / "all.csv"
+    text = "ward,ill\n" + "Nord,0\nWest,1\n" * 20
+    path.write_text(text, "utf-16")
+    groups = [row % 2 for row in range(40)]
+    marked = ready(str(path), labels="ill", groups=groups)
+    assert marked.column_cards[0].categories == ["Nord", "West"]
+
+    path.write_text(text, "utf-16-le")
+    with pytest.raises(ConfigurationError, match="zero bytes.*encoding.: .utf-16-le"):
+        ready(str(path), labels="ill", groups=groups)
+    stated = {"encoding": "utf-16-le"}
+    unmarked = ready(str(path), labels="ill", groups=groups, columns=stated)
+    assert unmarked.column_cards[0].categories == ["Nord", "West"]
+
+
 def test_delimiters_are_found_file_by_file(tmp_path):
     for name, mark in {"Boston": ",", "Lyon": ";", "Osaka": "\t"}.items():
         pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False, sep=mark)

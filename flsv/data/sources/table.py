@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -192,17 +193,26 @@ _QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 
 
 def _decoded(path: Path, encoding: str | None) -> str:
+    """Decode a text file from UTF-8, from UTF-16 with a byte order mark, or else from ``encoding``."""
     data = path.read_bytes()
-    try:
+    advice = "cp1252"
+    reason = ""
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    for name in ("utf-16" if is_utf16 else "utf-8-sig", encoding or "utf-8"):
         try:
-            return data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            return data.decode(encoding or "utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path}: this is not {encoding or 'UTF-8'} ({error.reason} at byte {error.start}). Save it in UTF-8, or "
-            'name its encoding, as of Excel in Western Europe: columns: {"encoding": "cp1252"}.'
-        ) from error
+            text = data.decode(name)
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            continue
+        if "\0" not in text:
+            return text
+        reason = "it has zero bytes, as text in UTF-16 has"
+        advice = "utf-16-le"
+
+    raise ConfigurationError(
+        f"{path}: this is not {encoding or 'UTF-8'} ({reason}). Save it in UTF-8, or name its encoding, as cp1252 of "
+        f'Excel in Western Europe: columns: {{"encoding": "{advice}"}}.'
+    )
 
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
