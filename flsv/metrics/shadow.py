@@ -25,6 +25,7 @@ from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
+from flsv.utilities.choices import Verify
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
@@ -111,10 +112,11 @@ class ShadowShapley(MeasuredMetric):
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
-    checkpoints, progress bars, early stopping or time limit. Any LightningModule is possible. The processes are forked
-    at the fit's beginning or, where forks are impossible, started anew. Ranks share the coalitions. The coalition of
-    all clients is trained for one round, too, and must reach the run's own model of that round. Sites train coalitions
-    beside the run, each as a run of its own.
+    checkpoints, progress bars, early stopping or time limit. If training reads one of these callbacks, all of them take
+    part. Any LightningModule is possible. The processes are forked at the fit's beginning or, where forks are
+    impossible, started anew. Ranks share the coalitions. The coalition of all clients is trained again for two rounds,
+    or for all with ``verify="all"``, and must reach the run's own model of that round. Sites train coalitions beside
+    the run, each as a run of its own.
 
     **Cost.** For n clients ``"singles"`` costs one more training run and the validations of n models, ``"both"`` n
     runs, and ``"all"`` :math:`2^{n-1} - 1`. A message before the first round states the cost. ``every`` saves
@@ -162,6 +164,8 @@ class ShadowShapley(MeasuredMetric):
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
+        verify: the rounds for which the coalition of all clients is trained again, which must reach the run's model:
+            the first two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -192,6 +196,7 @@ class ShadowShapley(MeasuredMetric):
     ends: Tensor
     valued: Tensor
     outputs: Tensor
+    _last: int | None = None
 
     def __init__(
         self,
@@ -204,9 +209,11 @@ class ShadowShapley(MeasuredMetric):
         every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
+        verify: Verify = "start",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
+        self.verify = verify
         self.coalitions = (
             coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         )

@@ -1,6 +1,6 @@
 """A fit of the members of one coalition: an unfitted Trainer prepared for it, and the scores that it delivers.
 
-Nothing is shown, no checkpoint or log is written, and callbacks that only watch a run or end it are left out.
+Nothing is shown or logged, and stand-ins take the place of callbacks that only watch a run or end it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores
 from flsv.results.folder import Reporting
 from flsv.retraining.global_model_scoring import GlobalModelScoring
+from flsv.retraining.readings import ChangedFiles, Reading, become_stand_in
 from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
 from flsv.utilities.digest import digest
@@ -46,6 +46,10 @@ class FitOrder:
     initial: Mapping[str, Any] | None = None
     # Whether the weights are then nudged, see Rounding.nudged.
     nudged: bool = False
+    # Whether callbacks that only watch the run or end it take part, since training reads them.
+    watched: bool = False
+    # From when to when the run has trained. Files that were changed then are not to be read.
+    run_time: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,24 +89,10 @@ class CoalitionFits(Protocol):
 
     def train(
         self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train the coalitions. Yield each order with its result or error, in any order."""
-
-
-class Nowhere(DummyLogger):
-    """Logger that discards all values, and offers callbacks a folder for files."""
-
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
-        self.folder = folder
-
-    @property
-    def save_dir(self) -> str | None:
-        return self.folder
-
-    @property
-    def log_dir(self) -> str | None:
-        return self.folder
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
+        """Train the coalitions. Yield each order with its result or error, in any order. If a stand-in is read, others
+        may be left out.
+        """
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
@@ -204,34 +194,35 @@ def prepare_coalition_fit(
     """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result. Callbacks
     write into ``folder`` if it is set. ``end`` is called when the result is complete.
     """
-    held: Any = trainer
+    unfitted: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
-    own = [
-        coalition_loop(c, c.config.sampler.among(order.members), order.seed) if is_loop(c) else c
-        for c in callbacks
-    ]
-    held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
-    held.loggers = [Nowhere(folder or each.log_dir or each.save_dir) for each in trainer.loggers]
-    held._default_root_dir = folder or trainer.default_root_dir
-    held.profiler = PassThroughProfiler()
-    held.save_checkpoint = nothing
+    for callback in callbacks:
+        if is_loop(callback):
+            sampler = callback.config.sampler.among(order.members)
+            coalition_loop(callback, sampler, order.seed)
+        elif of_the_run(callback) and not order.watched:
+            become_stand_in(callback)
+    for logger in trainer.loggers:
+        become_stand_in(logger, folder)
+
+    if order.run_time is not None:
+        ChangedFiles(*order.run_time).watch()
+
+    unfitted.callbacks = [scoring, *callbacks]
+    unfitted._default_root_dir = folder or trainer.default_root_dir
+    unfitted.profiler = PassThroughProfiler()
 
     def delivered() -> None:
         scoring.deliver(trainer)
         end()
 
-    strategy: Any = trainer.strategy
-    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = (
-        delivered,
-        nothing,
-        nothing,
-    )
+    unfitted.strategy.on_train_end = delivered
     return scoring
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of a method such as ``save_checkpoint``."""
+    """Do nothing, in place of a method."""
 
 
 def of_the_run(callback: L.Callback) -> bool:

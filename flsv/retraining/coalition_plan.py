@@ -41,9 +41,15 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
+#: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
+VERIFIED_ROUNDS = 2
+
 
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
+
+    #: The round whose model the coalition of all clients must reach.
+    _checked_round = 0
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
@@ -86,11 +92,19 @@ class CoalitionPlan(RunExtension):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
         sites = self._loaded if self._sites is None else self._sites.state_dict()
-        return {"initial": self._initial, "first": self._first, "sites": sites}
+        return {
+            "initial": self._initial,
+            "first": self._first,
+            "checked_round": self._checked_round,
+            "sites": sites,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self._initial, self._first, self._loaded = state["initial"], state["first"], state["sites"]
+        self._initial = state["initial"]
+        self._first = state["first"]
+        self._checked_round = state.get("checked_round", 0)
+        self._loaded = state["sites"]
 
     # ---- before the first round
 
@@ -188,6 +202,7 @@ class CoalitionPlan(RunExtension):
         if not self._metrics:
             return
         self._games, masks = games, self.masks(num_clients)
+        self._kept.begin_training()
         if not self._elsewhere:
             for name, metric in self._metrics.items():
                 measure = metric.measured_by
@@ -288,14 +303,20 @@ class CoalitionPlan(RunExtension):
         waiting = {
             name: metric for name, metric in self._metrics.items() if metric.pending is not None
         }
+        checked = None
+        if self._first is not None:
+            checked = self._checked_round, self._first
         masks = self.masks(run.data.num_clients)
-        return AfterTheRun(
-            waiting, masks, self._kept, self._initial | self._frozen, self._first
-        ).train(run)
+        return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, checked).train(
+            run
+        )
 
     def note_first(self, round: Round) -> None:
-        """Store the run's model after the first round, to check the full coalition's training."""
-        if round.round_index == 0 and not self._elsewhere and round.server_vector is not None:
+        """Store the run's model after a round, which the coalition of all clients must reach."""
+        verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
+        is_checked = verifies_all or round.round_index < VERIFIED_ROUNDS
+        if is_checked and not self._elsewhere and round.server_vector is not None:
+            self._checked_round = round.round_index
             self._first = round.server_vector.cpu().clone()
 
 

@@ -31,6 +31,7 @@ from flsv.retraining.coalition_fit import (
 )
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.proof import difference
+from flsv.retraining.readings import Reading, ReadingRefused
 from flsv.retraining.train_fits import Fit, once_proved
 from flsv.retraining.utility_store import LAST
 from flsv.sampling import FullParticipation
@@ -53,6 +54,8 @@ class Piece:
     models: bool = False
     # Whether the fit starts from slightly changed weights, to measure the effect of rounding.
     nudged: bool = False
+    # Whether callbacks that only watch a run or end it take part, since training reads them.
+    watched: bool = False
     # A checkpoint for the trained module.
     save: Path | None = None
 
@@ -118,34 +121,42 @@ def work_on(
 
 
 def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
-    measure, trainer = federation.measure, federation.trainer
-    held: Any = trainer
-    named: Any = (
-        {UTILITY: measure}
-        if isinstance(measure, str | ModelScore)
-        else {name: name for name in measure}
-    )
+    measure = federation.measure
+    trainer = federation.trainer
+    measures: dict[str, Any] = {}
+    if isinstance(measure, str | ModelScore):
+        measures[UTILITY] = measure
+    else:
+        measures.update({name: name for name in measure})
+
+    last_round = int(trainer.max_epochs or 0) - 1
     order = FitOrder(
-        piece.members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged
+        piece.members,
+        piece.seed,
+        rounds=(last_round,),
+        nudged=piece.nudged,
+        watched=piece.watched,
     )
-    scoring = prepare_coalition_fit(trainer, federation.data, named, order, folder)
+    scoring = prepare_coalition_fit(
+        trainer,
+        federation.data,
+        measures,
+        order,
+        folder,
+    )
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(federation.module, federation.data)
     fit = scoring.result().stored([LAST], piece.models)
     if piece.save is not None:
-        del (
-            held.save_checkpoint,
-            held.strategy.save_checkpoint,
-        )  # in a coalition's fit they do nothing
         trainer.save_checkpoint(piece.save, weights_only=True)
     # The checkpoint's weights follow as a third model, to compare with.
     if fit.model is None or checkpoint is None:
         return fit
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     federation.module.load_state_dict(saved["state_dict"])
-    return replace(
-        fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]])
-    )
+    run_model = scoring.space.read(federation.module).cpu()
+    models = [*fit.model, run_model]
+    return replace(fit, model=torch.stack(models))
 
 
 def _predict(piece: Prediction, federation: Federation) -> Predicted:
@@ -189,6 +200,9 @@ class _Evaluator(GlobalModelScoring):
 
 class FitsInProcesses:
     """Trainer of coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`."""
+
+    #: Whether callbacks that only watch a run or end it take part.
+    _is_watched = False
 
     def __init__(
         self,
@@ -235,11 +249,30 @@ class FitsInProcesses:
         """Process requests ``{key: request}`` in child processes, and yield ``(key, result)``. Raise a request's
         ConfigurationError.
         """
-        tasks = ((key, self._task(piece)) for key, piece in pieces.items())
-        for key, answer in self._supervise(tasks, self.at_once, self._limit_s):
-            if isinstance(answer, ConfigurationError):
-                raise answer
-            yield key, answer
+        remaining = dict(pieces)
+        if self._is_watched:
+            for key, piece in pieces.items():
+                if isinstance(piece, Piece):
+                    remaining[key] = replace(piece, watched=True)
+
+        tasks = [(key, self._task(piece)) for key, piece in remaining.items()]
+        for key, result in self._supervise(tasks, self.at_once, self._limit_s):
+            if isinstance(result, ConfigurationError):
+                raise result
+            if isinstance(result, Reading):
+                yield from self._run_watched(remaining, result)
+                return
+            del remaining[key]
+            yield key, result
+
+    def _run_watched(
+        self, pieces: Mapping[Any, Piece | Prediction], reading: Reading
+    ) -> Iterator[tuple[Any, Any]]:
+        """Train with all callbacks, since training reads one. Raise ReadingRefused if that is impossible."""
+        if self._is_watched or not reading.can_take_part:
+            raise ReadingRefused(reading)
+        self._is_watched = True
+        yield from self._run(pieces)
 
     def _prove(self, fit: Fit, seed: int) -> None:
         """Raise ConfigurationError if ``fit``, of the full coalition, does not reproduce the run's model."""

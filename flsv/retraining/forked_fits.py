@@ -29,6 +29,7 @@ from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_coalition_fit
+from flsv.retraining.readings import Reading
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view
@@ -93,11 +94,11 @@ class ForkedFits:
 
     def train(
         self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
         """Train the coalitions in parallel, and yield each order with its result or error."""
         with own_folder() as folder:
-            for place, found in self._ask([*orders], str(folder)):
-                yield orders[place], found
+            for index, result in self._ask([*orders], str(folder)):
+                yield orders[index], result
 
     def pickled(self) -> bytes | ChildFailed:
         """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
@@ -173,27 +174,28 @@ class ForkedFits:
         order: FitOrder,
     ) -> None:
         """Prepare the Trainer to continue this fit with the coalition in ``order`` instead of the run."""
-        held: Any = trainer
+        unfitted: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
-        self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
         folder = own_files(trainer, self._folder)
-        held._checkpoint_connector._restore_modules_and_callbacks = (
-            nothing  # of a run that is resumed
-        )
-        data: FederatedDataModule = held.datamodule
+        unfitted._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a resumed run
+        data: FederatedDataModule = unfitted.datamodule
         scoring = prepare_coalition_fit(
             trainer, data, measures, order, folder, lambda: answer(scoring.result())
         )
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
-        held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
+        unfitted._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
 
 
-def ends_all(index: int, found: Any) -> bool:
-    """Return whether to drop all other orders: the order at index 0, a test of the method, has failed."""
-    return index == 0 and isinstance(found, ChildFailed)
+def ends_all(index: int, result: Any) -> bool:
+    """Return whether to drop all other orders: the order at index 0, a test of the method, has failed, or training
+    reads what it lacks.
+    """
+    if isinstance(result, Reading):
+        return True
+    return index == 0 and isinstance(result, ChildFailed)
 
 
 def limit_since(begun: float) -> float:

@@ -26,11 +26,11 @@ from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import (
     FitOrder,
     FitResult,
-    Nowhere,
     of_the_run,
     prepare_coalition_fit,
 )
 from flsv.retraining.forked_fits import limit_since, own_files
+from flsv.retraining.readings import Reading, reduced
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores
 from flsv.utilities.own_files import own_folder
@@ -56,14 +56,26 @@ class FreshFits:
 
     def train(
         self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
         """Train the coalitions, and yield each order with its result or error."""
         with own_folder() as folder:
-            fit = partial(_train, self._fit, self._measures, str(folder))
-            tasks = [(place, partial(fit, order)) for place, order in enumerate(orders)]
-            run = self._process.supervise if self._forks else partial(supervise_fresh, forks=False)
-            for place, found in run(tasks, self._jobs, limit_since(self._since)):
-                yield orders[place], found
+            tasks = []
+            for index, order in enumerate(orders):
+                task = partial(
+                    _train,
+                    self._fit,
+                    self._measures,
+                    str(folder),
+                    order,
+                )
+                tasks.append((index, task))
+
+            run: Any = partial(supervise_fresh, forks=False)
+            if self._forks:
+                run = self._process.supervise
+            limit_s = limit_since(self._since)
+            for index, result in run(tasks, self._jobs, limit_s):
+                yield orders[index], result
 
     def close(self) -> None:
         """End the process from which the others are forked, if there is one."""
@@ -79,26 +91,34 @@ def pickled_fit(trainer: L.Trainer, *rest: Any) -> bytes:
 
 def unpickled_fit(data: bytes) -> tuple[Any, ...]:
     """Return what :func:`pickled_fit` has pickled."""
-    trainer, *rest = pickle.loads(data)
-    callbacks: list[L.Callback] = callbacks_of(trainer)
-    callbacks[:] = [each for each in callbacks if type(each) is not L.Callback]
-    return trainer, *rest
+    parts: tuple[Any, ...] = pickle.loads(data)
+    return parts
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that omits loggers, profiler, observing callbacks and a strategy of several ranks."""
+    """Pickler that omits the profiler and a strategy of several ranks. Loggers and observing callbacks are pickled as
+    stand-ins.
+    """
 
     def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
         super().__init__(file)
-        held: Any = trainer
-        self._instead: dict[int, Any] = {id(held.profiler): (PassThroughProfiler, ())}
-        self._instead |= {id(logger): (Nowhere, ()) for logger in trainer.loggers}
-        self._instead |= {
-            id(each): (L.Callback, ()) for each in callbacks_of(trainer) if of_the_run(each)
-        }
+        unfitted: Any = trainer
+        self._instead: dict[int, Any] = {}
+        self._instead[id(unfitted.profiler)] = (PassThroughProfiler, ())
+        for logger in trainer.loggers:
+            self._instead[id(logger)] = reduced(logger)
+        for callback in callbacks_of(trainer):
+            if of_the_run(callback):
+                self._instead[id(callback)] = reduced(callback)
+
         strategy = trainer.strategy
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
-            parts = strategy.root_device, strategy.accelerator, None, strategy.precision_plugin
+            parts = (
+                strategy.root_device,
+                strategy.accelerator,
+                None,
+                strategy.precision_plugin,
+            )
             self._instead[id(strategy)] = (SingleDeviceStrategy, parts)
 
     def reducer_override(self, value: Any) -> Any:

@@ -14,11 +14,15 @@ from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import CoalitionFits
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.fresh_fits import FreshFits, pickled_fit
+from flsv.retraining.readings import file_time
 from flsv.utilities.supervisor import ChildFailed
 
 
 class KeptBeginning:
     """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
+
+    #: When the run's first round began.
+    trains_since = float("inf")
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
@@ -61,6 +65,10 @@ class KeptBeginning:
         except Exception as error:  # reported when it is known that coalitions will be trained
             self.not_pickled = f"{type(error).__name__}: {error}"
         return False
+
+    def begin_training(self) -> None:
+        """Note that the run's first round begins."""
+        self.trains_since = file_time()
 
     def close(self) -> None:
         """End the forked process that holds the state, if there is one."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.rounding import Rounding
@@ -16,6 +17,7 @@ from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import CoalitionFits, FitOrder, FitResult
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.proof import difference
+from flsv.retraining.readings import Reading, ReadingRefused, file_time
 from flsv.retraining.train_fits import Fit, FitsFailed, once_proved
 from flsv.utilities.atomic_files import whole_lines
 from flsv.utilities.csv_files import parse_float, parse_int, read_rows
@@ -64,13 +66,15 @@ def trained_in(
 
 
 def trained_again(
-    way: CoalitionFits, order: FitOrder, nudged: bool
+    trainer: CoalitionFits, order: FitOrder, nudged: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """Train the coalition of ``order`` again by ``way``, from slightly changed weights if ``nudged``. Return its
+    """Train the coalition of ``order`` again by ``trainer``, from slightly changed weights if ``nudged``. Return its
     initial and final model ``[P]``, or None on failure.
     """
-    ((_, found),) = way.train([replace(order, nudged=nudged)])
-    return None if isinstance(found, ChildFailed) else (found.start, found.last)
+    ((_, result),) = trainer.train([replace(order, nudged=nudged)])
+    if isinstance(result, FitResult):
+        return result.start, result.last
+    return None
 
 
 class Unproved(ConfigurationError):
@@ -91,89 +95,124 @@ class WholeFits:
         initial: dict[str, Any],
         # After which models are measured, ascending. A coalition trains until the last.
         rounds: Sequence[int],
-        # [P], the run's own model after its first round. None: nothing is compared.
-        first: Tensor | None,
+        # The run's own model [P] after this round. None: nothing is compared.
+        checked: tuple[int, Tensor] | None,
         rounding: Rounding,
     ) -> None:
-        self._beginning, self._initial, self._rounds, self._rounding = (
-            beginning,
-            initial,
-            tuple(rounds),
-            rounding,
-        )
-        self._all, self._first = tuple(range(num_clients)), first
+        self._beginning = beginning
+        self._initial = initial
+        self._rounds = tuple(rounds)
+        self._rounding = rounding
+        self._all = tuple(range(num_clients))
+        self._checked = checked
 
     def fits(
         self, coalitions: Sequence[Members], seed: int
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         """Train coalitions, and yield each with its result or error."""
-        orders = [FitOrder(members, seed, self._rounds, self._initial) for members in coalitions]
-        proof = None if self._first is None else FitOrder(self._all, seed, (0,), self._initial)
-        left: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
-        way: CoalitionFits | None = self._beginning.fits
+        first_order = FitOrder(
+            self._all,
+            seed,
+            self._rounds,
+            initial=self._initial,
+            run_time=(self._beginning.trains_since, file_time()),
+        )
+        orders = [replace(first_order, members=members) for members in coalitions]
+        proof = None
+        if self._checked is not None:
+            proof = replace(first_order, rounds=(self._checked[0],))
+
+        missing: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
+        trainer: CoalitionFits | None = self._beginning.fits
         unproved: FitsFailed | None = None
-        while left and way is not None:
+        while missing and trainer is not None:
             try:
-                yield from self._tried(way, left, proof)
+                yield from self._tried(trainer, missing, proof)
                 unproved = None
+            except ReadingRefused as error:
+                if self._beginning.forks is None or not error.reading.can_take_part:
+                    raise
+                rank_zero_info(f"flsv: coalitions are trained with all callbacks: {error.reading}.")
+                missing = {replace(order, watched=True): why for order, why in missing.items()}
+                proof = None if proof is None else replace(proof, watched=True)
+                continue
             except FitsFailed as error:
                 unproved = unproved or error  # the forks' own says more
-            if left:  # what forks cannot do, fresh processes may
-                failed = [*left.values(), *(unproved.failed.values() if unproved else ())]
-                why = next(
-                    (each for each in failed if each is not None),
-                    ChildFailed("the first coalition has failed"),
-                )
-                way = self._beginning.fresh(f"{why}")
-                if way is None and unproved:
+
+            if missing:  # what forks cannot do, fresh processes may
+                trainer = self._beginning.fresh(f"{_first_failure(missing, unproved)}")
+                if trainer is None and unproved:
                     raise unproved
-        yield from ((order.members, found or why) for order, found in left.items())
+
+        for order, failure in missing.items():
+            yield order.members, failure or _first_failure(missing, unproved)
 
     def _tried(
-        self, way: CoalitionFits, left: dict[FitOrder, ChildFailed | None], proof: FitOrder | None
+        self,
+        trainer: CoalitionFits,
+        missing: dict[FitOrder, ChildFailed | None],
+        proof: FitOrder | None,
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train coalitions by ``way``, and yield each with its result or error. Its order is removed from ``left``,
-        unless its process was killed.
+        """Train coalitions, and yield each with its result or error. Its order is removed from ``missing``, unless its
+        process was killed.
         """
-        for order, found in once_proved(self._trained(way, [*left], proof), proof):
-            if isinstance(found, ChildFailed) and found.killed:
-                left[order] = found
-            elif order is not proof:
-                del left[order]
-                yield (
-                    order.members,
-                    found.stored(self._rounds) if isinstance(found, FitResult) else found,
-                )
+        for order, result in once_proved(self._trained(trainer, [*missing], proof), proof):
+            if isinstance(result, ChildFailed) and result.killed:
+                missing[order] = result
+                continue
+            if order is proof:
+                continue
+            del missing[order]
+            if isinstance(result, FitResult):
+                yield order.members, result.stored(self._rounds)
+            else:
+                yield order.members, result
 
     def _trained(
-        self, way: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
+        self, trainer: CoalitionFits, orders: Sequence[FitOrder], proof: FitOrder | None
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
-        """Train by ``way``, and yield each order with its result or error. ``proof`` trains the full coalition. If its
-        model deviates from the run's, its result is checked and yielded last.
+        """Train, and yield each order with its result or error. ``proof`` trains the full coalition. If its model
+        deviates from the run's, its result is checked and yielded last.
         """
         doubted = None
-        for order, found in way.train([*([] if proof is None else [proof]), *orders]):
-            first = self._first if order is proof else None
-            if first is not None and isinstance(found, FitResult):
-                doubted = (
-                    found
-                    if self._rounding.apart(found.last, first, found.start) is not None
-                    else None
-                )
-                if doubted is not None:
-                    continue
-            yield order, found
-        if doubted is not None and proof is not None:  # the way trains nothing else any more
-            self._prove(way, doubted, proof)
+        first_orders = [] if proof is None else [proof]
+        for order, result in trainer.train([*first_orders, *orders]):
+            if isinstance(result, Reading):
+                raise ReadingRefused(result)
+            if order is proof and isinstance(result, FitResult) and self._deviates(result):
+                doubted = result
+            else:
+                yield order, result
+        if doubted is not None and proof is not None:  # the trainer trains nothing else any more
+            self._prove(trainer, doubted, proof)
             yield proof, doubted
 
-    def _prove(self, way: CoalitionFits, found: FitResult, order: FitOrder) -> None:
+    def _deviates(self, result: FitResult) -> bool:
+        assert self._checked is not None
+        _, model = self._checked
+        return self._rounding.apart(result.last, model, result.start) is not None
+
+    def _prove(self, trainer: CoalitionFits, result: FitResult, order: FitOrder) -> None:
         """Raise Unproved unless rounding explains the full coalition's difference from the run's model."""
-        assert self._first is not None
-        again = partial(trained_again, way, order)
-        share = difference(found.last, self._first, found.start, again, self._rounding)
+        assert self._checked is not None
+        round_index, model = self._checked
+        train_again = partial(trained_again, trainer, order)
+        share = difference(result.last, model, result.start, train_again, self._rounding)
         if share is not None:
             raise Unproved(
-                f"The coalition of all clients, trained in the same way as the others, came to another model after its "
-                f"first round than the run ({100 * share:.2g} % of the way that training went lie between them)"
+                "The coalition of all clients, trained in the same way as the others, came to another model after "
+                f"round {round_index + 1} than the run ({100 * share:.2g} % of the way that training went lie between "
+                "them)"
             )
+
+
+def _first_failure(
+    missing: Mapping[FitOrder, ChildFailed | None], unproved: FitsFailed | None
+) -> ChildFailed:
+    failures = [*missing.values()]
+    if unproved is not None:
+        failures += unproved.failed.values()
+    for failure in failures:
+        if failure is not None:
+            return failure
+    return ChildFailed("the first coalition has failed")

@@ -1,0 +1,404 @@
+"""What a coalition's training reads of the run: callbacks, loggers, and files that the run has changed.
+
+Stand-ins take the place of callbacks and loggers that a coalition's fit leaves out.
+
+A stand-in is of the same class, does nothing when Lightning calls it, and holds no result. If training reads a result
+from it, the coalition's process ends with the reader's name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import lightning as L
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
+
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import answer
+
+#: Packages that may ask a stand-in without using what it would know.
+_ASKING = ("lightning", "flsv")
+#: Packages between a reader and what it reads, whose functions are not named as the reader.
+_BETWEEN = {*_ASKING, "torch", *sys.stdlib_module_names}
+#: What is wrong with reading a callback or a logger.
+_WATCHING = "which only watches the run or ends it, and coalitions in fresh processes lack it"
+_LOGGING = "but coalitions log nothing"
+#: Attributes with a logger's folders, and where a stand-in has them.
+_FOLDERS = {
+    "log_dir": "_stand_in_log_dir",
+    "save_dir": "_stand_in_save_dir",
+}
+#: Special methods of numbers, texts and collections that hold, get or set something, and use no value.
+_HOLDS = {"__getitem__", "__setitem__", "__delitem__", "__class_getitem__", "__getnewargs__"}
+#: Special methods of all objects that use a value.
+_COMPARES = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+_SHOWS = {"__hash__", "__str__", "__repr__", "__format__", "__fspath__"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Answer of a coalition's process: its training has read ``what``, such as ``"EarlyStopping.wait_count"``."""
+
+    reader: str
+    what: str
+    # What is wrong with it.
+    why: str
+    # Whether the coalition could train with the original.
+    can_take_part: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.reader} reads {self.what}"
+
+
+class ReadingRefused(ConfigurationError):
+    """Error: a coalition's training reads something of the run, such as a logger that its fit lacks."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(f"{reading}, {reading.why}. Let the module hold what it reads.")
+        self.reading = reading
+
+    def __reduce__(self) -> tuple[type, tuple[Reading]]:
+        """Let a rank send the error to the others."""
+        return type(self), (self.reading,)
+
+
+def become_stand_in(original: L.Callback | Logger, folder: str | None = None) -> None:
+    """Turn a callback or a logger into a stand-in, in place, since others may refer to it. A logger's files lie in
+    ``folder`` if it is set.
+    """
+    kind: Any = type(original)
+    if isinstance(original, Logger):
+        vars(original).update(_folders_of(original, folder))
+    if "stand_in" in vars(kind):
+        return
+    if isinstance(original, Logger):
+        original.__class__ = _logger_class(kind)
+    else:
+        original.__class__ = _callback_class(kind)
+
+
+def reduced(original: L.Callback | Logger) -> tuple[Any, ...]:
+    """Return how to pickle a callback or a logger as a stand-in."""
+    kind: Any = type(original)
+    if isinstance(original, Logger):
+        folders = _folders_of(original, None)
+        return _made, (_logger_class, kind, folders)
+    return _made, (_callback_class, kind, {})
+
+
+def reader_name() -> str:
+    """Return the name and place of the function by which the present value is read."""
+    frame = _reading_frame(_BETWEEN)
+    code = frame.f_code
+    file_name = os.path.basename(code.co_filename)
+    return f"{code.co_qualname} ({file_name}, line {frame.f_lineno})"
+
+
+def package_reading() -> str:
+    """Return the package that reads the present value, itself or by the standard library or ``fsspec``."""
+    between = {"fsspec", *sys.stdlib_module_names}
+    frame = _reading_frame(between, skipped=3)
+    return _package(frame)
+
+
+def _reading_frame(between: set[str], skipped: int = 0) -> FrameType:
+    frame = sys._getframe(2 + skipped)
+    while frame.f_back is not None and _package(frame) in between:
+        frame = frame.f_back
+    return frame
+
+
+def _package(frame: FrameType) -> str:
+    module_name = frame.f_globals.get("__name__", "")
+    return str(module_name).partition(".")[0]
+
+
+def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
+    """Return the folders that a logger's stand-in tells."""
+    folders = {}
+    for name in _FOLDERS:
+        logger_folder = getattr(logger, name)
+        if logger_folder is not None and folder is not None:
+            logger_folder = folder
+        folders[_FOLDERS[name]] = logger_folder
+    return folders
+
+
+def _made(make: Any, kind: type, attributes: dict[str, Any]) -> Any:
+    stand_in = object.__new__(make(kind))
+    vars(stand_in).update(attributes)
+    return stand_in
+
+
+def _is_asked(name: str, frame: FrameType) -> bool:
+    """Return whether an attribute is read by Lightning, by flsv, or by Python itself."""
+    is_special = name.startswith("__") and name != "__dict__"
+    return is_special or _package(frame) in _ASKING
+
+
+def _idle(base: type, stand_in: Any, name: str) -> Any:
+    """Return an attribute of an object of class ``base`` that has no state."""
+    attribute = inspect.getattr_static(base, name)
+    if hasattr(attribute, "__get__"):
+        return attribute.__get__(stand_in, type(stand_in))
+    return attribute
+
+
+@cache
+def _callback_class(kind: type[L.Callback]) -> type[L.Callback]:
+    def read(stand_in: Any, name: str) -> Any:
+        frame = sys._getframe(1)
+        if not _is_asked(name, frame):
+            attribute = f"{kind.__name__}.{name}"
+            answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=True))
+        is_special = name.startswith("__")
+        if not is_special and hasattr(L.Callback, name):
+            return _idle(L.Callback, stand_in, name)
+        if is_special or _package(frame) == "flsv":
+            return object.__getattribute__(stand_in, name)
+        return None
+
+    return _stand_in_class(kind, read, _callback_class)  # type: ignore[no-any-return]
+
+
+@cache
+def _logger_class(kind: type[Logger]) -> type[Logger]:
+    def read(stand_in: Any, name: str) -> Any:
+        if name.startswith("__"):
+            return object.__getattribute__(stand_in, name)
+        if name in _FOLDERS:
+            return object.__getattribute__(stand_in, _FOLDERS[name])
+        is_method = inspect.isfunction(vars(Logger).get(name))
+        if is_method:
+            return _idle(DummyLogger, stand_in, name)
+        is_asked = _is_asked(name, sys._getframe(1))
+        if is_asked and name in ("name", "version"):
+            return _idle(DummyLogger, stand_in, name)
+        return _Nothing(f"{kind.__name__}.{name}")
+
+    return _stand_in_class(kind, read, _logger_class)  # type: ignore[no-any-return]
+
+
+def _stand_in_class(kind: type, read: Any, make: Any) -> Any:
+    def reduce(stand_in: Any, protocol: Any) -> Any:
+        folders = {}
+        attributes = vars(stand_in)
+        for name in _FOLDERS.values():
+            if name in attributes:
+                folders[name] = attributes[name]
+        return _made, (make, kind, folders)
+
+    attributes = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__getattribute__": read,
+        "__reduce_ex__": reduce,
+        "stand_in": True,
+    }
+    metaclass = type(kind)
+    return metaclass(kind.__name__, (kind,), attributes)
+
+
+class _Nothing:
+    """What a logger would give. It may be called, entered and set, and tells who uses it as a value."""
+
+    def __init__(self, attribute: str) -> None:
+        vars(self)["_what"] = attribute
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing(f"{self._what}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _Nothing(f"{self._what}()")
+
+    def __getitem__(self, key: Any) -> Any:
+        return _Nothing(f"{self._what}[{key!r}]")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __delitem__(self, key: Any) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _using(name: str) -> Any:
+    def use(nothing: Any, *args: Any) -> NoReturn:
+        attribute = vars(nothing)["_what"]
+        answer(Reading(reader_name(), attribute, _LOGGING))
+
+    use.__name__ = name
+    return use
+
+
+def _special_methods(kind: type) -> set[str]:
+    names = set()
+    for name, value in vars(kind).items():
+        is_special = name.startswith("__") and name not in vars(object)
+        if is_special and callable(value):
+            names.add(name)
+    return names
+
+
+for _kind in (bool, int, float, str, bytes, list, dict, set):
+    _uses = _special_methods(_kind) - _HOLDS
+    for _name in _uses | _COMPARES | _SHOWS:
+        setattr(_Nothing, _name, _using(_name))
+
+
+#: What is wrong with reading such a file.
+_CHANGED = "which the run has changed since its first round"
+#: Folders whose files are no files, except :data:`_SHARED_MEMORY`.
+_DEVICES = ("/proc/", "/sys/", "/dev/")
+_SHARED_MEMORY = "/dev/shm/"
+#: Packages whose listings of folders choose a new name.
+_NAMING = ("lightning", "flsv")
+_READS = ("sqlite3.connect", "mmap.__new__")
+_LISTINGS = ("os.listdir", "os.scandir")
+
+
+def file_time() -> float:
+    """Return the present time, as a file that is changed now has it."""
+    clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
+    return time.clock_gettime(clock)
+
+
+class ChangedFiles:
+    """Audit hook that ends this process if it reads a file that was changed between two times."""
+
+    def __init__(self, since: float, until: float) -> None:
+        self._since = since
+        self._until = until
+        # For each file that this process has opened only to write: whether nothing of the run is in it.
+        self._is_clean: dict[str, bool] = {}
+        self._is_looking = False
+
+    def watch(self) -> None:
+        """Check the files that are open, and from now on those that are opened."""
+        for path in _read_from_the_start():
+            if self._is_changed(path):
+                answer(Reading("an open file or memory map", repr(path), _CHANGED))
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            self._look(event, arguments)
+        finally:
+            self._is_looking = False
+
+    def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            self._open(arguments[0], arguments[2])
+        elif event in _READS:
+            self._read(_path(arguments[0]))
+        elif event in _LISTINGS:
+            self._list(_path(arguments[0] or "."))
+        elif event == "os.remove":
+            self._is_clean[_path(arguments[0])] = True
+        elif event == "os.rename":
+            source, target = _path(arguments[0]), _path(arguments[1])
+            self._is_clean[target] = not self._has_parts_of_the_run(source)
+
+    def _open(self, name: Any, flags: Any) -> None:
+        path = _path(name)
+        if not isinstance(flags, int) or path.endswith(".pyc"):
+            return
+        if flags & os.O_TRUNC:
+            self._is_clean[path] = True
+        elif flags & os.O_ACCMODE == os.O_WRONLY:
+            self._is_clean[path] = not self._has_parts_of_the_run(path)
+        else:
+            self._read(path)
+
+    def _read(self, path: str) -> None:
+        if self._has_parts_of_the_run(path):
+            answer(Reading(reader_name(), repr(path), _CHANGED))
+
+    def _list(self, folder: str) -> None:
+        code = sys._getframe(3).f_code
+        if code.co_filename.startswith("<frozen"):  # an import
+            return
+        if package_reading() in _NAMING or not self._may_be_changed(folder):
+            return
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                self._read(os.path.join(folder, name))
+
+    def _has_parts_of_the_run(self, path: str) -> bool:
+        is_clean = self._is_clean.get(path)
+        if is_clean is None:
+            return self._is_changed(path)
+        return not is_clean
+
+    def _may_be_changed(self, folder: str) -> bool:
+        """Return whether an entry of a folder was made, renamed or removed since the run began."""
+        try:
+            return os.stat(folder).st_ctime >= self._since and not _is_device(folder)
+        except OSError:
+            return False
+
+    def _is_changed(self, path: str) -> bool:
+        """Return whether a file, or a named pipe, was changed between the two times."""
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            return False
+        if stat.S_ISDIR(status.st_mode) or _is_device(path):
+            return False
+        return self._since <= status.st_ctime <= self._until
+
+
+def _is_device(path: str) -> bool:
+    return path.startswith(_DEVICES) and not path.startswith(_SHARED_MEMORY)
+
+
+def _path(name: Any) -> str:
+    """Return the path of a file by its name or descriptor."""
+    if isinstance(name, int):
+        name = f"/proc/self/fd/{name}"
+    text = os.fsdecode(name)
+    if text.startswith("file:"):  # SQLite's
+        text = text.removeprefix("file:").partition("?")[0]
+    return os.path.realpath(text)
+
+
+def _read_from_the_start() -> Iterator[str]:
+    """Return the files from which this process can read without opening them."""
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        return
+    for descriptor in descriptors.iterdir():
+        with suppress(OSError):
+            information = Path("/proc/self/fdinfo", descriptor.name)
+            _, _, tail = information.read_text().partition("flags:")
+            flags = int(tail.split()[0], base=8)
+            if flags & os.O_ACCMODE == os.O_RDONLY:
+                yield os.readlink(descriptor)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            yield fields[5]

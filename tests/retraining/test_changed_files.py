@@ -1,0 +1,159 @@
+"""Training that reads, from its second round on, a file which the run has written: no values, and its name."""
+
+import json
+import mmap
+import os
+import shelve
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ShadowShapley
+from helpers import slow_except
+from helpers.fits import trainer_for
+from helpers.hidden_state import SEED, Base, data
+
+
+def of_json(round_index: int) -> None:
+    path = Path("history.json")
+    if path.exists():
+        json.loads(path.read_text())
+    path.write_text("[1]")
+
+
+def of_a_line_more(round_index: int) -> None:
+    with Path("history.csv").open("a") as file:
+        file.write("1\n")
+    if round_index:
+        Path("history.csv").read_text()
+
+
+def of_sqlite(round_index: int) -> None:
+    with closing(sqlite3.connect("history.db")) as database:
+        database.execute("create table if not exists losses (loss real)")
+        database.execute("insert into losses values (1)")
+        database.commit()
+
+
+def of_a_shelf(round_index: int) -> None:
+    with shelve.open("shelf") as shelf:
+        shelf[str(round_index)] = 1
+
+
+def of_a_memory_map(round_index: int) -> None:
+    mode: Any = "r+" if Path("map.bin").exists() else "w+"
+    counts = np.memmap("map.bin", dtype="int64", mode=mode, shape=(2,))
+    counts[0] += 1
+
+
+def of_an_anonymous_map(round_index: int) -> None:
+    descriptor = os.open("bytes.bin", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
+        memory[0] += 1
+    os.close(descriptor)
+
+
+def of_shared_memory(round_index: int) -> None:
+    segment_name = f"flsv-test-{Path.cwd().parent.name}"
+    is_new = not Path("/dev/shm", segment_name).exists()
+    segment = shared_memory.SharedMemory(segment_name, create=is_new, size=8)
+    resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
+    segment.buf[0] += 1
+    segment.close()
+
+
+def of_a_pipe(round_index: int) -> None:
+    if not Path("pipe").exists():
+        os.mkfifo("pipe")
+    descriptor = os.open("pipe", os.O_RDWR)
+    os.write(descriptor, b"1")
+    os.read(descriptor, 1)
+    os.close(descriptor)
+
+
+def of_torch(round_index: int) -> None:
+    if Path("best.pt").exists():
+        torch.load("best.pt", weights_only=True)
+    else:
+        torch.save(torch.zeros(1), "best.pt")
+
+
+def of_a_listing(round_index: int) -> None:
+    for path in Path("rounds").glob("*"):
+        path.name.startswith("round")
+    Path("rounds").mkdir(exist_ok=True)
+    Path("rounds", f"round{round_index}").touch()
+
+
+WAYS: dict[str, tuple[Callable[[int], None], str]] = {
+    "JSON": (of_json, "history.json"),
+    "a line more": (of_a_line_more, "history.csv"),
+    "SQLite": (of_sqlite, "history.db"),
+    "a shelf": (of_a_shelf, "shelf"),
+    "a memory map": (of_a_memory_map, "map.bin"),
+    "an anonymous map": (of_an_anonymous_map, "bytes.bin"),
+    "shared memory": (of_shared_memory, "flsv-test-"),
+    "a named pipe": (of_a_pipe, "pipe"),
+    "torch.load": (of_torch, "best.pt"),
+    "a listing": (of_a_listing, "round0"),
+}
+
+
+class Works(Base):
+    def __init__(self, work: Callable[[int], None]) -> None:
+        super().__init__()
+        self.work = work
+
+    def on_train_epoch_start(self) -> None:
+        self.work(self.current_epoch)
+
+
+def loop_of_three() -> FederatedLoop:
+    metric = ShadowShapley(coalitions="singles")
+    return FederatedLoop(
+        metrics={"shadow": metric},
+        seed=SEED,
+        reporting=Reporting(table=False, files=False),
+    )
+
+
+@pytest.mark.parametrize("kind", slow_except(("a line more", "SQLite"), WAYS))
+def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "user"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    work, name = WAYS[kind]
+    loop = loop_of_three()
+    message = f"no values.* reads '.*{name}.*changed since its first"
+    with pytest.warns(UserWarning, match=message):
+        trainer_for(loop, tmp_path / "run", 2).fit(Works(work), data())
+    assert loop.contributions["shadow"].isnan().all()
+    Path("/dev/shm", f"flsv-test-{tmp_path.name}").unlink(missing_ok=True)
+
+
+def after_the_first(round_index: int) -> None:
+    """Reads what a round of the same fit has written over all that was there."""
+    path = Path("own.txt")
+    if round_index:
+        path.read_text()
+    path.write_text("1")
+
+
+def test_files_that_a_coalition_writes_anew_may_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = loop_of_three()
+    trainer_for(loop, tmp_path / "run", 2).fit(Works(after_the_first), data())
+    assert not loop.contributions["shadow"].isnan().any()
