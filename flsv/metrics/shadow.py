@@ -196,7 +196,7 @@ class ShadowShapley(MeasuredMetric):
     ends: Tensor
     valued: Tensor
     outputs: Tensor
-    _last: int | None = None
+    _final_round: int | None = None
 
     def __init__(
         self,

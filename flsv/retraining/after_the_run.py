@@ -49,18 +49,13 @@ class AfterTheRun:
         masks: Tensor,
         beginning: KeptBeginning,
         initial: dict[str, Any],
-        # The run's model after this round, which the coalition of all clients must reach.
-        first: tuple[int, Tensor] | None,
+        first: Tensor | None,
     ) -> None:
-        self._metrics = dict(metrics)
-        self._masks = masks
-        self._beginning = beginning
-        self._initial = initial
-        self._first = first
-        rounds: set[int] = set()
-        for metric in metrics.values():
-            rounds.update(metric.valued.tolist())
-        self._rounds = sorted(rounds)
+        self._metrics, self._masks, self._beginning = dict(metrics), masks, beginning
+        self._initial, self._first = initial, first
+        self._rounds = sorted(
+            {index for metric in metrics.values() for index in metric.valued.tolist()}
+        )
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training

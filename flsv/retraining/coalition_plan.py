@@ -48,9 +48,6 @@ VERIFIED_ROUNDS = 2
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
-    #: The round whose model the coalition of all clients must reach.
-    _checked_round = 0
-
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
         wanted = [metric.trains for metric in metrics.values()]
@@ -95,16 +92,18 @@ class CoalitionPlan(RunExtension):
         return {
             "initial": self._initial,
             "first": self._first,
-            "checked_round": self._checked_round,
+            "checked_round": self._kept.checked_round,
             "sites": sites,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self._initial = state["initial"]
-        self._first = state["first"]
-        self._checked_round = state.get("checked_round", 0)
-        self._loaded = state["sites"]
+        vars(self).update(
+            _initial=state["initial"],
+            _first=state["first"],
+            _loaded=state["sites"],
+        )
+        self._kept.checked_round = state.get("checked_round", 0)
 
     # ---- before the first round
 
@@ -303,9 +302,6 @@ class CoalitionPlan(RunExtension):
         waiting = {
             name: metric for name, metric in self._metrics.items() if metric.pending is not None
         }
-        checked = None
-        if self._first is not None:
-            checked = self._checked_round, self._first
         masks = self.masks(run.data.num_clients)
         return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, checked).train(
             run
@@ -316,8 +312,8 @@ class CoalitionPlan(RunExtension):
         verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
         is_checked = verifies_all or round.round_index < VERIFIED_ROUNDS
         if is_checked and not self._elsewhere and round.server_vector is not None:
-            self._checked_round = round.round_index
-            self._first = round.server_vector.cpu().clone()
+            self._kept.checked_round = round.round_index
+            vars(self).update(_first=round.server_vector.cpu().clone())
 
 
 def _named(masks: Tensor) -> str:

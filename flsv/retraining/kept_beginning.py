@@ -23,6 +23,8 @@ class KeptBeginning:
 
     #: When the run's first round began.
     trains_since = float("inf")
+    #: The round whose model the coalition of all clients must reach.
+    checked_round = 0
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None

@@ -95,8 +95,8 @@ class WholeFits:
         initial: dict[str, Any],
         # After which models are measured, ascending. A coalition trains until the last.
         rounds: Sequence[int],
-        # The run's own model [P] after this round. None: nothing is compared.
-        checked: tuple[int, Tensor] | None,
+        # [P], the run's own model after the checked round. None: nothing is compared.
+        run_model: Tensor | None,
         rounding: Rounding,
     ) -> None:
         self._beginning = beginning
@@ -104,7 +104,7 @@ class WholeFits:
         self._rounds = tuple(rounds)
         self._rounding = rounding
         self._all = tuple(range(num_clients))
-        self._checked = checked
+        self._run_model = run_model
 
     def fits(
         self, coalitions: Sequence[Members], seed: int
@@ -119,8 +119,8 @@ class WholeFits:
         )
         orders = [replace(first_order, members=members) for members in coalitions]
         proof = None
-        if self._checked is not None:
-            proof = replace(first_order, rounds=(self._checked[0],))
+        if self._run_model is not None:
+            proof = replace(first_order, rounds=(self._beginning.checked_round,))
 
         missing: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
         trainer: CoalitionFits | None = self._beginning.fits
@@ -188,20 +188,20 @@ class WholeFits:
             yield proof, doubted
 
     def _deviates(self, result: FitResult) -> bool:
-        assert self._checked is not None
-        _, model = self._checked
-        return self._rounding.apart(result.last, model, result.start) is not None
+        assert self._run_model is not None
+        share = self._rounding.apart(result.last, self._run_model, result.start)
+        return share is not None
 
     def _prove(self, trainer: CoalitionFits, result: FitResult, order: FitOrder) -> None:
         """Raise Unproved unless rounding explains the full coalition's difference from the run's model."""
-        assert self._checked is not None
-        round_index, model = self._checked
+        assert self._run_model is not None
+        model = self._run_model
         train_again = partial(trained_again, trainer, order)
         share = difference(result.last, model, result.start, train_again, self._rounding)
         if share is not None:
             raise Unproved(
                 "The coalition of all clients, trained in the same way as the others, came to another model after "
-                f"round {round_index + 1} than the run ({100 * share:.2g} % of the way that training went lie between "
+                f"round {self._beginning.checked_round + 1} than the run ({100 * share:.2g} % of the way that training went lie between "
                 "them)"
             )
 
