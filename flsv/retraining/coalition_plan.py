@@ -303,9 +303,9 @@ class CoalitionPlan(RunExtension):
             name: metric for name, metric in self._metrics.items() if metric.pending is not None
         }
         masks = self.masks(run.data.num_clients)
-        return AfterTheRun(waiting, masks, self._kept, self._initial | self._frozen, checked).train(
-            run
-        )
+        return AfterTheRun(
+            waiting, masks, self._kept, self._initial | self._frozen, self._first
+        ).train(run)
 
     def note_first(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""

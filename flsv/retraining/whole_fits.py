@@ -201,8 +201,8 @@ class WholeFits:
         if share is not None:
             raise Unproved(
                 "The coalition of all clients, trained in the same way as the others, came to another model after "
-                f"round {self._beginning.checked_round + 1} than the run ({100 * share:.2g} % of the way that training went lie between "
-                "them)"
+                f"round {self._beginning.checked_round + 1} than the run "
+                f"({100 * share:.2g} % of the way that training went lie between them)"
             )
 
 

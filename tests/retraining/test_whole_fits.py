@@ -270,15 +270,15 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
 
 def test_failed_first_coalition_fails_all_others() -> None:
     """As after a first round without a model, with which the coalition of all could be compared."""
-    way = SimpleNamespace(train=lambda orders: [(orders[0], ChildFailed("no data"))])
+    failure = ChildFailed("no data")
+    trainer = SimpleNamespace(train=lambda orders: [(orders[0], failure)])
+    beginning: Any = SimpleNamespace(
+        fits=trainer,
+        fresh=lambda why: None,
+        trains_since=0.0,
+    )
     rounding: Any = None
-    fits = WholeFits(
-        SimpleNamespace(fits=way, fresh=lambda why: None, trains_since=0.0),
-        2,
-        {},
-        (0,),
-        None,
-        rounding,
-    )  # type: ignore[arg-type]
-    told = {members: str(found) for members, found in fits.fits([(0,), (1,)], 0)}
-    assert told == {(0,): "no data", (1,): "the first coalition has failed"}
+    fits = WholeFits(beginning, 2, {}, (0,), None, rounding)
+    results = dict(fits.fits([(0,), (1,)], 0))
+    assert str(results[0,]) == "no data"
+    assert str(results[1,]) == "the first coalition has failed"
