@@ -85,7 +85,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     assert loop.participations.tolist() == [3, 3, 3]
 
     # The mixture of round 1, whose judgment never came, is not what it goes on from.
-    mixtures = [state["store"]["tensors"]["own_model"] for state in states_of_osaka]
+    mixtures = [state["store"]["tensors"]["own_model"] for state in states_of_osaka[:2]]
     assert not torch.equal(mixtures[0], mixtures[1])
     assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
 
