@@ -2,92 +2,161 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
+from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.data.federated_data import FederatedData
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.object_states import ObjectState, VersionState, hidden_state_of, states_of
+from flsv.utilities.reachable import Part, walk
 
-#: Types of objects that a module only reads, or that are restored by other means.
-_LEFT = (Dataset, DataLoader, L.LightningDataModule, L.Trainer, L.Callback, Optimizer)
+#: Types of objects that a module only reads, or of which only some parts are states, see :func:`_reachable`.
+_CLOSED = (Dataset, DataLoader, L.LightningDataModule, L.Trainer)
+_CLOSED_DATA = (Dataset, DataLoader, FederatedData, L.Trainer, nn.Module)
+#: Number of entries from which a data module's tensor is data, which are not copied.
+_MANY = 1000
 
 
 class LentModule:
-    """Snapshot of a module's state, which :meth:`restore` writes back after another model's evaluation."""
+    """Snapshot of all that evaluating a model can change, which :meth:`restore` writes back.
 
-    def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
-        constant = (
-            set() if space is None else {id(each) for each in space.constants(module).values()}
-        )
-        self._gradients = [(each, each.requires_grad, each.grad) for each in module.parameters()]
-        found: list[Any] = [
-            each for each in named_tensors(module).values() if id(each) not in constant
-        ]
-        self._held: list[tuple[Any, Any]] = []
-        self._arrays: list[tuple[Any, Any]] = []
-        self._store_copies(vars(module), found, {*constant, *map(id, found)})
-        self._tensors = [
-            [each, each._version, each.detach().clone()]
-            for each in found
-            if not each.is_inference()
-        ]
+    These are all objects to which the module refers, as :func:`flsv.utilities.reachable.walk` finds them, and of its
+    trainer the optimizers, the schedulers, the loops' progress and the data module. Data sets, large tensors of the
+    data module, and the parameters that are constant in ``space`` are left out.
+    """
 
-    def _store_copies(self, value: Any, tensors: list[Tensor], seen: set[int]) -> None:
-        """Store copies of a container and, recursively, of all in it. Add its tensors to ``tensors``."""
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, np.ndarray):
-            self._arrays.append((value, value.copy()))
-        elif isinstance(value, dict | list | set | deque | tuple):
-            self._held += [] if isinstance(value, tuple) else [(value, copy(value))]
-            for each in list(value.values() if isinstance(value, dict) else value):
-                self._store_copies(each, tensors, seen)
-        elif not isinstance(value, _LEFT) and hasattr(value, "__dict__"):
-            if type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
-                return  # functions, loggers, threads
-            self._store_copies(vars(value), tensors, seen)
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace | None = None,
+    ) -> None:
+        self._gradients = []
+        for parameter in module.parameters():
+            self._gradients.append((parameter, parameter.requires_grad, parameter.grad))
+        self._states: list[ObjectState] = []
+        constant = _constant_ids(module, space)
+        for path, value in _reachable(module):
+            if not _is_only_compared(path, value, constant):
+                self._states.extend(states_of(value))
 
-    @torch.no_grad()
     def restore(self) -> None:
-        """Set the module back to its state at construction."""
-        for holder, before in self._held:
-            if not _has_same_objects(holder, before):
-                holder.clear()
-                (holder.update if isinstance(holder, dict | set) else holder.extend)(before)
-        for array, before in self._arrays:
-            if array.flags.writeable:
-                array[...] = before
-        for entry in self._tensors:
-            tensor, version, before = entry
-            if tensor._version != version:
-                tensor.copy_(before)
-                entry[1] = tensor._version
-        for parameter, flag, gradient in self._gradients:
-            parameter.requires_grad, parameter.grad = flag, gradient
+        """Set everything back to its state at construction."""
+        for state in self._states:
+            state.restore()
+        for parameter, requires_grad, gradient in self._gradients:
+            parameter.requires_grad = requires_grad
+            parameter.grad = gradient
 
 
-def _has_same_objects(holder: Any, before: Any) -> bool:
-    """Return whether a container still has the same objects as its copy ``before``."""
-    if len(holder) != len(before):
+@contextmanager
+def scoring_tried(
+    module: nn.Module,
+    space: ParameterSpace | None = None,
+    asking: str = "a metric",
+) -> Iterator[None]:
+    """Compare everything that scoring can change before and after the context, in which models are scored.
+
+    Args:
+        module: the module in which they are scored.
+        space: the map between the module and vectors.
+        asking: name of what needs the scores, for messages.
+
+    Raises:
+        ConfigurationError: something has changed, and was not restored. The message names it.
+    """
+    constant = _constant_ids(module, space)
+    states: list[tuple[str, ObjectState]] = []
+    not_compared = []
+    for path, value in _reachable(module):
+        if isinstance(value, Tensor) and _is_only_compared(path, value, constant):
+            states.append((path, VersionState(value)))
+            continue
+        states += [(path, state) for state in states_of(value)]
+        try:
+            hidden_state = hidden_state_of(value)
+        except Exception:  # whatever an object's own __reduce__ raises
+            not_compared.append(path.removeprefix("."))
+        else:
+            if hidden_state is not None:
+                states.append((path, hidden_state))
+
+    if not_compared:
+        names = listed(not_compared)
+        rank_zero_info(f"flsv: whether scoring changes {names} is unknown: it cannot be pickled.")
+    yield
+
+    changes = {}
+    for path, state in states:
+        if not state.is_unchanged():
+            changes[path.removeprefix(".")] = state
+    if changes:
+        raise ConfigurationError(
+            f"{asking}: scoring a model changes {listed(changes)} of {type(module).__name__}, "
+            "which cannot be restored: the run would train otherwise because it is measured. Keep this state in an "
+            "attribute that holds numbers, tensors, lists or random generators, or leave it alone in validation."
+        )
+
+
+def _constant_ids(module: nn.Module, space: ParameterSpace | None) -> set[int]:
+    """Return the ids of the parameters that training does not change."""
+    if space is None:
+        return set()
+    return set(map(id, space.constants(module).values()))
+
+
+def _is_only_compared(path: str, value: Any, constant: set[int]) -> bool:
+    """Return whether a tensor is not copied: it is constant, a gradient, or data."""
+    if not isinstance(value, Tensor):
         return False
-    if isinstance(holder, dict):
-        return all(key in holder and holder[key] is value for key, value in before.items())
-    return (
-        holder == before if isinstance(holder, set) else all(a is b for a, b in zip(holder, before))
+    if path.startswith(".datamodule"):
+        return value.numel() > _MANY
+    is_gradient = path.endswith(".grad")
+    return is_gradient or id(value) in constant or is_lazy(value)
+
+
+def _reachable(module: nn.Module) -> Iterator[Part]:
+    """Yield ``(path, object)`` of everything that evaluating a model can change."""
+    trainer: Any = getattr(module, "_trainer", None)
+    if trainer is None:
+        yield from walk(module, "module", closed=_CLOSED)
+        return
+
+    run = SimpleNamespace(
+        module=module,
+        optimizers=trainer.optimizers,
+        schedulers=trainer.lr_scheduler_configs,
+        progress=_progress_of(trainer),
     )
+    yield from walk(run, closed=_CLOSED)
+    data = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
+    yield from walk(data, closed=_CLOSED_DATA)
+
+
+def _progress_of(trainer: Any) -> list[_BaseProgress]:
+    """List the counters of the trainer's loops."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    progress = []
+    for loop in (
+        trainer.fit_loop,
+        epoch_loop,
+        epoch_loop.automatic_optimization,
+        epoch_loop.manual_optimization,
+    ):
+        for value in vars(loop).values():
+            if isinstance(value, _BaseProgress):
+                progress.append(value)
+    return progress
 
 
 @contextmanager

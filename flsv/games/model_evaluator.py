@@ -18,7 +18,14 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import evaluating, free_cached
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import LentModule, lent, module_device, named_tensors, put_private
+from flsv.games.lent_module import (
+    LentModule,
+    lent,
+    module_device,
+    named_tensors,
+    put_private,
+    scoring_tried,
+)
 from flsv.games.output_metric import (
     OutputForm,
     OutputMetric,
@@ -121,6 +128,7 @@ class ModelEvaluator(VectorEvaluator):
         self._module, self._seed, self._context = module, seed, context or nullcontext
         self._keep(batches)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        self._asking = asking
         with torch.inference_mode(
             False
         ):  # tensors made in inference mode can only be changed in it
@@ -371,7 +379,8 @@ class ModelEvaluator(VectorEvaluator):
     def _check_runs(self) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
         try:
-            self._try_first()
+            with scoring_tried(self._module, self.space, self._asking):
+                self._try_first()
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise

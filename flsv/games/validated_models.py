@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import KeptBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import lent, put_private
+from flsv.games.lent_module import lent, put_private, scoring_tried
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
@@ -139,10 +139,13 @@ class ValidatedModels(VectorEvaluator):
         Raises:
             ConfigurationError: a value that a metric needs is not logged or has no gradient.
         """
-        start = self.space.read(self._trainer.lightning_module)
-        logged = self(start[None])
+        module = self._trainer.lightning_module
+        vector = self.space.read(module)
+        asking = ", ".join(dict.fromkeys(self._asking.values()))
+        with scoring_tried(module, self.space, asking or "a utility"):
+            logged = self(vector[None])
         for name in self._derived:
-            self._check_gradient(name, start, float(logged.value(name)))
+            self._check_gradient(name, vector, float(logged.value(name)))
 
     @contextmanager
     def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:

@@ -89,11 +89,21 @@ _CLOSED_PACKAGES = (
     "importlib",
     "inspect",
     "re",
-    "typing",
+    "_abc",
     "torch._dynamo",
     "torch._inductor",
     "torch._functorch",
     "torch.distributed",
+    "flsv._lightning",
+    "flsv.configuration",
+    "flsv.core",
+    "flsv.engines",
+    "flsv.federation",
+    "flsv.games",
+    "flsv.results",
+    "flsv.retraining",
+    "flsv.server",
+    "flsv.training",
 )
 _CLOSED_PREFIXES = tuple(f"{name}." for name in _CLOSED_PACKAGES)
 _CLOSED_TYPES = (
@@ -128,7 +138,8 @@ def walk(
     tensor refers to its gradient. What an object of C code holds is found as Python's garbage collector finds it.
 
     Numbers, texts and other :data:`PLAIN` values are not yielded. Modules of Python, files, weak references, loggers,
-    threads and locks are yielded and not entered, as are large collections of plain data (see :func:`is_plain_data`).
+    threads, locks and a run's own machinery are yielded and not entered, as are large collections of plain data (see
+    :func:`is_plain_data`).
 
     Args:
         root: the object to begin with.
@@ -148,7 +159,7 @@ def walk(
             continue
         visited[id(value)] = value  # an object that is gone would leave its id to another one
         yield path, value
-        if not isinstance(value, closed) and not _is_closed(value):
+        if not isinstance(value, closed) and not is_closed(value):
             pending.extend(reversed(list(parts_of(value, path))))
 
 
@@ -224,15 +235,19 @@ def slots_of(kind: type) -> list[str]:
     return names
 
 
-def _is_closed(value: Any) -> bool:
+def is_closed(value: Any) -> bool:
+    """Return whether :func:`walk` does not enter an object."""
     if isinstance(value, _CLOSED_TYPES):
         return True
     if isinstance(value, type):
         return _is_of_library(value)
-    package = type(value).__module__
     if isinstance(value, FunctionType):
-        package = value.__module__ or ""
-    return f"{package}.".startswith(_CLOSED_PREFIXES)
+        return _is_in_closed_package(value)
+    return any(map(_is_in_closed_package, type(value).__mro__))
+
+
+def _is_in_closed_package(definition: type | FunctionType) -> bool:
+    return f"{definition.__module__}.".startswith(_CLOSED_PREFIXES)
 
 
 def _is_of_library(kind: type) -> bool:
