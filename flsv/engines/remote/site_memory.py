@@ -51,10 +51,11 @@ class SiteMemory:
         earlier: Any,
     ) -> None:
         """Save the ``state`` after a training. Delete all others but those named in ``earlier``."""
-        states = {visit: state}
+        states = {}
         for name, stored_state in self.all().items():
             if name in earlier:
-                states.setdefault(name, stored_state)
+                states[name] = stored_state
+        states[visit] = state
         with replacing(self._path, private=True) as file:
             torch.save(states, file)
 
