@@ -33,7 +33,7 @@ from flsv.filters import UpdateFilter
 from flsv.games import ModelScore
 from flsv.games.performance import title_of
 from flsv.games.validated_models import ValidatedModels
-from flsv.metrics import ContributionMetric, ShadowShapley
+from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
@@ -44,6 +44,7 @@ from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
+from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -282,41 +283,52 @@ class RunReports:
         self.terminal.show_table(self._result({}))
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
-        trainer, data, state = self._trainer, self._data, self._state
-        metrics, values = self._federation.metrics.metrics, self._federation.metrics.contributions
-        index = max(state.round_index - 1, 0)
-        logged = {
-            name: value.item()
-            for name, value in trainer.callback_metrics.items()
-            if value.numel() == 1
-        }
-        of_clients = {
-            "samples": data.num_samples,
-            "rounds": state.participations,
-            "weight": state.weights,
-        }
-        return RunResult(
-            index,
-            state.round_index,
-            table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
-            columns={
-                name: "column" if column_names(metrics[name]) else "class"
-                for name in metrics
-                if name in values
-            },
-            to_pay_by=nearest_first(
-                {n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}
-            ),
-            trained=[name for name in values if isinstance(metrics[name], ShadowShapley)],
-            learning_record={
-                **learning,
-                **({"coalitions": lines} if (lines := self._told()) else {}),
-            },
-            logged={
-                name: value for name, value in logged.items() if name not in self._monitored.names
-            },
-            pictures=self.results.pictures(index, values),
+        state = self._state
+        metrics = self._federation.metrics.metrics
+        values = self._federation.metrics.contributions
+        last_round = max(state.round_index - 1, 0)
+
+        rows = self.results.rows(
+            last_round,
+            values,
+            samples=self._data.num_samples,
+            rounds=state.participations,
+            weight=state.weights,
+            **state.client_scores,
         )
+        kinds_to_pay_by = {}
+        columns = {}
+        for name in metrics:
+            if name in values:
+                columns[name] = "column" if column_names(metrics[name]) else "class"
+        for name in values:
+            if to_pay_by(metrics[name]):
+                kinds_to_pay_by[name] = type(metrics[name]).__name__
+
+        lines_on_coalitions = self._told()
+        learning_record = {**learning}
+        if lines_on_coalitions:
+            learning_record["coalitions"] = lines_on_coalitions
+
+        return RunResult(
+            last_round,
+            state.round_index,
+            table=frame(rows),
+            columns=columns,
+            to_pay_by=nearest_first(kinds_to_pay_by),
+            trained=[name for name in values if attribute_of(metrics[name], "extension")],
+            learning_record=learning_record,
+            logged=self._logged_numbers(),
+            pictures=self.results.pictures(last_round, values),
+        )
+
+    def _logged_numbers(self) -> dict[str, float]:
+        """Return the numbers that the module has logged, without those of the run itself."""
+        numbers = {}
+        for name, value in self._trainer.callback_metrics.items():
+            if value.numel() == 1 and name not in self._monitored.names:
+                numbers[name] = value.item()
+        return numbers
 
     def flush(self) -> None:
         for sink in self.sinks:
