@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import lightning as L
@@ -42,6 +44,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     _dealt: FederatedData | None
     _dropped: int
     _undecided: bool
+    #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
+    counted_clients: Sequence[int] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -53,15 +57,33 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def num_samples(self) -> Tensor:
         """Number of training samples of each client, int64 ``[num_clients]``."""
-        return self.class_counts.sum(1)
+        return self._data.class_counts.sum(1)
 
     @property
     def class_counts(self) -> Tensor:
         """Number of each client's training samples per class, int64 ``[num_clients, num_classes]``.
 
-        Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``.
+        Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``. While a coalition is
+        trained, the other clients' rows are 0.
         """
-        return self._data.class_counts
+        counts = self._data.class_counts
+        if self.counted_clients is None:
+            return counts
+
+        counts_of_members = torch.zeros_like(counts)
+        members = list(self.counted_clients)
+        counts_of_members[members] = counts[members]
+        return counts_of_members
+
+    @contextmanager
+    def counting(self, members: Sequence[int] | None) -> Iterator[None]:
+        """Count the samples of only the clients ``members`` in :attr:`class_counts`. None: of all clients."""
+        previous_members = self.counted_clients
+        self.counted_clients = members
+        try:
+            yield
+        finally:
+            self.counted_clients = previous_members
 
     @property
     def num_classes(self) -> int:

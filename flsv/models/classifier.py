@@ -6,6 +6,8 @@ Both can also be trained alone. In a federation they are treated like a user's o
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -110,7 +112,8 @@ class ClassifierClient(ReadyClient):
             every batch (``"step"``).
         label_smoothing: label smoothing in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
         class_weights: positive weight of each class in the loss. None: all 1. ``"balanced"``: (1 / M) / (the class's
-            share of all clients' training samples), as in scikit-learn.
+            share of all clients' training samples), as in scikit-learn. A coalition is trained with the weights of
+            its members' samples, and its logged loss has the weights of all clients' samples.
 
     Raises:
         ConfigurationError: the network is unknown, the number of classes or the shape is missing or contradicts the
@@ -201,6 +204,23 @@ class ClassifierClient(ReadyClient):
             )
         if needs_shape or (num_classes, input_shape) != (self._num_classes, self._input_shape):
             self._build(num_classes, input_shape)
+
+    @contextmanager
+    def weighing_for_all(self) -> Iterator[None]:
+        """Weigh classes by all clients' samples, so that the losses of coalitions' models can be compared."""
+        datamodule = datamodule_of(self)
+        if not self._balanced or self.class_weights is None:
+            yield
+            return
+
+        weights_in_training = self.class_weights
+        with datamodule.counting(None):
+            weights_of_all = balanced_weights(datamodule, len(weights_in_training))
+        self.class_weights = weights_of_all.to(weights_in_training)
+        try:
+            yield
+        finally:
+            self.class_weights = weights_in_training
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         """Build the network, or check an existing one's output, and create the scores."""

@@ -195,6 +195,7 @@ def prepare_coalition_fit(
     write into ``folder`` if it is set. ``end`` is called when the result is complete.
     """
     unfitted: Any = trainer
+    data.counted_clients = order.members
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
     for callback in callbacks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
+from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
 
 
@@ -112,11 +114,14 @@ class GlobalModelScoring(L.Callback):
         self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
     def _evaluated(self, module: L.LightningModule) -> list[Scores]:
-        scores = []
-        for evaluator in self._evaluators:
-            model_scores = evaluator.live(module, keep=True)
-            scores.append(model_scores)
-        return scores
+        weighing: AbstractContextManager[None]
+        if isinstance(module, ClassifierClient):
+            weighing = module.weighing_for_all()
+        else:
+            weighing = nullcontext()
+
+        with weighing:
+            return [evaluator.live(module, keep=True) for evaluator in self._evaluators]
 
     def _score(self, module: L.LightningModule, index: int) -> None:
         start_time = time.perf_counter()

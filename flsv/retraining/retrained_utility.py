@@ -115,10 +115,27 @@ class TrainedGame:
 
     def _train(self, members: Members) -> None:
         trainer, module = self.made(members)
-        measured = GlobalModelScoring(self.data, [self.metric], self.initial)
-        self.seconds[members] = train_alone(trainer, module, self.data, measured)
-        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
-        self.initial, self.model = measured.initial, measured.models
+        measured = GlobalModelScoring(
+            self.data,
+            measures=[self.metric],
+            initial=self.initial,
+        )
+
+        with self.data.counting(members):
+            seconds = train_alone(
+                trainer,
+                module,
+                data=self.data,
+                measured=measured,
+            )
+
+        self.seconds[members] = seconds
+        self.scores[()] = measured.before[0]
+        assert measured.last is not None
+        final_scores = measured.after[measured.last]
+        self.scores[members] = final_scores[0]
+        self.initial = measured.initial
+        self.model = measured.models
 
 
 class RetrainedUtility(TrainedGame):

@@ -1,0 +1,156 @@
+"""Class weights of coalitions: those of their members, as in plain fits of these."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from flsv import ClassifierClient, FederatedLoop
+from flsv.data import FederatedDataModule, Splits
+from flsv.functional import exact_shapley
+from flsv.metrics import ShadowShapley
+from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.sampling import FixedCohort
+from helpers.coalitions_by_hand import SEED, in_fresh_processes, shadow_loop
+from helpers.fits import fit, trainer_for
+
+ROUNDS = 2
+FEATURES = 4
+CLASSES = 3
+SHARES = {
+    "a": (0.8, 0.1, 0.1),
+    "b": (0.1, 0.8, 0.1),
+    "c": (0.2, 0.0, 0.8),
+}
+ALL = [0, 1, 2]
+SGD = partial(torch.optim.SGD, lr=0.3)
+
+
+def skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDataset:
+    probabilities = torch.tensor(shares)
+    y = probabilities.multinomial(40, True, generator=draw)
+    x = torch.randn(40, FEATURES, generator=draw)
+    x[:, :CLASSES] += nn.functional.one_hot(y, CLASSES)
+    return TensorDataset(x, y)
+
+
+def skewed_data() -> FederatedDataModule:
+    draw = torch.Generator().manual_seed(3)
+    clients = {}
+    for name, shares in SHARES.items():
+        clients[name] = skewed_client(shares, draw)
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=8,
+        splits=Splits(server_val=0.3),
+    )
+
+
+def weights_of(members: list[int]) -> list[float]:
+    data = skewed_data()
+    data.setup("fit")
+    labels = torch.cat([data.client_labels(member) for member in members])
+    counts = labels.bincount(minlength=CLASSES)
+    weights = counts.sum() / (CLASSES * counts)
+    return torch.where(counts > 0, weights, 1.0).tolist()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
+    return ClassifierClient(network(), optimizer=SGD, class_weights=class_weights)
+
+
+class OwnWeights(ClassifierClient):
+    """A module that computes its weights from the data module's counts when training starts."""
+
+    def on_fit_start(self) -> None:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        counts = data.class_counts.sum(0)
+        weights = counts.sum() / (CLASSES * counts)
+        self.class_weights = torch.where(counts > 0, weights, 1.0)
+
+
+def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
+    members = mask.nonzero().flatten().tolist()
+    data = skewed_data()
+    module = weighted_client(weights_of(members or ALL))
+    if members:
+        loop = FederatedLoop(sampler=FixedCohort(members), seed=SEED)
+        fit(loop, folder, module, data, ROUNDS)
+
+    data.setup("fit")
+    batches = list(data.val_dataloader())
+    x, y = (torch.cat(parts) for parts in zip(*batches))
+    weights = None
+    if performance == "val_loss":
+        weights = torch.tensor(weights_of(ALL))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module(x), y, weight=weights)
+    return -float(loss)
+
+
+def values_by_hand(folder: Path, performance: str) -> list[float]:
+    utility_of = partial(utility_by_hand, folder, performance)
+
+    def utility(masks: Tensor) -> Tensor:
+        return torch.tensor([utility_of(mask) for mask in masks])
+
+    estimate = exact_shapley(utility, len(SHARES))
+    return estimate.values.tolist()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "forks",
+        "logged",
+        pytest.param("own weights", marks=pytest.mark.slow),
+        pytest.param("fresh processes", marks=pytest.mark.slow),
+    ],
+)
+def test_coalitions_train_with_their_members_class_weights(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    options: dict[str, Any] = {"performance": "negative_loss"}
+    module = weighted_client()
+    if case == "fresh processes":
+        in_fresh_processes(monkeypatch)
+    elif case == "logged":
+        options = {"performance": "val_loss", "mode": "min"}
+    elif case == "own weights":
+        module = OwnWeights(network(), optimizer=SGD)
+
+    metric = ShadowShapley(coalitions="all", **options)
+    loop = shadow_loop(metric)
+    fit(loop, tmp_path, module, skewed_data(), ROUNDS)
+    expected = values_by_hand(tmp_path, options["performance"])
+    values = loop.contributions["shadow"].tolist()
+    assert values == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_retrained_utilities_train_with_their_members_class_weights(tmp_path: Path) -> None:
+    def make_trainer(cohort: Any) -> Any:
+        loop = FederatedLoop(sampler=cohort, seed=SEED)
+        return trainer_for(loop, tmp_path, ROUNDS)
+
+    data = skewed_data()
+    module = weighted_client()
+    utility = RetrainedUtility(make_trainer, module, data, "negative_loss")
+    estimate = exact_shapley(utility, len(SHARES))
+    values = estimate.values.tolist()
+    expected = values_by_hand(tmp_path, "negative_loss")
+    assert values == pytest.approx(expected, abs=1e-5)
+
+    all_counts = data.class_counts.sum(1)  # all clients' again
+    assert torch.equal(all_counts, data.num_samples)
