@@ -111,42 +111,49 @@ class ModuleAttributes:
     def begin_round(self) -> None:
         """Take out of each list what clients other than the cohort's first have added in earlier rounds."""
         self._paths = {attribute.path for attribute in _attributes(self._module)}
-        for attribute in self._lists():
-            record = self._records.get(attribute.path)
-            if record is not None and len(attribute.value) == record.num_shown:
-                attribute.value[:] = record.of_first
+        for path, entries in self._lists():
+            record = self._records.get(path)
+            if record is not None and len(entries) == record.num_shown:
+                entries[:] = record.of_first
             else:  # it is new, or a hook has changed it
-                record = _Record(list(attribute.value))
-                self._records[attribute.path] = record
-            record.length_at_start = len(attribute.value)
+                record = _Record(list(entries))
+                self._records[path] = record
+            record.length_at_start = len(entries)
 
     def end_client(self) -> None:
         """Remember what a client has added to each list."""
-        for attribute in self._lists():
-            record = self._records.setdefault(attribute.path, _Record([]))
-            record.shown += attribute.value[record.length_at_start :]
+        for path, entries in self._lists():
+            record = self._records.setdefault(path, _Record([]))
+            record.shown += entries[record.length_at_start :]
 
     def end_round(self) -> None:
         """Show in each list what all clients have added."""
-        for attribute in self._lists():
-            record = self._records.get(attribute.path)
+        for path, entries in self._lists():
+            record = self._records.get(path)
             if record is not None:
-                record.of_first = list(attribute.value)
+                record.of_first = list(entries)
                 record.num_shown = len(record.shown)
-                attribute.value[:] = record.shown
+                entries[:] = record.shown
 
     def of_first_clients(self, values: Values) -> Values:
         """Return ``values`` with the lists as the next round starts with them."""
-        result = dict(values)
-        for path, record in self._records.items():
-            value = values.get(path)
-            if type(value) is list and len(value) == record.num_shown:
-                result[path] = record.of_first
+        result = {}
+        for attribute_path, value in values.items():
+            if isinstance(value, list | dict):
+                value = copied(value)
+            for path, entries in _lists_in(attribute_path, value):
+                record = self._records.get(path)
+                if record is not None and len(entries) == record.num_shown:
+                    entries[:] = record.of_first
+            result[attribute_path] = value
         return result
 
-    def _lists(self) -> list[Attribute]:
-        attributes = _attributes(self._module)
-        return [attribute for attribute in attributes if type(attribute.value) is list]
+    def _lists(self) -> list[tuple[str, list[Any]]]:
+        """Return the lists in attributes, and in dictionaries in attributes, by path."""
+        lists: list[tuple[str, list[Any]]] = []
+        for attribute in _attributes(self._module):
+            lists += _lists_in(attribute.path, attribute.value)
+        return lists
 
     def _plain(self) -> Iterator[Attribute]:
         """Yield the plain attributes, without those that share the memory of a parameter or buffer."""
@@ -195,6 +202,15 @@ def loaded_values(saved: Values, device: torch.device) -> Values:
     for path, value in saved.items():
         values[path] = unpacked(value)
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+
+
+def _lists_in(path: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield a list, or those in a dictionary and in dictionaries in it, by path."""
+    if type(value) is list:
+        yield path, value
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _lists_in(f"{path}[{key!r}]", entry)
 
 
 def _attributes(module: nn.Module) -> Iterator[Attribute]:

@@ -14,17 +14,27 @@ SAMPLES, HELD_OUT = 36, 11
 
 
 class Items(Dataset[Any]):
-    """Whatever ``item(index)`` gives, with a class each for those who ask."""
+    """Whatever ``item(index)`` gives, with a class each for those who ask: its label, or else its index modulo 2."""
 
     def __init__(self, item: Callable[[int], Any], indices: Sequence[int]) -> None:
-        self.item, self.indices = item, indices
-        self.targets = torch.tensor(indices) % 2
+        self.item = item
+        self.indices = indices
+        self.targets = torch.tensor([_class_of(item(index), index) for index in indices])
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
         return self.item(self.indices[index])
+
+
+def _class_of(item: Any, index: int) -> int:
+    label = item[-1] if isinstance(item, tuple) else None
+    if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
+        return int(label)
+    if isinstance(label, int):
+        return label
+    return index % 2
 
 
 class Data(L.LightningDataModule):

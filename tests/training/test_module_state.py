@@ -229,7 +229,17 @@ def test_clients_do_not_see_each_others_state(
     assert difference.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("make", [Counter, Ring, Array, Dictionary, Memory])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Counter,
+        Ring,
+        Array,
+        Dictionary,
+        Memory,
+        NestedMemory,
+    ],
+)
 def test_state_of_a_module_resumes_bitwise(
     tmp_path: Path,
     make: Callable[[], Remembers],
@@ -266,6 +276,39 @@ def test_lists_show_what_all_clients_have_added(tmp_path: Path) -> None:
         num_batches += len(data.client_loader(client, "train"))
     assert module.num_outputs == [num_batches] * ROUNDS
     assert len(module.losses) == num_batches * ROUNDS
+
+
+class NestedRecords(Plain):
+    """Collects losses and their means in dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: dict[str, list[float]] = {"train": [], "val": []}
+        self.means: dict[str, dict[str, list[float]]] = {"train": {"loss": []}}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses["train"].append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.losses["val"].append(0.0)
+
+    def on_train_epoch_end(self) -> None:
+        losses = self.losses["train"]
+        mean = sum(losses) / len(losses)
+        self.means["train"]["loss"].append(mean)
+
+
+def test_lists_in_dictionaries_show_what_all_clients_have_added(tmp_path: Path) -> None:
+    nested: Any = NestedRecords()
+    plain: Any = Records()
+    for module in (nested, plain):
+        folder = tmp_path / type(module).__name__
+        fit(FederatedLoop(seed=SEED), folder, module)
+    assert nested.losses["train"] == plain.losses
+    assert len(nested.losses["val"]) > 0
+    assert len(nested.means["train"]["loss"]) == ROUNDS
 
 
 class Shares(Plain):
