@@ -13,6 +13,7 @@ import pandas as pd
 from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
+from flsv.data.groups import check_spelling
 from flsv.data.sources.notation import (
     ambiguous_point,
     are_dates,
@@ -22,7 +23,14 @@ from flsv.data.sources.notation import (
     other_notations,
     parsed,
 )
-from flsv.data.sources.table import Table, by_file, texts_by_file, words_of
+from flsv.data.sources.table import (
+    Table,
+    by_file,
+    category_names,
+    places_of_words,
+    texts_by_file,
+    words_of,
+)
 from flsv.utilities.declared import Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
@@ -44,9 +52,10 @@ class Columns:
     Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
-    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded. A missing value, or a
-    category that no training row has, becomes zeros. A column with a missing value in a training row adds a feature
-    that is 1 for rows without a value and 0 for others. Rows without a target are left out, with a warning.
+    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded. Words that differ in
+    case, white space or a full stop only are refused. A missing value, or a category that no training row has, becomes
+    zeros. A column with a missing value in a training row adds a feature that is 1 for rows without a value and 0 for
+    others. Rows without a target are left out, with a warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
     small influence on the other clients' features. On several machines the clients would have to send the count, the
@@ -299,14 +308,21 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
         )
     if kind != WORDS:
         return ColumnCard(name, kind, values)
-    known = sorted(values[fit].dropna().unique())
-    if len(known) > columns.max_categories:
+
+    categories = sorted(values[fit].dropna().unique())
+    if len(categories) > columns.max_categories:
         raise ColumnError(
-            f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
-            f"{columns.max_categories}. Identifiers and free text cannot be features.",
+            f"{table.path}: {name!r} has {len(categories)} different values, more than "
+            f"max_categories={columns.max_categories}. Identifiers and free text cannot be features.",
             {"exclude": [name]},
         )
-    return ColumnCard(name, kind, values, known)
+    is_number = np.isfinite(parsed(values))
+    places = places_of_words(table, values.mask(is_number))  # 07 and 7 may be two codes
+    try:
+        check_spelling(places, f"{table.path}: {name!r}", places)
+    except ConfigurationError as error:
+        raise ColumnError(str(error), {"exclude": [name]}) from error
+    return ColumnCard(name, kind, values, categories)
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
@@ -317,7 +333,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     values = without_gaps(table, name, "features", columns)
     values = values.astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
-        return WORDS, words_of(values)
+        return WORDS, category_names(values)
 
     kind, numbers = _kind_and_numbers(table, values, columns)
     is_present = values.notna()
@@ -328,7 +344,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if kind == WORDS or not numbers[is_present].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
-        return kind, words_of(values)
+        return kind, category_names(values)
 
     if not table.typed:
         _check_point(table, name, values, columns)

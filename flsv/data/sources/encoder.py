@@ -27,7 +27,15 @@ from flsv.data.labels import chosen_by_rarity, in_order, positive_last
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.columns import LARGEST, ColumnCard, Columns, read_columns, without_gaps
 from flsv.data.sources.notation import parsed
-from flsv.data.sources.table import Table, one_table, texts_by_file, words_of
+from flsv.data.sources.table import (
+    Table,
+    category_names,
+    one_table,
+    places_of_words,
+    texts_by_file,
+    without_point_zero,
+    words_of,
+)
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -127,13 +135,14 @@ class TableEncoder:
         They are stored for :meth:`targets`.
         """
         if self.columns.task == "classification":
-            known, values = self.columns.classes, words_of(table.column(self.target, "target"))
-            names = in_order(known or values.unique().tolist())
-            if known is None:
+            values = category_names(table.column(self.target, "target"))
+            if self.columns.classes is None:
+                names = in_order(values.unique().tolist())
                 self._check_labels(table, values, names)
-            self._classes = positive_last(
-                names, [int((values == each).sum()) for each in names], self.pos_label
-            )
+            else:
+                names = in_order(without_point_zero(self.columns.classes))
+            counts = [int((values == name).sum()) for name in names]
+            self._classes = positive_last(names, counts, self.pos_label)
         return self._classes
 
     def _check_labels(self, table: Table, values: pd.Series, names: Sequence[str]) -> None:
@@ -143,7 +152,7 @@ class TableEncoder:
                 f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which cannot be "
                 "classes. Name another column; to predict a number, set task: regression in columns."
             )
-        check_spelling(names, f"{table.path}: {about}")
+        check_spelling(names, f"{table.path}: {about}", places_of_words(table, values))
         held = [set(texts) for texts in texts_by_file(table, values)]
         joined = next(filter(None, held), set())
         while (more := joined.union(*(labels for labels in held if joined & labels))) != joined:
@@ -163,7 +172,7 @@ class TableEncoder:
         """
         column = table.column(self.target, "target")
         if self._classes is not None:
-            values = words_of(column)
+            values = category_names(column)
             labels = pd.Index(self._classes).get_indexer(values)
             for row in np.flatnonzero(labels < 0).tolist():
                 raise ConfigurationError(

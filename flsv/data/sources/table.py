@@ -8,7 +8,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, lis
 TABLES = (".csv", ".tsv", ".parquet")
 #: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
 _LONGEST = 2**31 - 1
+_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
 
 
 def is_table_file(path: Any) -> bool:
@@ -120,6 +121,44 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     """Return a column's values as one list per file."""
     ends = np.cumsum([len(part) for part in table.parts])[:-1]
     return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+
+
+def category_names(values: pd.Series) -> pd.Series:
+    """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
+    words = words_of(values)
+    return pd.Series(without_point_zero(words), index=values.index, dtype=object)
+
+
+def without_point_zero(words: Iterable[Any]) -> list[Any]:
+    """Write ``1.0`` as ``1``, as it was before a gap made it a number with a fraction, unless a word has another
+    fraction.
+    """
+    words = list(words)
+    fractions = set()
+    for word in words:
+        if isinstance(word, str) and (match := _WITH_POINT.fullmatch(word)):
+            fractions.add(match[1])
+    if fractions != {"0"}:
+        return words
+
+    names = []
+    for word in words:
+        if isinstance(word, str) and _WITH_POINT.fullmatch(word):
+            word = word.removesuffix(".0")
+        names.append(word)
+    return names
+
+
+def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
+    """Return for each word the line in which each file has it first."""
+    file_sizes = [len(part) for part in table.parts]
+    file_numbers = np.repeat(np.arange(len(file_sizes)), file_sizes)
+    occurrences = pd.DataFrame({"word": words.to_numpy(), "file": file_numbers}).dropna()
+
+    places: dict[str, list[str]] = {}
+    for row, word in occurrences.drop_duplicates()["word"].items():
+        places.setdefault(word, []).append(table.where(int(row)))  # type: ignore[call-overload]  # a RangeIndex
+    return places
 
 
 def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
