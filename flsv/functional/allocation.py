@@ -75,7 +75,7 @@ def allocate(
         )
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[seen] = _proportions(_scaled(values[seen]), negatives)
+    claims[seen] = proportions(_scaled(values[seen]), negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
@@ -118,15 +118,18 @@ def _scaled(values: Tensor) -> Tensor:
     return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
 
 
-def _proportions(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert contributions to nonnegative weights ``[n]`` of the budget's shares, by the rule ``negatives``."""
+def proportions(values: Tensor, negatives: Negatives) -> Tensor:
+    """Convert contributions ``[..., n]`` to weights of the budget's shares, at least 0, by the rule ``negatives``."""
+    if not values.shape[-1]:
+        return values
     if negatives == "shift":
-        return values - values.min().clamp(max=0) if len(values) else values
+        lowest = values.amin(-1, keepdim=True)
+        return values - lowest.clamp(max=0)
     if negatives == "softmax":
-        deviation = values.std(correction=0) if len(values) > 1 else values.new_zeros(())
+        deviation = values.std(-1, correction=0, keepdim=True)
         # Equal values have no deviation, and equal shares.
-        scaled = values / deviation if deviation > 0 else torch.zeros_like(values)
-        return (scaled - scaled.max()).exp() if len(values) else values
+        scaled = torch.where(deviation > 0, values / deviation, 0.0)
+        return (scaled - scaled.amax(-1, keepdim=True)).exp()
     return values.clamp(min=0)
 
 

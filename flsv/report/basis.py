@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from flsv.functional.intervals import LEVEL, t_quantile
+from flsv.functional.joint_shares import ValueErrors
 from flsv.report.reading import Run, over_seeds
 from flsv.results.text import WORDS, is_small_gain, joined, nearest_first, percent, titled
 from flsv.utilities.csv_files import NAN, read_rows
@@ -48,8 +53,17 @@ class Basis:
     by: str = ""
     #: The number of seeds over which the values are averaged.
     seeds: int = 1
+    #: The degrees of freedom of the intervals, which are Student's t. None: they are normal.
+    freedom: int | None = None
     #: `{name: sentence}`, all that speaks against these values as a basis for payment, see `words.yaml`.
     against: Mapping[str, str] = field(default_factory=dict)
+
+    def errors(self) -> list[ValueErrors]:
+        """Return the sources of the values' errors: the seeds. With unknown intervals the covariance is NaN."""
+        half_widths = (torch.tensor(self.high) - torch.tensor(self.low)).double() / 2
+        quantile = t_quantile(LEVEL, math.inf if self.freedom is None else self.freedom)
+        variances = (half_widths / quantile).square()
+        return [ValueErrors(variances.diag(), self.freedom)]
 
     @property
     def fitness(self) -> str:
@@ -158,6 +172,7 @@ def _measured(run: Run, metric: str) -> Basis:
         *run.ends(metric),
         by=by,
         seeds=run.seeds,
+        freedom=run.seeds - 1 if run.seeds > 1 else None,
         against=_sentences(against),
     )
 
@@ -172,6 +187,7 @@ def _trained_alone(run: Run) -> bool:
 def _retrained(run: Run) -> Basis:
     rows = run.retrained()
     first = next(row for row in rows if row)
+    seeds = len(first["seeds"].split())
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
     return Basis(
         RETRAINED,
@@ -181,7 +197,8 @@ def _retrained(run: Run) -> Basis:
         low,
         high,
         by=first["by"],
-        seeds=len(first["seeds"].split()),
+        seeds=seeds,
+        freedom=seeds + 1 if seeds > 1 else None,
         against=against_retrained([row for row in rows if row]),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
+from flsv.functional.joint_shares import joint_shares
 from flsv.report.basis import Basis, basis_of
 from flsv.report.reading import Run
 from flsv.results.text import NONE, joined, percent
@@ -104,9 +104,9 @@ class Shares:
     #: The values by which the budget is shared out.
     basis: Basis
     #: One row per client, with the columns :data:`HEADER`. `share` is the client's fraction of the budget. `share_low`
-    #: and `share_high` are its share if its own value moved to the low or the high end of its interval and the others'
-    #: stayed. `amount`, `amount_low` and `amount_high` are the same in money, rounded to the currency's decimals.
-    #: `finding` is a text on copies and outliers among its updates. Unknown numbers are NaN.
+    #: and `share_high` are the ends of its interval, from draws of all values together, see
+    #: :mod:`flsv.functional.joint_shares`. `amount`, `amount_low` and `amount_high` are the same in money, rounded to
+    #: the currency's decimals. `finding` is a text on copies and outliers among its updates. Unknown numbers are NaN.
     table: DataFrame
 
     @property
@@ -163,40 +163,39 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         raise ConfigurationError(
             f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
         )
-    shares, amounts = (
-        allocate(values, 1.0, budget.rule),
-        allocate(values, budget.amount, budget.rule, unit=budget.unit),
-    )
     table = DataFrame(
-        {"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values}
+        {
+            "client": range(run.num_clients),
+            "client_name": run.client_names,
+            "value": basis.values,
+            "low": basis.low,
+            "high": basis.high,
+        }
     )
-    table["share"] = shares.where(~values.isnan(), NAN).tolist()
-    table["amount"] = amounts.where(~values.isnan(), NAN).tolist()
-    for end, ends, beyond in (("low", basis.low, np.minimum), ("high", basis.high, np.maximum)):
-        moved = [_share_at(values, client, each, budget.rule) for client, each in enumerate(ends)]
-        rounded = [round(share * budget.amount, budget.decimals) for share in moved]
-        table[end], table[f"share_{end}"] = ends, moved
-        table[f"amount_{end}"] = beyond(rounded, table["amount"])
-    table = table.assign(
-        currency=budget.currency,
-        finding=findings(run),
-        by=basis.title,
-        of=basis.of,
-        rule=budget.rule,
-    )
+    intervals = joint_shares(values, basis.errors(), budget.rule)
+    table["share"] = _of_valued(allocate(values, 1.0, budget.rule), values)
+    table["share_low"] = intervals.low.tolist()
+    table["share_high"] = intervals.high.tolist()
+
+    amounts = allocate(values, budget.amount, budget.rule, unit=budget.unit)
+    table["amount"] = _of_valued(amounts, values)
+    lowest = (table["share_low"] * budget.amount).round(budget.decimals)
+    highest = (table["share_high"] * budget.amount).round(budget.decimals)
+    # An amount may be rounded beyond its interval.
+    table["amount_low"] = np.minimum(lowest, table["amount"])
+    table["amount_high"] = np.maximum(highest, table["amount"])
+
+    table["currency"] = budget.currency
+    table["finding"] = findings(run)
+    table["by"] = basis.title
+    table["of"] = basis.of
+    table["rule"] = budget.rule
     return Shares(budget, basis, table[[*HEADER]])
 
 
-def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute the share, in [0, 1] or NaN, that a client would have if its value were ``end``."""
-    if not math.isfinite(end) or values[client].isnan():
-        return NAN
-    moved = values.clone()
-    moved[client] = end
-    try:
-        return float(allocate(moved, 1.0, "zero" if rule == "refuse" else rule)[client])
-    except ConfigurationError:  # then no client has a claim
-        return 0.0
+def _of_valued(amounts: torch.Tensor, values: torch.Tensor) -> list[float]:
+    """Return the amounts ``[n]``, with NaN for the clients without a value."""
+    return amounts.where(~values.isnan(), NAN).tolist()
 
 
 def findings(run: Run, others: str = "") -> list[str]:

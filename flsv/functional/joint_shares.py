@@ -1,0 +1,147 @@
+"""Intervals of shares, from values that are drawn together.
+
+A client's share depends on all values: where one value is larger than measured, all other shares are smaller. So all
+values are drawn together, each draw is shared out by the rule of the payment, and a share's interval reaches from the
+5th to the 95th percentile of its draws. The shares of a draw sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from flsv.functional.allocation import proportions
+from flsv.functional.intervals import LEVEL
+from flsv.utilities.choices import Negatives
+
+#: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
+DRAWS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class ValueErrors:
+    """Errors of n values from one source, such as the seeds, with a covariance between the values.
+
+    Args:
+        covariance: ``[n, n]``.
+        freedom: the degrees of freedom with which the covariance was estimated. The errors are then distributed as
+            Student's t. None: the normal distribution.
+    """
+
+    covariance: Tensor
+    freedom: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class JointShares:
+    """Shares of the values' joint draws.
+
+    Attributes:
+        low: float64 ``[n]``, the lower ends of the shares' intervals. NaN for a client without a value, and for all if
+            the values give nobody a claim or a covariance is not known.
+        high: float64 ``[n]``, the upper ends.
+        moved: the mean fraction of a payment that a draw gives to other clients than the values themselves do.
+        without_gain: the fraction of the draws in which the values sum to 0 or less.
+    """
+
+    low: Tensor
+    high: Tensor
+    moved: float
+    without_gain: float
+
+
+def draw_values(
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+    draws: int = DRAWS,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Draw values together: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
+
+    Errors of one source are drawn for all clients at once, and the sources are independent.
+    """
+    generator = generator or Generator().manual_seed(0)
+
+    def normal(columns: int) -> Tensor:
+        return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
+
+    drawn = values.double().expand(draws, -1)
+    for source in errors:
+        variances, directions = torch.linalg.eigh(source.covariance.double())
+        root = directions * variances.clamp_min(0).sqrt()  # root @ root.T is the covariance
+        noise = normal(len(values)) @ root.T
+        if source.freedom is not None:
+            chi_squared = normal(source.freedom).square().sum(1, keepdim=True)
+            noise = noise * (source.freedom / chi_squared).sqrt()
+        drawn = drawn + noise
+    return drawn
+
+
+def shares_of_draws(draws: Tensor, negatives: Negatives) -> Tensor:
+    """Share each draw ``[D, n]`` out by the rule ``negatives``, float64 ``[D, n]``.
+
+    Each row sums to 1, or is NaN if its values give nobody a claim.
+    """
+    claims = proportions(draws.double(), negatives)
+    return claims / claims.sum(1, keepdim=True)
+
+
+def joint_shares(
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+    negatives: Negatives = "zero",
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    generator: Generator | None = None,
+) -> JointShares:
+    """Compute intervals of shares from joint draws of the values.
+
+    Args:
+        values: the clients' values, ``[n]``. NaN for clients without a value, which get nothing.
+        errors: the independent sources of the values' errors, see :class:`ValueErrors`. Rows and columns of clients
+            without a value are not read. NaN elsewhere means that it is not known.
+        negatives: the rule for values below 0, see :func:`flsv.allocate`. ``"refuse"`` draws as ``"zero"`` does.
+        level: the confidence level of each share's interval, in (0, 1).
+        draws: the number of joint draws.
+        generator: the generator of the draws. None: one with seed 0.
+
+    Example:
+        Two values with the same error. Either client's interval is the other's, mirrored.
+
+        >>> found = joint_shares(torch.tensor([3.0, 1.0]), [ValueErrors(0.01 * torch.eye(2))])
+        >>> found.low.round(decimals=2), found.high.round(decimals=2)
+        (tensor([0.7200, 0.2200], dtype=torch.float64), tensor([0.7800, 0.2800], dtype=torch.float64))
+    """
+    has_value = ~values.isnan()
+    valued = values[has_value].double()
+    sources = [
+        ValueErrors(source.covariance[has_value][:, has_value], source.freedom) for source in errors
+    ]
+    unknown = any(bool(source.covariance.isnan().any()) for source in sources)
+    if unknown:
+        nothing = torch.full(values.shape, math.nan, dtype=torch.float64)
+        return JointShares(nothing, nothing.clone(), math.nan, math.nan)
+    drawn = draw_values(valued, sources, draws, generator)
+
+    shares = shares_of_draws(drawn, negatives)
+    shares = shares[shares.isfinite().all(1)]
+    share = shares_of_draws(valued[None], negatives)
+    outside = [(1 - level) / 2, (1 + level) / 2]
+    ends = torch.from_numpy(np.quantile(torch.cat([shares, share]), outside, axis=0))
+
+    low = torch.full(values.shape, math.nan, dtype=torch.float64)
+    high = low.clone()
+    # Where draws pile up at 0, the share itself may lie beyond its percentiles.
+    low[has_value] = torch.minimum(ends[0], share[0])
+    high[has_value] = torch.maximum(ends[1], share[0])
+    return JointShares(
+        low=low,
+        high=high,
+        moved=float((shares - share).abs().sum(1).mean() / 2),
+        without_gain=float((drawn.sum(1) <= 0).double().mean()),
+    )
