@@ -39,8 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-#: What clients keep: tensors of an algorithm, and optimizers' momentum; and coalitions that draw their own cohorts.
-KEPT = ("scaffold", "kept_momentum", "shadows")
+#: What clients keep: tensors of an algorithm, and optimizers' momentum; coalitions that draw their own cohorts; and
+#: steps that are counted in training.
+KEPT = ("scaffold", "kept_momentum", "shadows", "annealed")
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,20 @@ class Logging(Plain):
         self.log("drawn", torch.rand(()))
 
 
+class Annealed(Plain):
+    """Trains by the number of steps so far, of the Trainer's count and of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.num_batches = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.num_batches += 1
+        warm_up = min(1.0, 0.1 * (1 + self.global_step))
+        return loss * warm_up / (1 + 0.01 * self.num_batches)
+
+
 class Validating(Plain):
     """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
     process group it reduces, where there are several processes it scales its loss: here is neither."""
@@ -231,6 +245,11 @@ def judged() -> Case:
     return loop, Validating(), five(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
+def annealed() -> Case:
+    loop = FederatedLoop(sampler=UniformSampler(3), seed=3)
+    return loop, Annealed(network(batch_norm=False)), five(), {"rounds": 4}
+
+
 def two_clients() -> Case:
     metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
@@ -289,6 +308,6 @@ RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
-        kept_momentum, adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
+        kept_momentum, adam_with_steps, annealed, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip
