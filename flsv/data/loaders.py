@@ -11,7 +11,7 @@ random stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ from torch.utils.data import (
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.reachable import find_generators
-from flsv.utilities.seeding import derive_seed
+from flsv.utilities.seeding import seed_held
 
 
 @dataclass(frozen=True)
@@ -294,20 +294,6 @@ _CLOSED = (
     L.LightningModule,
     L.LightningDataModule,
 )
-
-
-def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Seed each generator by ``seed``, its position, and the numbers in ``path``, such as a worker's."""
-    for place, generator in enumerate(generators):
-        derived = derive_seed(seed, "held generator", place, *path)
-        if isinstance(generator, np.random.RandomState):
-            generator.seed(derived % 2**32)
-        elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = type(generator.bit_generator)(derived).state
-        elif isinstance(generator, torch.Generator):
-            generator.manual_seed(derived)
-        else:
-            generator.seed(derived)
 
 
 class SeededLoader(DataLoader):

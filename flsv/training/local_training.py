@@ -22,12 +22,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
+from flsv.training.entry_trial import EntryTrial
 from flsv.training.optimizer_steps import ClientSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import seed_global_rngs
+from flsv.utilities.seeding import seed_global_rngs, seed_held
 
 
 class LocalTraining:
@@ -49,6 +50,8 @@ class LocalTraining:
         self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
         self._strategies = list(config.strategies.values())
         self.context: ClientContext | None = None
+        self._is_entry_tried = False
+        self._entry_trial: EntryTrial | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
@@ -77,9 +80,8 @@ class LocalTraining:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
-            seed_global_rngs(
-                instruction.seed, "train", instruction.round_index, instruction.client_id
-            )
+            self._seed(instruction)
+            self._try_entry(instruction.round_index)
             context = ClientContext(
                 state.module, state.space, instruction, local, initial_model, num_samples, lengths
             )
@@ -87,6 +89,21 @@ class LocalTraining:
                 self._algorithm.begin_client(context)
         self.context = context
         self._optimizer_steps.begin(context)
+
+    def _seed(self, instruction: Instruction) -> None:
+        """Seed the process's random generators, and the module's, for a client's training in a round."""
+        purpose = "train", instruction.round_index, instruction.client_id
+        seed_global_rngs(instruction.seed, *purpose)
+        seed_held(self.state.generators, instruction.seed, *purpose)
+
+    def _try_entry(self, round_index: int) -> None:
+        """Compare what the fit's first two clients find."""
+        if not self._is_entry_tried:
+            self._is_entry_tried = True
+            self._entry_trial = EntryTrial(self.state.module, round_index)
+        elif self._entry_trial is not None:
+            self._entry_trial.warn_of_changes(round_index)
+            self._entry_trial = None
 
     # ---- train
 
@@ -97,9 +114,7 @@ class LocalTraining:
         context = self.context
         instruction = context.instruction
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
-            seed_global_rngs(
-                instruction.seed, "train", instruction.round_index, instruction.client_id
-            )
+            self._seed(instruction)
         self._steps.last_batch = context.position + 1 == context.batches
         self._steps.is_in_batch = True
         self._optimizer_steps.begin_batch()
@@ -131,16 +146,16 @@ class LocalTraining:
         self.state.leave(keep=False)
         return context
 
-    def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the suspended training ``own``, whose model was trained outside of the Trainer with the mean
-        ``loss``."""
-        told = own.instruction
-        self.state.enter(told.client_id)
+    def resume(self, context: ClientContext, loss: Tensor) -> None:
+        """Continue a suspended training, whose model was trained outside of the Trainer with the mean ``loss``."""
+        instruction = context.instruction
+        self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
-        seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
-        own.position = own.num_steps = own.batches
-        own.loss = loss * own.batches
-        self.context = own
+        self._seed(instruction)
+        context.position = context.batches
+        context.num_steps = context.batches
+        context.loss = loss * context.batches
+        self.context = context
 
     # ---- leave
 

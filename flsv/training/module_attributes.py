@@ -106,6 +106,25 @@ class ModuleAttributes:
                     "another process does not have it. Make it in __init__."
                 )
 
+    def ids(self) -> set[int]:
+        """Return the ids of the objects whose content each client finds as the round's start had it."""
+        ids = set()
+        for _, holder in _holders(self._module):
+            ids.add(id(holder))
+        for attribute in _attributes(self._module):
+            if is_plain(attribute.value):
+                ids.add(id(attribute.value))
+        return ids
+
+    def hidden_values(self, module_name: str) -> Iterator[tuple[str, Any]]:
+        """Yield ``(path, value)`` of the attributes that are neither plain nor objects with attributes of their own.
+
+        Paths begin with ``module_name``.
+        """
+        for attribute in _attributes(self._module):
+            if not is_plain(attribute.value) and not _is_object(attribute.value):
+                yield f"{module_name}.{attribute.path}", attribute.value
+
     # ---- lists that grow
 
     def begin_round(self) -> None:

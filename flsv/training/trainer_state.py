@@ -17,6 +17,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
+from flsv.training.entry_trial import CLOSED
 from flsv.training.module_attributes import (
     Attribute,
     ModuleAttributes,
@@ -26,6 +27,8 @@ from flsv.training.module_attributes import (
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.object_states import ObjectState, states_of
+from flsv.utilities.reachable import find_generators
 
 #: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
@@ -54,6 +57,9 @@ class TrainerState:
         store.convert("optimizer", self._optimizers.restored)
         self._unsaved = NonVectorState(self.module, space.non_finite_names)
         self._constants = space.constants(self.module)
+        #: Random generators to which the module and its optimizers refer.
+        self.generators = find_generators(self.module, trainer.optimizers, closed=CLOSED)
+        self._generator_states: list[ObjectState] = []
         self._within = False
         self._client: int | None = None
         self.next_buffers: State | None = None
@@ -93,9 +99,12 @@ class TrainerState:
         if self._buffers is None:
             self._buffers = self._unsaved.read()
             self._objects = self._unsaved.attributes.objects()
+            for generator in self.generators:
+                self._generator_states.extend(states_of(generator))
 
     def end_clients(self) -> None:
-        """Restore the copied counters and masks after the last client's training."""
+        """Restore the copied counters and masks, and the generators, after the last client's training."""
+        self._restore_generators()
         if self._buffers is not None:
             self._unsaved.attributes.put_objects(self._objects)
             self._unsaved.write(self._buffers)
@@ -112,7 +121,13 @@ class TrainerState:
     def discard(self) -> None:
         """Restore the state from before the round."""
         self.leave(keep=False)
+        self._restore_generators()
         self._write(*self._saved)
+
+    def _restore_generators(self) -> None:
+        for state in self._generator_states:
+            state.restore()
+        self._generator_states = []
 
     # ---- a client
 

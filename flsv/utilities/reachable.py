@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from io import IOBase
 from itertools import chain
@@ -129,6 +129,7 @@ def walk(
     path: str = "",
     *,
     closed: Types = (),
+    closed_ids: Container[int] = (),
 ) -> Iterator[Part]:
     """Yield ``(path, object)`` for ``root`` and each object that it refers to, depth first, each object once.
 
@@ -145,6 +146,7 @@ def walk(
         root: the object to begin with.
         path: its name.
         closed: types of further objects that are yielded, but not entered.
+        closed_ids: ids of further objects that are yielded, but not entered.
 
     Example:
         >>> holder = {"draw": partial(random.choice, [[1], [2]])}
@@ -159,7 +161,9 @@ def walk(
             continue
         visited[id(value)] = value  # an object that is gone would leave its id to another one
         yield path, value
-        if not isinstance(value, closed) and not is_closed(value):
+        if id(value) in closed_ids or isinstance(value, closed):
+            continue
+        if not is_closed(value):
             pending.extend(reversed(list(parts_of(value, path))))
 
 

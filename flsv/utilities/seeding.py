@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,20 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
         torch.cuda.manual_seed_all(derived)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(derived)
+
+
+def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
+    """Seed each generator by ``seed``, its position, and the numbers in ``path``, such as a worker's."""
+    for place, generator in enumerate(generators):
+        derived = derive_seed(seed, "held generator", place, *path)
+        if isinstance(generator, np.random.RandomState):
+            generator.seed(derived % 2**32)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(derived).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(derived)
+        else:
+            generator.seed(derived)
 
 
 def global_rngs() -> tuple[Any, ...]:
