@@ -269,13 +269,21 @@ def reference_page(package: str) -> str:
     )
 
 
+def vocabulary_page() -> str:
+    """All attributes of a round, by the table that the code reads."""
+    from flsv.core.vocabulary import NEEDS, VOCABULARY
+
+    return rendered("vocabulary.md", vocabulary=VOCABULARY, needs=NEEDS)
+
+
 def generated_pages() -> dict[str, str]:
     """Markdown by address on the site."""
     pages = {
         "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
         "reference/api.md": rendered("api.md", packages=PACKAGES),
+        "reference/round.md": vocabulary_page(),
     }
-    pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
+    pages |= {page_of(algorithm): algorithm_page(algorithm) for algorithm in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
     pages |= {metric_address(name): metric_page(name) for name in metrics()}
     return pages
@@ -292,30 +300,49 @@ def repository() -> str | None:
     return found[1] if found else None
 
 
+def result_title(path: Path) -> str:
+    """The title of a page of results, for the alphabet."""
+    return title(path.stem).casefold()
+
+
+def result_addresses() -> list[str]:
+    """The pages of results: what commands of flsv write, then the others by their titles."""
+    measured = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
+    paths = sorted((ROOT / "docs" / "results").glob("*.md"), key=result_title)
+    return measured + [f"results/{path.name}" for path in paths]
+
+
+def algorithm_navigation() -> list[Any]:
+    """The list of algorithms, then each of them."""
+    pages = [{algorithm.title: page_of(algorithm)} for algorithm in algorithms()]
+    return ["algorithms/index.md", *pages]
+
+
+def reference_navigation() -> list[Any]:
+    """A page per package, then a page per metric."""
+    packages = [{package: f"reference/{package}.md"} for package in PACKAGES]
+    metric_pages = [{name: metric_address(name)} for name in sorted(metrics())]
+    return [*packages, {"Metrics": metric_pages}]
+
+
 def on_config(config: Any) -> Any:
     """The pages that nobody has to list, and a link to the repository."""
-    if (url := repository()) is not None:
-        config.repo_url, config.repo_name = url, "flsv"
-    results = sorted(
-        (ROOT / "docs" / "results").glob("*.md"), key=lambda path: title(path.stem).casefold()
-    )
-    first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
+    url = repository()
+    if url is not None:
+        config.repo_url = url
+        config.repo_name = "flsv"
+
     for section in config.nav:
         if "Algorithms" in section:
-            section["Algorithms"] = [
-                "algorithms/index.md",
-                *({e.title: page_of(e)} for e in algorithms()),
-            ]
+            section["Algorithms"] = algorithm_navigation()
         if "Notebooks" in section:
             section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS]
         if "Results" in section:
-            section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
+            section["Results"] = result_addresses()
         if "Reference" in section:
-            section["Reference"].insert(0, "reference/api.md")
-            section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
-            section["Reference"].append(
-                {"Metrics": [{name: metric_address(name)} for name in sorted(metrics())]}
-            )
+            written_pages = section["Reference"]
+            public_pages = ["reference/api.md", {"Attributes of a round": "reference/round.md"}]
+            section["Reference"] = [*public_pages, *written_pages, *reference_navigation()]
     return config
 
 

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 import flsv.metrics
+from flsv.core.vocabulary import NEEDS, VOCABULARY
 from flsv.federation.run import FederationRun
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,14 @@ def test_files_linked_from_pages_exist() -> None:
             if not path.exists() and path.as_posix() not in made:
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> None:
+    page = docs_site.generated_pages()["reference/round.md"]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| \w+ \|.*\|$", page, re.MULTILINE)
+    assert sorted(rows) == sorted(VOCABULARY)
+    for need, meaning in NEEDS.items():
+        assert f"| {need} | {meaning} |" in page
 
 
 def exported_by(package: str) -> list[str]:
