@@ -31,12 +31,12 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (313_000, 290_000),
-    "tokens of the core": (211_000, 130_000),
-    "modules of the core": (188, 110),
-    "words of all pages": (30_900, 30_000),
-    "words of guides": (11_500, 12_000),
-    "words of docstrings": (90_300, 90_000),
+    "tokens of flsv": (342_000, 290_000),
+    "tokens of the core": (157_000, 130_000),
+    "modules of the core": (148, 110),
+    "words of all pages": (32_000, 30_000),
+    "words of guides": (11_700, 12_000),
+    "words of docstrings": (96_000, 90_000),
 }
 LINES_OF_A_FILE = 600
 ARGUMENTS = 14

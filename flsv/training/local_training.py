@@ -43,24 +43,28 @@ class LocalTraining:
         num_clients: int,
         steps: LocalSteps,
     ) -> None:
+        self.trainer = trainer
         self.state = TrainerState(trainer, space, config.optimizer_state, store, steps)
-        self.trainer, self._store, self._steps = trainer, store, steps
-        self._config, self._num_clients = config, num_clients
-        self._algorithm: Any = config.client_algorithm
-        self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
-        self._strategies = list(config.strategies.values())
         self.context: ClientContext | None = None
         self._is_entry_tried = False
         self._entry_trial: EntryTrial | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
+        self._config = config
+        self._store = store
+        self._steps = steps
+        self._num_clients = num_clients
+        self._algorithm: Any = config.client_algorithm
+        self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
+        self._strategies = list(config.strategies.values())
+
     @property
     def is_trained(self) -> bool:
         """Return whether the client in training has seen all batches of the round, or has failed."""
-        return self.context is not None and (
-            self.context.broken or self.context.position == self.context.batches
-        )
+        if self.context is None:
+            return False
+        return self.context.broken or self.context.position == self.context.batches
 
     # ---- enter
 
@@ -68,27 +72,37 @@ class LocalTraining:
         self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]
     ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
-        personalizer, state = self._config.personalizer, self.state
+        state = self.state
         state.begin_clients()
         with opened(local):
-            initial_model = (
-                instruction.start
-                if personalizer is None
-                else personalizer.receive(local, instruction)
-            )
-            if initial_model is None:
-                raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
+            initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
             self._seed(instruction)
             self._try_entry(instruction.round_index)
+
             context = ClientContext(
-                state.module, state.space, instruction, local, initial_model, num_samples, lengths
+                module=state.module,
+                space=state.space,
+                instruction=instruction,
+                local=local,
+                start=initial_model,
+                samples=num_samples,
+                lengths=lengths,
             )
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
         self.context = context
         self._optimizer_steps.begin(context)
+
+    def _initial_model(self, instruction: Instruction, local: LocalData) -> Tensor:
+        """Return the model ``[P]`` from which a client starts."""
+        model = instruction.start
+        if self._config.personalizer is not None:
+            model = self._config.personalizer.receive(local, instruction)
+        if model is None:
+            raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
+        return model
 
     def _seed(self, instruction: Instruction) -> None:
         """Seed the process's random generators, and the module's, for a client's training in a round."""
@@ -112,9 +126,8 @@ class LocalTraining:
         if self.context is None:
             return
         context = self.context
-        instruction = context.instruction
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
-            self._seed(instruction)
+            self._seed(context.instruction)
         self._steps.last_batch = context.position + 1 == context.batches
         self._steps.is_in_batch = True
         self._optimizer_steps.begin_batch()
@@ -129,13 +142,14 @@ class LocalTraining:
     def end_batch(self, loss: Tensor | None) -> None:
         """Count a batch, and add up its loss."""
         context = self.context
-        if context is not None:
-            batch_loss = context.loss.new_tensor(float("nan"))
-            if loss is not None:
-                batch_loss = loss.detach().to(context.loss).mean()
-            context.loss += batch_loss
-            context.position += 1
-            self._steps.is_in_batch = False
+        if context is None:
+            return
+        batch_loss = context.loss.new_tensor(float("nan"))
+        if loss is not None:
+            batch_loss = loss.detach().to(context.loss).mean()
+        context.loss += batch_loss
+        context.position += 1
+        self._steps.is_in_batch = False
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
@@ -166,28 +180,33 @@ class LocalTraining:
         assert context is not None
         self.context = None
         self._optimizer_steps.end()
-        local, state = context.local, self.state
         if self._algorithm is not None:
             self._algorithm.leave_client(context)
-        with opened(local):
-            vector, trained, private = state.read(out)
-            if not self._config.private:  # where an error would tell of the data
-                self._check_steps(context, trained)
-            context.broken |= state.is_broken(private) or (
-                self._config.private and not all_finite(vector)
-            )
-            if context.broken and self._config.private:
-                self._store.discard(
-                    context.instruction.client_id
-                )  # before the uploads, which keep what they do not send
-                trained, private = vector.copy_(state.global_vector), {}
-            update = (
-                self._sent(context, vector, trained, private)
-                if self._config.private or not context.broken
-                else None
-            )
-        state.leave(keep=update is not None and not context.broken)
+
+        with opened(context.local):
+            update = self._update_of(context, out)
+        self.state.leave(keep=update is not None and not context.broken)
         return update
+
+    def _update_of(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
+        """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
+        vector, trained, private_entries = self.state.read(out)
+        if self._config.private:  # an error would tell of the data
+            context.broken |= not all_finite(vector)
+        else:
+            self._check_steps(context, trained)
+        context.broken |= self.state.is_broken(private_entries)
+
+        if not context.broken:
+            return self._sent(context, vector, trained=trained, private_entries=private_entries)
+        if not self._config.private:
+            return None
+
+        # A private client sends the global model with its noise. What it keeps goes before the uploads, which keep what
+        # they do not send.
+        self._store.discard(context.instruction.client_id)
+        unchanged = vector.copy_(self.state.global_vector)
+        return self._sent(context, vector, trained=unchanged, private_entries={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
         """Check that a client without an optimizer step has not changed its model."""
@@ -202,81 +221,124 @@ class LocalTraining:
             )
 
     def _sent(
-        self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
+        self,
+        context: ClientContext,
+        vector: Tensor,
+        *,
+        trained: Tensor,
+        private_entries: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
-        """Apply attacks, noise and compression to a client's trained model, and make its update."""
-        local, told, uploads = own.local, own.instruction, self._config.uploads
-        leaving = UploadContext(
-            told.client_id,
-            self._num_clients,
-            self.state.space.num_parameters,
-            told.round_index,
-            told.seed if self.upload_seed is None else self.upload_seed,
-            local.state,
-            start_sent=told.start is not None,
-            secret=self.upload_secret,
+        """Apply attacks, noise and compression to a client's trained model, and make its update. None: what it would
+        send is not finite."""
+        local = context.local
+        instruction = context.instruction
+        uploads = self._config.uploads
+        upload_context = self._upload_context(instruction, local)
+
+        sent, traffic = upload(
+            uploads,
+            vector,
+            start=context.start,
+            global_vector=self.state.global_vector,
+            context=upload_context,
         )
-        sent, traffic = upload(uploads, vector, own.start, self.state.global_vector, leaving)
         if sent is not vector:
-            trained = trained.clone() if trained is vector else trained
+            if trained is vector:
+                trained = trained.clone()
             vector.copy_(sent)
+
         # Read both numbers at once: each read waits for the device.
-        total, loss = torch.stack(
-            [vector.sum().double(), (own.loss / own.position).double()]
-        ).tolist()
+        mean_loss = context.loss / context.position
+        total, loss = torch.stack([vector.sum().double(), mean_loss.double()]).tolist()
         if not (math.isfinite(total) or vector.isfinite().all()):
             return None
-        tell = partial(sanitize_report, uploads, leaving) if uploads else None
-        loss = sanitize_report(uploads, leaving, "loss", loss)
-        local.set_models(own.start, trained, vector, tell)
+
+        tell = None
+        if uploads:
+            tell = partial(sanitize_report, uploads, upload_context)
+        reported_loss = sanitize_report(uploads, upload_context, "loss", loss)
+        local.set_models(context.start, trained, vector, tell)
         self.state.keep_buffers()
-        own.trained, own.sent = trained, vector
-        own.upload = partial(self._upload, leaving)
-        reports = self._reports(local, own)
-        local.private.update(private)
+
+        context.trained = trained
+        context.sent = vector
+        context.upload = partial(self._upload, upload_context)
+        reports = self._reports(local, context)
+        local.private.update(private_entries)
         if self._config.personalizer is not None:
             self._config.personalizer.keep(local)
-        public = told.client_id, own.samples, vector
+
         if self._config.private:  # nothing else, whatever fields an update may have
             return ClientUpdate(
-                *public,
-                num_steps=self._steps.in_round(own.lengths, told.round_index),
+                instruction.client_id,
+                context.samples,
+                vector,
+                num_steps=self._steps.in_round(context.lengths, instruction.round_index),
                 traffic=traffic,
             )
-        return ClientUpdate(*public, loss, own.num_steps, reports, traffic)
+        return ClientUpdate(
+            instruction.client_id,
+            context.samples,
+            vector,
+            loss=reported_loss,
+            num_steps=context.num_steps,
+            reports=reports,
+            traffic=traffic,
+        )
 
-    def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
+    def _upload_context(self, instruction: Instruction, local: LocalData) -> UploadContext:
+        """Return what the uploads know of a client's model."""
+        seed = instruction.seed
+        if self.upload_seed is not None:
+            seed = self.upload_seed
+        return UploadContext(
+            client=instruction.client_id,
+            num_clients=self._num_clients,
+            num_parameters=self.state.space.num_parameters,
+            round_index=instruction.round_index,
+            seed=seed,
+            state=local.state,
+            start_sent=instruction.start is not None,
+            secret=self.upload_secret,
+        )
+
+    def _upload(
+        self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
+    ) -> Tensor:
         """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
-        ``start``."""
+        ``initial_model``."""
         state = {
-            key.removeprefix(name): kept
-            for key, kept in leaving.state.items()
+            key.removeprefix(name): value
+            for key, value in upload_context.state.items()
             if key.startswith(name)
         }
-        sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
-        leaving.state.update({name + key: kept for key, kept in state.items()})
+        sent, _ = upload(
+            self._config.uploads,
+            vector,
+            start=initial_model,
+            global_vector=initial_model,
+            context=replace(upload_context, state=state),
+        )
+        for key, value in state.items():
+            upload_context.state[name + key] = value
         return sent
 
-    def _reports(self, local: LocalData, own: ClientContext) -> dict[str, Tensor]:
+    def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
         """Return the values that the client reports to the strategies, by name."""
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
-            reported |= self._algorithm.end_client(own)
+            reported |= self._algorithm.end_client(context)
+        declared_names = set()
         for strategy in self._strategies:
             reported |= strategy.report(local)
-        undeclared = reported.keys() - {
-            name for strategy in self._strategies for name in strategy.reports
-        }
-        if undeclared:
+            declared_names |= set(strategy.reports)
+
+        undeclared_names = sorted(reported.keys() - declared_names)
+        if undeclared_names:
             raise RuntimeError(
-                f"clients report {sorted(undeclared)}, which no strategy declares: reports = (...)."
+                f"clients report {undeclared_names}, which no strategy declares: reports = (...)."
             )
-        return {
-            name: value.detach()
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64)
-            for name, value in reported.items()
-        }
+        return {name: _as_report(value) for name, value in reported.items()}
 
     # ---- when a round is given up
 
@@ -287,3 +349,10 @@ class LocalTraining:
         self.context = None
         self._optimizer_steps.end()
         self.state.discard()
+
+
+def _as_report(value: Tensor | float) -> Tensor:
+    """Return a reported value as a tensor without a graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(value, dtype=torch.float64)
