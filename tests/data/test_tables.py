@@ -135,24 +135,36 @@ def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
 def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(
     tmp_path, coding, kind
 ):
-    rng, clients = np.random.default_rng(0), {}
-    for name in ("Boston", "Lyon", "Osaka", "Quito"):
-        ill = np.resize(np.array(coding if name == "Lyon" else ("no", "yes"), dtype=object), 40)
-        clients[name] = pd.DataFrame({"age": rng.normal(size=40), "ill": ill})
-        if kind == "mixed" and name == "Lyon":
-            clients[name].to_csv(tmp_path / f"{name}.csv", index=False)
-            clients[name] = tmp_path / f"{name}.csv"
-    said = r"(Lyon\.csv|^the DataFrame of 'Lyon'): target 'ill' has no label of 'no', 'yes'"
+    rng = np.random.default_rng(0)
+    clients = {}
+    for client in ("Boston", "Lyon", "Osaka", "Quito"):
+        labels = ("no", "yes")
+        if client == "Lyon":
+            labels = coding
+        frame = pd.DataFrame({"age": rng.normal(size=40)})
+        column = np.array(labels, dtype=object)
+        frame["ill"] = np.resize(column, 40)
+        clients[client] = frame
+    if kind == "mixed":
+        path = tmp_path / "Lyon.csv"
+        clients["Lyon"].to_csv(path, index=False)
+        clients["Lyon"] = path
+
+    message = r"(Lyon\.csv|^the DataFrame of 'Lyon'): target 'ill' has no label of 'no', 'yes'"
     if "yes." in coding:
-        said = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
-    with pytest.raises(ConfigurationError, match=said):
+        message = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
+    with pytest.raises(ConfigurationError, match=message):
         ready(clients=clients, labels="ill")
-    every = ["no", "yes", *(str(label) for label in coding if label != "no")]
-    named = ready(clients=clients, labels="ill", columns={"classes": every})
-    assert sorted(named.class_names) == sorted(every)
-    with pytest.raises(
-        ConfigurationError, match="in target 'ill' is none of the 2 classes: no, yes"
-    ):
+
+    classes = ["no", "yes"]
+    for label in coding:
+        if label != "no":
+            classes.append(str(label))
+    data = ready(clients=clients, labels="ill", columns={"classes": classes})
+    assert sorted(data.class_names) == sorted(classes)
+
+    message = "in target 'ill' is none of the 2 classes: no, yes"
+    with pytest.raises(ConfigurationError, match=message):
         ready(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
 
 
@@ -188,31 +200,46 @@ def write_hospitals(folder, **columns_of_hospitals):
     """Write a file per hospital with these cells of the column ``code``, and return the files by name."""
     files = {}
     for hospital, cells in columns_of_hospitals.items():
-        frame = pd.DataFrame({"code": cells, "age": range(len(cells))})
+        frame = pd.DataFrame({"code": cells})
+        frame["age"] = range(len(cells))
         frame["ill"] = np.resize(["no", "yes"], len(cells))
         files[hospital] = folder / f"{hospital}.csv"
         frame.to_csv(files[hospital], index=False)
     return files
 
 
+def categories_of(data):
+    for card in data.column_cards:
+        if card.name == "code":
+            return list(card.categories)
+
+
+CODES = {"categorical": ["code"]}
+
+
 @pytest.mark.parametrize("gap_at", [None, "Boston", "Lyon"])
 def test_categories_are_the_same_whatever_gaps_a_file_has(tmp_path, gap_at):
-    cells = {"Boston": [1, 2, 3, 1] * 10, "Lyon": [2, 1, 3, 3] * 10}
+    cells = {
+        "Boston": [1, 2, 3, 1] * 10,
+        "Lyon": [2, 1, 3, 3] * 10,
+    }
     if gap_at is not None:
         cells[gap_at][5] = None  # pandas then writes 1.0 for 1
 
     data = ready(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
-        columns={"categorical": ["code"]},
+        columns=CODES,
     )
 
-    (code,) = (card for card in data.column_cards if card.name == "code")
-    assert list(code.categories) == ["1", "2", "3"]
+    assert categories_of(data) == ["1", "2", "3"]
 
 
 def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
-    cells = {"Boston": [0, 1, 1, None] * 10, "Lyon": [1, 0, 0, 1] * 10}
+    cells = {
+        "Boston": [0, 1, 1, None] * 10,
+        "Lyon": [1, 0, 0, 1] * 10,
+    }
     files = write_hospitals(tmp_path, **cells)
 
     with pytest.warns(UserWarning, match="10 of 40 rows have no 'code'"):
@@ -222,27 +249,31 @@ def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
 
 
 def test_a_gap_changes_no_code_beside_letters(tmp_path):
-    cells = {"Boston": [1, 2, None, 2] * 10, "Lyon": ["1", "A", "2", "A"] * 10}
+    cells = {
+        "Boston": [1, 2, None, 2] * 10,
+        "Lyon": ["1", "A", "2", "A"] * 10,
+    }
     data = ready(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
-        columns={"categorical": ["code"]},
+        columns=CODES,
     )
 
-    (code,) = (card for card in data.column_cards if card.name == "code")
-    assert list(code.categories) == ["1", "2", "A"]
+    assert categories_of(data) == ["1", "2", "A"]
 
 
 def test_version_numbers_keep_their_zero(tmp_path):
-    cells = {"Boston": ["1.0", "1.1"] * 20, "Lyon": ["2.0", "1.0"] * 20}
+    cells = {
+        "Boston": ["1.0", "1.1"] * 20,
+        "Lyon": ["2.0", "1.0"] * 20,
+    }
     data = ready(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
-        columns={"categorical": ["code"]},
+        columns=CODES,
     )
 
-    (code,) = (card for card in data.column_cards if card.name == "code")
-    assert list(code.categories) == ["1.0", "1.1", "2.0"]
+    assert categories_of(data) == ["1.0", "1.1", "2.0"]
 
 
 @pytest.mark.parametrize(
@@ -250,30 +281,35 @@ def test_version_numbers_keep_their_zero(tmp_path):
     [("Male", "male"), ("New York", "New  York"), ("St", "St.")],
 )
 def test_spellings_of_a_category_are_refused_with_file_and_line(tmp_path, spelling, other_spelling):
-    cells = {"Boston": [spelling, "other"] * 20, "Lyon": ["other", other_spelling] * 20}
+    cells = {
+        "Boston": [spelling, "other"] * 20,
+        "Lyon": ["other", other_spelling] * 20,
+    }
     files = write_hospitals(tmp_path, **cells)
-    columns = {"categorical": ["code"]}
-
     places = rf"{spelling!r} \(\S*Boston.csv, line 2\), {other_spelling!r} \(\S*Lyon.csv, line 3\)"
     places = places.replace("St.'", r"St\.'")
     with pytest.raises(ConfigurationError, match=f"'code' has {places}, which look like"):
-        ready(clients=files, labels="ill", columns=columns)
+        ready(clients=files, labels="ill", columns=CODES)
 
-    columns["exclude"] = ["code"]
-    columns.pop("categorical")
-    assert ready(clients=files, labels="ill", columns=columns).input_shape == (1,)
+    data = ready(clients=files, labels="ill", columns={"exclude": ["code"]})
+    assert data.input_shape == (1,)
 
 
 def test_white_space_around_a_category_is_no_other_category(tmp_path):
-    cells = {"Boston": ["male", "female"] * 20, "Lyon": [" male", "female "] * 20}
+    cells = {
+        "Boston": ["male", "female"] * 20,
+        "Lyon": [" male", "female "] * 20,
+    }
     data = ready(clients=write_hospitals(tmp_path, **cells), labels="ill")
 
-    (code,) = (card for card in data.column_cards if card.name == "code")
-    assert list(code.categories) == ["female", "male"]
+    assert categories_of(data) == ["female", "male"]
 
 
 def test_spellings_of_a_label_are_refused_with_file_and_line(tmp_path):
-    cells = {"Boston": ["no", "yes"] * 20, "Lyon": ["no", "yes."] * 20}
+    cells = {
+        "Boston": ["no", "yes"] * 20,
+        "Lyon": ["no", "yes."] * 20,
+    }
     files = write_hospitals(tmp_path, **cells)
 
     places = r"'yes' \(\S*Boston.csv, line 3\), 'yes\.' \(\S*Lyon.csv, line 3\)"

@@ -141,28 +141,37 @@ class TableEncoder:
                 self._check_labels(table, values, names)
             else:
                 names = in_order(without_point_zero(self.columns.classes))
-            counts = [int((values == name).sum()) for name in names]
+            counts = values.value_counts().reindex(names, fill_value=0).tolist()
             self._classes = positive_last(names, counts, self.pos_label)
         return self._classes
 
-    def _check_labels(self, table: Table, values: pd.Series, names: Sequence[str]) -> None:
-        about = f"target {self.target!r}"
-        if len(names) < 2 or len(names) > max(2, len(values) // 2):
+    def _check_labels(
+        self,
+        table: Table,
+        values: pd.Series,
+        names: Sequence[str],
+    ) -> None:
+        target = f"target {self.target!r}"
+        most_classes = max(2, len(values) // 2)
+        if not 2 <= len(names) <= most_classes:
             raise ConfigurationError(
-                f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which cannot be "
-                "classes. Name another column; to predict a number, set task: regression in columns."
+                f"{table.path}: {target} has {len(names)} different values in {len(values)} rows, "
+                "which cannot be classes. Name another column; to predict a number, set task: "
+                "regression in columns."
             )
-        check_spelling(names, f"{table.path}: {about}", places_of_words(table, values))
-        held = [set(texts) for texts in texts_by_file(table, values)]
-        joined = next(filter(None, held), set())
-        while (more := joined.union(*(labels for labels in held if joined & labels))) != joined:
-            joined = more  # tables are joined by a label that they share
-        apart = [str(part.path) for part, labels in zip(table.parts, held) if labels - joined]
-        if apart:
+        check_spelling(names, f"{table.path}: {target}", places_of_words(table, values))
+
+        labels_by_table = [set(texts) for texts in texts_by_file(table, values)]
+        joined = _joined_labels(labels_by_table)
+        paths = []
+        for part, labels in zip(table.parts, labels_by_table):
+            if not labels <= joined:
+                paths.append(str(part.path))
+        if paths:
             raise ConfigurationError(
-                f"{listed(apart)}: {about} has no label of {listed(sorted(joined), 8, repr)}, which the other tables "
-                "have. Write the classes the same way everywhere. If all these are classes, name them: columns: "
-                f'{{"classes": {json.dumps(names)}}}.'
+                f"{listed(paths)}: {target} has no label of {listed(sorted(joined), 8, repr)}, "
+                "which the other tables have. Write the classes the same way everywhere. If all "
+                f'these are classes, name them: columns: {{"classes": {json.dumps(names)}}}.'
             )
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
@@ -172,30 +181,48 @@ class TableEncoder:
         """
         column = table.column(self.target, "target")
         if self._classes is not None:
-            values = category_names(column)
-            labels = pd.Index(self._classes).get_indexer(values)
-            for row in np.flatnonzero(labels < 0).tolist():
-                raise ConfigurationError(
-                    f"{table.where(row)}: {values.iloc[row]!r} in target {self.target!r} is none of "
-                    f"the {len(self._classes)} classes: {listed(self._classes, 20)}."
-                )
-            return torch.from_numpy(labels.astype(np.int64))
-        numbers = parsed(column.tolist(), self.columns.decimal, self.columns.thousands)
-        for row in np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist():
-            raise ConfigurationError(
-                f"{table.where(row)}: {str(column.iloc[row])!r} in {self.target!r} (target) is not a valid number: a "
-                "class, a missing value (gaps), or in another notation (decimal, thousands)?"
-            )
+            return self._class_indices(table, column, self._classes)
+
+        numbers = self._numbers(table, column)
         if self.columns.standardize_target and fit is not None:
-            self.target_mean, self.target_std = (
-                float(numbers[fit].mean()),
-                float(numbers[fit].std()),
-            )
+            self.target_mean = float(numbers[fit].mean())
+            self.target_std = float(numbers[fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
                 raise ConfigurationError(
                     f"{table.path}: all training rows have the same {self.target!r} (target)."
                 )
-        return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
+        standardized = (numbers - self.target_mean) / self.target_std
+        return torch.from_numpy(standardized).float()
+
+    def _class_indices(
+        self,
+        table: Table,
+        column: pd.Series,
+        classes: Sequence[str],
+    ) -> Tensor:
+        values = category_names(column)
+        indices = pd.Index(classes).get_indexer(values)
+        unknown_rows = np.flatnonzero(indices < 0).tolist()
+        if unknown_rows:
+            row = unknown_rows[0]
+            raise ConfigurationError(
+                f"{table.where(row)}: {values.iloc[row]!r} in target {self.target!r} is none of "
+                f"the {len(classes)} classes: {listed(classes, 20)}."
+            )
+        return torch.from_numpy(indices.astype(np.int64))
+
+    def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
+        texts = column.tolist()
+        numbers = parsed(texts, self.columns.decimal, self.columns.thousands)
+        is_valid = np.abs(numbers) <= LARGEST
+        if not is_valid.all():
+            row = int(np.argmin(is_valid))
+            raise ConfigurationError(
+                f"{table.where(row)}: {str(texts[row])!r} in {self.target!r} (target) is not a "
+                "valid number: a class, a missing value (gaps), or in another notation (decimal, "
+                "thousands)?"
+            )
+        return numbers
 
     def encoded(
         self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None
@@ -220,6 +247,18 @@ class TableEncoder:
                 replace(table, together=()).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
         return [name for name in self.columns.features or table.frame.columns if name not in taken]
+
+
+def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
+    """Return the labels of the first table that has some, and of all tables that share a label with these."""
+    joined = next(filter(None, labels_by_table), set())
+    num_labels = 0
+    while len(joined) > num_labels:
+        num_labels = len(joined)
+        for labels in labels_by_table:
+            if joined & labels:
+                joined = joined | labels
+    return joined
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
