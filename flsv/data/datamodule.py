@@ -63,10 +63,11 @@ class FederatedDataModule(FederationView):
             for validation by the server.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
-            else the name of an attribute of the training data or of a field of its samples; False for data without
-            classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
-            if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
-            metrics per class). Without labels, all samples belong to one class.
+            else the name of an attribute of the training data or the name or position of a field of its samples; False
+            for data without classes. By default, the only integer after a sample's first element, or in its fields
+            called ``label``, ``target`` or similar, if no other of them is a number. Only components that use classes
+            need labels (partitioners by label, label noise, metrics per class). Without labels, all samples belong to
+            one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
             warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is

@@ -144,7 +144,9 @@ def own_entries(dataset: Dataset, name: str) -> Any:
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """Read one value per sample: the data set's attribute ``name``, or that field of each sample (``"meta.site"``)."""
+    """Read one value per sample: the data set's attribute ``name``, or that field (``"meta.site"``) or position of each
+    sample.
+    """
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
         # For mypy: a map-style data set has a length.
@@ -162,7 +164,16 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
 
 
 def _field(sample: Any, name: str) -> Any:
-    """Return the field ``name`` (or nested ``outer.inner``) of a sample, or None without such a field."""
-    value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
+    """Return the field ``name`` (or nested ``outer.inner``, or a position) of a sample, or None without it."""
+    if isinstance(sample, list | tuple) and name.isdecimal():
+        position = int(name)
+        return sample[position] if position < len(sample) else None
+
+    if isinstance(sample, Mapping):
+        value = sample.get(name)
+    else:
+        value = getattr(sample, name, None)
     outer, dot, inner = name.partition(".")
-    return _field(_field(sample, outer), inner) if value is None and dot else value
+    if value is None and dot:
+        return _field(_field(sample, outer), inner)
+    return value

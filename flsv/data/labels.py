@@ -13,7 +13,7 @@ truth values ``True``. Labels that are numbers and no texts stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,77 +73,110 @@ def _checked(labels: Any, kinds: str) -> np.ndarray:
 
 def _stored_labels(dataset: Dataset) -> Any:
     """Return the labels that a data set stores apart from its samples, or None."""
+    return entries(dataset, _labels_beside_samples)
 
-    def ready(part: Dataset) -> Any:
-        if type(part) is TensorDataset:
-            return part.tensors[-1].cpu() if len(part.tensors) > 1 else None
-        stored = next(
-            (
-                found
-                for name in ("targets", "labels")
-                if (found := own_entries(part, name)) is not None
-            ),
-            None,
-        )
-        # What a loader yields is the label after torchvision's target_transform.
-        change = getattr(part, "target_transform", None)
-        return stored if stored is None or change is None else [change(label) for label in stored]
 
-    return entries(dataset, ready)
+def _labels_beside_samples(part: Dataset) -> Any:
+    if type(part) is TensorDataset:
+        column_index = _label_name(_parts_but_inputs(part.tensors), _is_number_per_row)
+        return None if column_index is None else part.tensors[column_index].cpu()
+
+    stored = None
+    for name in ("targets", "labels"):
+        if stored is None:
+            stored = own_entries(part, name)
+    # What a loader yields is the label after torchvision's target_transform.
+    change = getattr(part, "target_transform", None)
+    if stored is None or change is None:
+        return stored
+    return [change(label) for label in stored]
+
+
+def label_column(dataset: TensorDataset) -> int | None:
+    """Return the index of the tensor that has the labels, or None if all are inputs."""
+    try:
+        return _label_name(_parts_but_inputs(dataset.tensors), _is_number_per_row)
+    except _NoClassError as error:
+        raise ConfigurationError(_unusable(dataset, str(error))) from error
 
 
 def _label_of(sample: Any) -> Any:
-    """Return a sample's label, its last element or a field such as ``label`` or ``target``, or None."""
+    """Return a sample's label, or None."""
+    parts = _parts_but_inputs(sample)
+    return parts.get(_label_name(parts, _is_one_number))
+
+
+def _parts_but_inputs(sample: Any) -> dict[Any, Any]:
+    """Return the parts of a sample that may be its label, by position or name."""
     if isinstance(sample, list | tuple):
-        return sample[-1] if len(sample) > 1 else None
-    if isinstance(sample, Mapping):
-        return next((sample[key] for key in _LABEL_KEYS if key in sample), None)
-    # Objects such as the graphs of torch_geometric.
-    return next(
-        (found for key in _LABEL_KEYS if (found := getattr(sample, key, None)) is not None), None
-    )
+        return dict(enumerate(sample[1:], start=1))
+
+    parts = {}
+    for key in _LABEL_KEYS:
+        if isinstance(sample, Mapping):
+            part = sample.get(key)
+        else:  # such as the graphs of torch_geometric
+            part = getattr(sample, key, None)
+        if part is not None:
+            parts[key] = part
+    return parts
+
+
+def _label_name(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> Any:
+    """Return the name of the part that is the label: the only one, or the only one that is a number."""
+    if len(parts) < 2:
+        return next(iter(parts), None)
+    names = [name for name, part in parts.items() if is_number(part)]
+    if len(names) > 1:
+        raise _NoClassError(
+            f"the parts {listed(names, show=repr)} of a sample are numbers, and any of them may be "
+            f"its label: name it, as in labels={names[-1]!r}"
+        )
+    return names[0] if names else [*parts][-1]
+
+
+def _is_one_number(part: Any) -> bool:
+    if isinstance(part, Tensor | np.ndarray):
+        return part.shape in ((), (1,))
+    return isinstance(part, int | float | np.number | np.bool_)
+
+
+def _is_number_per_row(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.ndim > 0 and part.shape[1:] in ((), (1,))
 
 
 def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
-    label = _label_of(batch)
-    if (
-        not isinstance(label, Tensor)
-        or label.is_floating_point()
-        or label.dtype == torch.bool
-        or not len(label.shape)
-    ):
+    parts = _parts_but_inputs(batch)
+    try:
+        label = parts.get(_label_name(parts, _is_number_per_row))
+    except _NoClassError:
         return None
-    label = label.flatten(1).squeeze(1) if label.ndim == 2 and label.shape[1] == 1 else label
-    return label.detach().long() if label.ndim == 1 else None
+    if label is None or not _is_number_per_row(label):
+        return None
+    if label.is_floating_point() or label.dtype == torch.bool:
+        return None
+    return label.detach().flatten().long()
 
 
 def label_vectors(batch: Any) -> list[Tensor]:
     """Return the parts of a batch that may be its labels: one number for each row, ``[B]``."""
-    if isinstance(batch, list | tuple):
-        candidates = list(batch)[1:]
-    else:
-        candidates = []
-        candidates.append(_label_of(batch))
-
     vectors = []
-    for candidate in candidates:
-        if not isinstance(candidate, Tensor) or candidate.ndim == 0:
-            continue
-        if candidate.shape[1:] in ((), (1,)):
-            vectors.append(candidate.detach().cpu().flatten())
+    for part in _parts_but_inputs(batch).values():
+        if _is_number_per_row(part):
+            vectors.append(part.detach().cpu().flatten())
     return vectors
 
 
 def stored_classes(dataset: Dataset) -> Tensor | None:
     """Return the classes that a data set stores apart from its samples, int64 ``[N]``, or None."""
-    labels = _stored_labels(dataset)
-    if labels is None:
-        return None
     try:
+        labels = _stored_labels(dataset)
+        if labels is None:
+            return None
         return torch.from_numpy(whole_numbers(_checked(labels, "biuf")))
     except _NoClassError:
-        return None  # numbers to predict
+        return None  # numbers to predict, or several parts that may be labels
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
@@ -290,7 +323,7 @@ def find_classes(
 def _unusable(dataset: Dataset, why: str) -> str:
     return (
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
-        "`targets`, as the last element of each sample, or as labels=[...]."
+        "`targets`, as the second element of each sample, or as labels=[...]."
     )
 
 

@@ -109,15 +109,34 @@ def test_corruption_of_data_that_are_not_tensors_needs_preload():
 
 
 def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]
-    source = Subset(TensorDataset(X, torch.arange(300), Y), order.tolist())
-    data = corrupted(source, [Shift(clients=[0]), *BOTH])
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(300, generator=generator)[:200]
+    dataset = TensorDataset(X, torch.arange(300), Y)
+    source = Subset(dataset, order.tolist())
+
+    data = corrupted(
+        source,
+        [Shift(clients=[0]), *BOTH],
+        labels=2,
+    )
+
     for client in range(4):
-        x, numbers, y = (torch.cat(column) for column in zip(*data.client_loader(client)))
-        assert sorted(numbers.tolist()) == sorted(order[data.client_indices(client)].tolist())
-        assert torch.equal(y, (Y[numbers] + 1) % 5 if client == 0 else Y[numbers])
-        changed = (x != X[numbers]).flatten(1).any(1)
-        assert (changed.all() if client == 0 else changed.any() == (client == 2)).item()
+        batches = list(data.client_loader(client))
+        x, numbers, y = map(torch.cat, zip(*batches))
+
+        expected_numbers = order[data.client_indices(client)]
+        assert sorted(numbers.tolist()) == sorted(expected_numbers.tolist())
+
+        true_labels = Y[numbers]
+        if client == 0:
+            true_labels = (true_labels + 1) % 5
+        assert torch.equal(y, true_labels)
+
+        is_changed = (x != X[numbers]).flatten(1).any(1)
+        if client == 0:
+            assert is_changed.all()
+        else:
+            assert is_changed.any() == (client == 2)
 
 
 def added(corruption, x):

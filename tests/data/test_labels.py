@@ -204,6 +204,89 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
             ready(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
 
 
+LABELS = torch.tensor(INTEGERS)
+MASKS = torch.ones(N, 3, 3)
+OF_THREE_PARTS = {
+    "a label beside a mask": (X, MASKS, LABELS),
+    "a mask beside a label": (X, LABELS, MASKS),
+    "a column of labels": (X, MASKS, LABELS[:, None]),
+}
+OF_TWO_NUMBERS = {
+    "a number of the sample": (X, LABELS, torch.arange(N)),
+    "a weight": (X, LABELS, torch.rand(N)),
+    "a second input": (X, torch.arange(N), LABELS),
+    "a column": (X, LABELS[:, None], torch.arange(N)),
+}
+
+
+def as_tensors(parts):
+    return TensorDataset(*parts)
+
+
+def as_samples(parts):
+    return Items(zip(*parts))
+
+
+def as_concatenation(parts):
+    return ConcatDataset([as_samples(parts), as_samples(parts)])
+
+
+@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
+@pytest.mark.parametrize("parts", OF_THREE_PARTS)
+def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
+    dataset = as_dataset(OF_THREE_PARTS[parts])
+
+    labels = dataset_labels(dataset)
+
+    assert labels[:N].tolist() == INTEGERS
+
+
+@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
+@pytest.mark.parametrize("parts", OF_TWO_NUMBERS)
+def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, as_dataset):
+    dataset = as_dataset(OF_TWO_NUMBERS[parts])
+    partitioner = DirichletPartitioner(2, alpha=1.0)
+
+    with pytest.raises(ConfigurationError, match="the parts 1, 2 of a sample are .* labels=2"):
+        ready(dataset, partitioner)
+    data = ready(dataset, IIDPartitioner(2))
+    assert "the parts 1, 2" in data.no_classes
+
+    position = 2 if parts == "a second input" else 1
+    data = ready(dataset, partitioner, labels=position)
+    assert data.num_classes == 3
+    for client in range(2):
+        samples = data.client_indices(client) % N
+        assert data.client_labels(client).equal(LABELS[samples])
+
+
+def test_of_two_fields_that_may_be_labels_one_has_to_be_named():
+    samples = []
+    for index in range(N):
+        samples.append({"x": X[index], "label": INTEGERS[index], "y": index})
+    dataset = Items(samples)
+
+    with pytest.raises(ConfigurationError, match="the parts 'label', 'y' of a sample are"):
+        dataset_labels(dataset)
+
+    data = ready(dataset, IIDPartitioner(2), labels="label")
+    assert data.num_classes == 3
+
+
+def test_labels_get_new_numbers_in_their_own_place():
+    boston = TensorDataset(X, LABELS, MASKS)
+    boston.classes = ("ill", "unclear", "well")
+    lyon = TensorDataset(X, LABELS, MASKS)
+    lyon.classes = ("well", "ill", "unclear")
+
+    data = ready(clients={"Boston": boston, "Lyon": lyon}, server_val=0.0)
+
+    assert data.class_names == ("ill", "unclear", "well")
+    assert data.client_labels(0).equal(LABELS)
+    new_numbers = torch.tensor([2, 0, 1])
+    assert data.client_labels(1).equal(new_numbers[LABELS])
+
+
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
 def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
     source, given = (

@@ -20,7 +20,13 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of, dataset_labels, in_order, positive_last
+from flsv.data.labels import (
+    class_names_of,
+    dataset_labels,
+    in_order,
+    label_column,
+    positive_last,
+)
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.columns import ColumnCard, Columns
 from flsv.data.sources.table import data_root, is_columnar
@@ -393,14 +399,10 @@ def _renumbered(
     """Return a data set whose classes have other numbers, ``{number: new number}``."""
     if all(number == new_number for number, new_number in new_numbers.items()):
         return dataset
-    tensors = dataset.tensors if type(dataset) is TensorDataset else ()
-    if len(tensors) > 1 and not tensors[-1].is_floating_point():
-        *inputs, labels = tensors
-        table = torch.full((max(new_numbers) + 1,), -1)
-        for number, new_number in new_numbers.items():
-            table[number] = new_number
-        labels = table[labels.cpu().long()]
-        changed: Any = TensorDataset(*inputs, labels)
+
+    changed: Any
+    if _has_integer_labels(dataset):
+        changed = _with_new_numbers(dataset, new_numbers)
     elif getattr(dataset, "target_transform", "none") is None:
         # torchvision's: copied, the original stays unchanged
         changed = copy.copy(dataset)
@@ -413,3 +415,22 @@ def _renumbered(
         )
     changed.classes = tuple(union)
     return changed
+
+
+def _has_integer_labels(dataset: Any) -> bool:
+    if type(dataset) is not TensorDataset:
+        return False
+    column_index = label_column(dataset)
+    return column_index is not None and not dataset.tensors[column_index].is_floating_point()
+
+
+def _with_new_numbers(dataset: TensorDataset, new_numbers: NewNumbers) -> TensorDataset:
+    column_index = label_column(dataset)
+    assert column_index is not None
+    tensors = list(dataset.tensors)
+
+    number_table = torch.full((max(new_numbers) + 1,), -1)
+    for number, new_number in new_numbers.items():
+        number_table[number] = new_number
+    tensors[column_index] = number_table[tensors[column_index].cpu().long()]
+    return TensorDataset(*tensors)
