@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
-from flsv.data.loaders import TensorBatches, tensors_of
+from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.partition import FederatedSplits
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
@@ -107,23 +107,23 @@ def loader_hash(loaders: Any) -> str:
         if isinstance(loader, TensorBatches):
             parts.append(_hash_of(TensorDataset(*loader.tensors), loader.indices))
         elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
-            parts.append(_hash_of(loader.dataset, torch.arange(len(loader.dataset))))
+            parts.append(_hash_of(loader.dataset, rows_of(loader)))
     return " ".join(parts)
 
 
 def loader_rows(loaders: Any) -> int | None:
     """Count the samples that one or several loaders read. Return None if a loader has no length."""
-    rows = 0
+    num_rows = 0
     for loader in each_loader(loaders):
-        held: Any = (
-            loader.indices
-            if isinstance(loader, TensorBatches)
-            else getattr(loader, "dataset", None)
-        )
-        if not hasattr(held, "__len__"):
+        if isinstance(loader, TensorBatches):
+            num_rows += len(loader.indices)
+        elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+            num_rows += len(rows_of(loader))
+        elif hasattr(getattr(loader, "dataset", None), "__len__"):
+            num_rows += len(loader.dataset)
+        else:
             return None
-        rows += len(held)
-    return rows
+    return num_rows
 
 
 def not_finite(dataset: Dataset) -> Tensor:

@@ -19,7 +19,7 @@ from flsv.data.federated_data import FederatedData, partition_data, with_client,
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner, Splits
-from flsv.data.read_back import check_read_back
+from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.sources.base import Files, Reading, SourceData, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
@@ -253,6 +253,7 @@ class FederatedDataModule(FederationView):
             batch_size=self._batch_size,
         )
         check_read_back(self._dealt, self._has_samples_labels(source))
+        warn_of_random_evaluation(self._dealt)
         self._stale = False
         if self.splits.detector is not None:
             samples = int(self.num_samples.sum())

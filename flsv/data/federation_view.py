@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
@@ -46,6 +47,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     _undecided: bool
     #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
     counted_clients: Sequence[int] | None = None
+    _has_grown = False
 
     @property
     def num_clients(self) -> int:
@@ -231,6 +233,17 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             )
         return self._data.eval_loader(self._data.train, indices)
 
+    def warn_of_growth(self) -> None:
+        """Warn once if the training data have grown since they were divided among the clients."""
+        num_divided = len(self._data.classes.labels)
+        num_samples = _current_length(self._data.train)
+        if num_samples > num_divided and not self._has_grown:
+            self._has_grown = True
+            rank_zero_warn(
+                f"flsv: {self._source_name} has grown from {num_divided} to {num_samples} samples since they were "
+                "divided among the clients. The new samples belong to nobody, and are not trained on."
+            )
+
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
         """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
         data = self._data
@@ -356,3 +369,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
             )
         return self._dealt
+
+
+def _current_length(dataset: Any) -> int:
+    """Return a data set's length, or that of its parts, which a ``ConcatDataset`` has counted when it was made."""
+    if isinstance(dataset, ConcatDataset):
+        return sum(map(_current_length, dataset.datasets))
+    return len(dataset)

@@ -25,7 +25,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     Sampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
     default_collate,
@@ -162,16 +161,13 @@ def make_loader(
         return TensorBatches(
             tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws
         )
-    subset: Any = dataset
-    if indices is not None:
-        subset = Subset(dataset, indices.tolist())
-    sampler: Sampler[int] = SequentialSampler(subset)
+    rows = torch.arange(len(dataset)) if indices is None else indices  # type: ignore[arg-type]
+    sampler = _Rows(rows, generator, draws)
     worker_seed = 0
     if generator is not None:
-        sampler = _Drawn(len(subset), generator, draws)
         worker_seed = generator.initial_seed()
     return SeededLoader(
-        subset,
+        dataset,
         batch_size=batch_size,
         sampler=sampler,
         drop_last=drop_last,
@@ -212,19 +208,38 @@ def tensors_of(
     return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]  # plain says what it is
 
 
-class _Drawn(Sampler[int]):
-    """Sampler that draws the order of each pass with one call to the generator, unlike torch's RandomSampler."""
+class _Rows(Sampler[int]):
+    """Sampler of some rows of a data set, in order or as drawn, so that workers get the data set itself, no subset.
+
+    The order of a pass is drawn with one call to the generator, unlike torch's RandomSampler.
+    """
 
     def __init__(
-        self, length: int, generator: torch.Generator, draws: WeightedDraws | None
+        self,
+        rows: Tensor,
+        generator: torch.Generator | None,
+        draws: WeightedDraws | None,
     ) -> None:
-        self.length, self.generator, self.draws = length, generator, draws
+        self.rows = rows
+        self.generator = generator
+        self.draws = draws
 
     def __len__(self) -> int:
-        return self.length if self.draws is None else self.draws.count
+        return len(self.rows) if self.draws is None else self.draws.count
 
     def __iter__(self) -> Iterator[int]:
-        yield from drawn_order(self.length, self.generator, self.draws).tolist()
+        rows = self.rows
+        if self.generator is not None:
+            rows = rows[drawn_order(len(rows), self.generator, self.draws)]
+        yield from rows.tolist()
+
+
+def rows_of(loader: DataLoader) -> Tensor:
+    """Return the indices of the samples that a loader reads of its data set, int64 ``[n]``."""
+    if isinstance(loader.sampler, _Rows):
+        return loader.sampler.rows
+    dataset: Any = loader.dataset
+    return torch.arange(len(dataset))
 
 
 def preload(

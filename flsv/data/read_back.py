@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
 
 from flsv.data.federated_data import FederatedData
@@ -21,6 +23,7 @@ from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors, stored_classes
 from flsv.data.loaders import loader_of_batches, tensors_of
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plain_values import are_equal, is_plain
 from flsv.utilities.seeding import isolated_rngs
 
 #: Number of samples that are read of all clients together.
@@ -79,6 +82,21 @@ class _Reader:
             if indices is not None:
                 rows = indices[rows]
             yield [tensor[rows.to(tensor.device)] for tensor in tensors]
+
+    def is_random(self, rows: Tensor) -> bool:
+        """Return whether samples differ when they are read again."""
+        collate_fn = self.options.get("collate_fn")
+        tensors, _ = tensors_of(self.dataset, None, collate_fn)
+        if tensors is not None or len(rows) == 0:
+            return False
+        options = dict(self.options)
+        if collate_fn in (None, default_collate):
+            options["collate_fn"] = list  # samples that it cannot collate are no concern here
+        batches = [rows.tolist(), rows.tolist()]
+        loader = loader_of_batches(self.dataset, batches, options)
+        with isolated_rngs(0, "read twice"):
+            batch, batch_again = loader
+        return not _hold_the_same(batch, batch_again)
 
     def _check_count(self, task: ReadingTask, vectors: list[Tensor]) -> None:
         count = max(map(len, vectors), default=0)
@@ -151,6 +169,43 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
 
     if compare_labels:
         _check_held_out(data)
+
+
+def warn_of_random_evaluation(data: FederatedData) -> None:
+    """Warn if samples that flsv has split off for evaluation are read with random changes, as those for training."""
+    owners = {"the server": data.splits.server_val}
+    for client, parts in enumerate(data.splits.clients):
+        owner = client_called(client, data.splits.names)
+        owners[owner] = torch.cat([parts["val"], parts["test"]])
+    for owner, rows in owners.items():
+        if len(rows) == 0:
+            continue
+        reader = _Reader(
+            data.train,
+            data.eval_options,
+            class_names=data.classes.names,
+            compare_labels=False,
+        )
+        if reader.is_random(rows[:SAMPLES_OF_A_CLASS]):
+            rank_zero_warn(
+                f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "
+                "change at random whenever they are read, by the data set's transforms or the training loader's "
+                "collate_fn. Scores are of changed samples. Give validation data of their own (val=, or a "
+                "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
+            )
+        return  # all are read alike
+
+
+def _hold_the_same(batch: Any, batch_again: Any) -> bool:
+    """Return whether two batches hold equal tensors, arrays and numbers. Other objects are not compared."""
+    leaves = tree_leaves(batch)
+    leaves_again = tree_leaves(batch_again)
+    if len(leaves) != len(leaves_again):
+        return False
+    for leaf, leaf_again in zip(leaves, leaves_again):
+        if is_plain(leaf) and not are_equal(leaf, leaf_again):
+            return False
+    return True
 
 
 def _check_held_out(data: FederatedData) -> None:

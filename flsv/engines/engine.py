@@ -197,6 +197,7 @@ class Engine:
     def loader(self) -> Any:
         """Return the train dataloader of the current round, the same one at every call."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
+            self.data.warn_of_growth()
             self._loader = self._load(self._state.cohort)
         return self._loader
 

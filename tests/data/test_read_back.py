@@ -1,17 +1,23 @@
 """Samples are read back after the data are set up: labels, numbers and counts are those that training reads."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from flsv.data import GroupPartitioner, IIDPartitioner
+from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
+from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Items, ready
+from helpers.fits import fit
+from helpers.models import Plain
 
 BRIGHTNESS = {"cat": 20, "dog": 120, "fox": 220}
 CLASSES = tuple(BRIGHTNESS)
@@ -251,3 +257,114 @@ def test_new_client_is_read_back():
     data = ready(clients={"A": tensors, "B": tensors}, server_val=0.0)
     with pytest.raises(ConfigurationError, match=r"client 2 \('C'\), class '1'"):
         data.join("C", BinaryWrapper(20))
+
+
+class Jittered(FourClasses):
+    """Adds noise to a sample whenever it is read."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.rand(4), y
+
+
+class JitteredByAGenerator(FourClasses):
+    def __init__(self):
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + self.generator.random(), y
+
+
+def noisy(samples):
+    x, y = default_collate(samples)
+    return x + torch.rand(1), y
+
+
+RANDOM = {
+    "transform": lambda: Collated(Jittered(), default_collate),
+    "collate_fn": lambda: Collated(FourClasses(), noisy),
+    "generator": lambda: Collated(JitteredByAGenerator(), None),
+    "worker": lambda: Collated(Jittered(), None, num_workers=1),
+}
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"server_val": 0.2},
+        {"server_val": 0.0, "client_test": 0.2},
+    ],
+)
+def test_random_changes_of_samples_split_off_for_evaluation_are_named(kind, part):
+    owner = "the server" if part["server_val"] else "client 0"
+    with pytest.warns(UserWarning, match=f"samples of {owner} .* change at random .*val="):
+        ready(RANDOM[kind](), IIDPartitioner(2), **part)
+
+
+@pytest.mark.parametrize("collate_fn", [default_collate, sorted_by_first, with_lengths])
+def test_evaluation_that_reads_the_same_again_is_not_named(collate_fn, recwarn):
+    ready(Collated(FourClasses(), collate_fn), IIDPartitioner(2))
+    ready(RANDOM["transform"](), IIDPartitioner(2), server_val=0.0)
+    assert not any("at random" in str(warning.message) for warning in recwarn)
+
+
+class Replays(FourClasses):
+    """Adds a sample whenever one is read in training."""
+
+    is_training = False
+
+    def __getitem__(self, index):
+        if self.is_training:
+            self.targets.append(index % 4)
+        return super().__getitem__(index)
+
+
+class Replay(Plain):
+    def __init__(self, dataset):
+        super().__init__(nn.Linear(4, 4))
+        self.source = SimpleNamespace(dataset=dataset)
+
+    def on_train_start(self):
+        self.source.dataset.is_training = True
+
+
+@pytest.mark.parametrize("is_by_client", [False, True])
+def test_data_that_grow_during_a_run_are_named_once(is_by_client, tmp_path):
+    dataset = Replays()
+    data = FederatedDataModule(dataset, IIDPartitioner(2))
+    if is_by_client:
+        data = FederatedDataModule(clients={"A": dataset, "B": FourClasses()})
+    with pytest.warns(UserWarning, match="has grown from (80|160) to .* not trained on") as records:
+        fit(FederatedLoop(), tmp_path, Replay(dataset), data, rounds=3)
+    messages = [str(record.message) for record in records]
+    assert sum("has grown" in message for message in messages) == 1
+
+
+class Opened(FourClasses):
+    """Has to be opened in each process before it is read."""
+
+    is_open = False
+
+    def open(self):
+        self.is_open = True
+
+    def __getitem__(self, index):
+        assert self.is_open
+        return super().__getitem__(index)
+
+
+def open_in_worker(worker):
+    torch.utils.data.get_worker_info().dataset.open()
+
+
+def test_workers_initialize_the_users_own_data_set():
+    source = Collated(Opened(), None, num_workers=1, worker_init_fn=open_in_worker)
+    data = ready(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
+    for split in ("train", "val"):
+        batches = list(data.client_loader(1, split))
+        rows = torch.cat([x[:, 0] for x, _ in batches]).long()
+        assert rows.sort().values.tolist() == data.client_indices(1, split).tolist()
+    assert data.validation()["rows"] == len(data.server_val_indices)

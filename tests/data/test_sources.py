@@ -54,6 +54,53 @@ def test_arrays_become_tensors_of_torchs_dtypes():
             array_set(np.zeros((3, 1)), y)
 
 
+def test_truth_values_become_numbers():
+    (flags,) = array_set(np.eye(3, dtype=bool)).tensors
+    assert torch.equal(flags, torch.eye(3))
+
+
+SHAPES = {
+    "gray": (2, 8, 6),
+    "channels last": (2, 8, 6, 3),
+    "channels first": (2, 3, 8, 6),
+    "one channel": (2, 1, 8, 6),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
+    shape = SHAPES[kind]
+    pixels = np.full(shape, 51, np.uint8)
+    with caplog.at_level("INFO"):
+        (images,) = array_set(pixels).tensors
+    num_channels = 3 if 3 in shape else 1
+    assert images.shape == (2, num_channels, 8, 6)
+    assert images.max().item() == pytest.approx(0.2)
+    assert f"{list(shape)} are read as images" in caplog.text
+
+
+def test_pixels_with_channels_first_are_not_moved():
+    pixels = np.arange(288, dtype=np.uint8)
+    pixels = pixels.reshape(2, 3, 8, 6)
+    (images,) = array_set(pixels).tensors
+    expected = pixels / 255
+    np.testing.assert_allclose(images.numpy(), expected, rtol=1e-6)
+
+
+def test_pixels_whose_channels_are_first_or_last_are_refused():
+    pixels = np.zeros((2, 3, 8, 3), np.uint8)
+    message = "second or the last dimension"
+    with pytest.raises(ConfigurationError, match=message):
+        array_set(pixels)
+
+
+def test_other_bytes_stay_whole_numbers():
+    counts = np.ones((2, 4, 8, 5), np.uint8)
+    (inputs,) = array_set(counts).tensors
+    assert inputs.dtype == torch.int64
+    assert inputs.max().item() == 1
+
+
 def test_data_sets_by_client_give_each_client_its_own_samples():
     data = ready(
         clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1
@@ -259,6 +306,27 @@ def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
         module_source(
             module(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True)))
         )
+
+
+ORDERED = {
+    "shuffle": {"shuffle": False},
+    "sampler": {"sampler": SequentialSampler(DATA)},
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_order_of_a_wrapped_loader_is_named(kind):
+    loader = DataLoader(DATA, batch_size=2, **ORDERED[kind])
+    message = r"in their order \(shuffle=False\)"
+    with pytest.warns(UserWarning, match=message):
+        module_source(module(loader))
+
+
+def test_shuffled_loader_is_not_warned_of(recwarn):
+    loader = DataLoader(DATA, batch_size=2, shuffle=True)
+    module_source(module(loader))
+    messages = [str(warning.message) for warning in recwarn]
+    assert "shuffled uniformly" not in " ".join(messages)
 
 
 class Episodes(BatchSampler):

@@ -16,6 +16,7 @@ import lightning as L
 import numpy as np
 import torch
 from jsonargparse.typing import restricted_string_type
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
@@ -173,9 +174,10 @@ def is_pair_of_arrays(value: Any) -> bool:
 def array_set(x: Any, y: Any = None) -> TensorDataset:
     """Make a data set of tensors from inputs ``x`` and, if given, targets ``y``.
 
-    Floating-point inputs become float32. 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` become images
-    ``[N, C, H, W]`` in 0 .. 1. Other whole numbers, such as tokens, become int64. Targets that are whole numbers or
-    words are classes, and words are numbered in sorted order. Floating-point targets are numbers to predict (float32).
+    Floating-point and boolean inputs become float32. 8-bit pixels ``[N, H, W]``, ``[N, H, W, 1 or 3]`` or
+    ``[N, 1 or 3, H, W]`` become images ``[N, C, H, W]`` in 0 .. 1. Other whole numbers, such as tokens, become int64.
+    Targets that are whole numbers or words are classes, and words are numbered in sorted order. Floating-point targets
+    are numbers to predict (float32).
 
     Args:
         x: inputs ``[N, ...]``.
@@ -186,7 +188,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         True, see :func:`by_name`.
 
     Raises:
-        ConfigurationError: the inputs are not numbers, ``x`` and ``y`` have different lengths, or a target is missing.
+        ConfigurationError: the inputs are not numbers, the place of an image's channels is not known, ``x`` and ``y``
+            have different lengths, or a target is missing.
 
     Example:
         >>> data = array_set(np.eye(3), ["ill", "well", "ill"])
@@ -215,21 +218,47 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 
 
 def _inputs(x: Any) -> Tensor:
-    found = x.detach().cpu() if isinstance(x, Tensor) else None
-    if found is None:
+    if isinstance(x, Tensor):
+        inputs = x.detach().cpu()
+    else:
         array = np.asarray(x)
         # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-        found = torch.from_numpy(
-            array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array
+        if array.dtype.kind in "iu" and array.itemsize > 1:
+            array = array.astype(np.int64)
+        inputs = torch.from_numpy(array)
+
+    if inputs.dtype == torch.uint8 and inputs.ndim in (3, 4):
+        pixels = _channels_last(inputs)
+        if pixels is not None:
+            rank_zero_info(
+                f"flsv: uint8 inputs {list(inputs.shape)} are read as images, divided by 255. If they are none, give "
+                "them as int64 or float32."
+            )
+            return image_tensor(pixels)
+    if inputs.is_floating_point() or inputs.dtype == torch.bool:
+        return inputs.float()
+    if inputs.is_complex():
+        return inputs
+    return inputs.long()
+
+
+def _channels_last(pixels: Tensor) -> Tensor | None:
+    """Return 8-bit images as ``[N, H, W]`` or ``[N, H, W, C]``. None: they are no images."""
+    if pixels.ndim == 3:
+        return pixels
+    is_first = pixels.shape[1] in (1, 3)
+    is_last = pixels.shape[3] in (1, 3)
+    if is_first and is_last:
+        raise ConfigurationError(
+            f"(X, y): in uint8 images {list(pixels.shape)} the channels may be the second or the last dimension. Give "
+            "them as float32 [N, C, H, W] in 0 .. 1."
         )
-    if found.dtype == torch.uint8 and (
-        found.ndim == 3 or (found.ndim == 4 and found.shape[3] in (1, 3))
-    ):
-        return image_tensor(found)
-    if found.is_floating_point():
-        return found.float()
-    return found if found.is_complex() else found.long()
+    if is_last:
+        return pixels
+    if is_first:
+        return pixels.permute(0, 2, 3, 1)
+    return None
 
 
 def one_numbering(

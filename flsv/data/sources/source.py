@@ -318,29 +318,32 @@ def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, Weight
     """
     batches: Any = loader.batch_sampler
     sampler = batches.sampler
-    held: Any = loader.dataset
+    dataset: Any = loader.dataset
     if isinstance(sampler, SubsetRandomSampler):
-        # This sampler usually holds out validation samples of the same data set, which must stay held out.
+        # This sampler usually holds out validation samples of the same data set, which must stay dataset out.
         return torch.as_tensor(sampler.indices, dtype=torch.long), None
     if type(sampler) is WeightedRandomSampler:
         draws = WeightedDraws(
             sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement
         )
-        if len(draws.weights) != len(held):
+        if len(draws.weights) != len(dataset):
             raise ConfigurationError(
                 f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
-                f"{len(held)} samples. Give each sample a weight."
+                f"{len(dataset)} samples. Give each sample a weight."
             )
         return None, draws
-    whole = (
+    is_shuffled = (
         isinstance(sampler, RandomSampler)
         and not sampler.replacement
-        and sampler.num_samples == len(held)
+        and sampler.num_samples == len(dataset)
     )
-    if not (whole or isinstance(sampler, SequentialSampler)):
-        kind = type(sampler).__name__
+    if not is_shuffled:
+        order = f"draws samples by {type(sampler).__name__}"
+        if isinstance(sampler, SequentialSampler):
+            order = "reads samples in their order (shuffle=False)"
         rank_zero_warn(
-            f"{name}'s training loader draws samples by {kind}. Each client's samples are shuffled uniformly instead."
+            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. With "
+            "shuffle=True there they are, without this warning."
         )
     return None, None
 
