@@ -61,21 +61,13 @@ def allocate(
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
     values = _checked(values, negatives)
-    if unit is not None and budget / unit >= 2**MANTISSA:
-        raise ConfigurationError(
-            f"allocate(budget={budget:.6g}, unit={unit:.6g}): amounts of {budget / unit:.3g} units are not exact in "
-            f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
-        )
-    units = 0 if unit is None else round(budget / unit)
-    if unit is not None and not math.isclose(
-        _product(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6
-    ):
-        raise ConfigurationError(
-            f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit."
-        )
-    seen = ~values.isnan()
+    units = 0
+    if unit is not None:
+        units = _whole_units(budget, unit)
+
+    has_value = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[seen] = proportions(_scaled(values[seen]), negatives)
+    claims[has_value] = proportions(_scaled(values[has_value]), negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
@@ -84,38 +76,64 @@ def allocate(
             "are equal."
         )
     shares = [claim / total for claim in claims.tolist()]
+
     if unit is None:
-        return torch.tensor(
-            _adjust_to_sum([share * budget for share in shares], budget), dtype=torch.float64
+        amounts = _adjust_to_sum([share * budget for share in shares], budget)
+    else:
+        amounts = [_product(count, unit) for count in largest_remainder(shares, units)]
+    return torch.tensor(amounts, dtype=torch.float64)
+
+
+def _whole_units(budget: float, unit: float) -> int:
+    """Return how many units the budget is. Raise ConfigurationError unless this is a whole number, exact in float64."""
+    quotient = budget / unit
+    if quotient >= 2**MANTISSA:
+        raise ConfigurationError(
+            f"allocate(budget={budget:.6g}, unit={unit:.6g}): amounts of {quotient:.3g} units are not exact in "
+            f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
         )
-    return torch.tensor(
-        [_product(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64
-    )
+    units = round(quotient)
+    multiple = _product(units, unit)
+    tolerance = unit * 1e-6
+    if not math.isclose(multiple, budget, rel_tol=4e-16, abs_tol=tolerance):
+        raise ConfigurationError(
+            f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit."
+        )
+    return units
 
 
 def _product(count: int, unit: float) -> float:
     """Multiply in decimal arithmetic, since 7 * 0.01 in float64 is above 0.07."""
-    return float(count * Decimal(str(unit)))
+    exact_unit = Decimal(str(unit))
+    return float(count * exact_unit)
 
 
 def largest_remainder(shares: list[float], units: int) -> list[int]:
     """Round shares to whole numbers that sum to ``units`` (Hamilton's method)."""
     parts = [Fraction(share) for share in shares]
     total = sum(parts)
-    exact = [part * units / total for part in parts]
-    whole = [math.floor(amount) for amount in exact]
-    left = units - sum(whole)
-    order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
-    order = [i for i in order if shares[i] > 0]  # clients without a claim get nothing
-    for place in range(left):
-        whole[order[place % len(order)]] += 1
-    return whole
+    exact_counts = [part * units / total for part in parts]
+    counts = [math.floor(exact_count) for exact_count in exact_counts]
+    remainders = [exact - math.floor(exact) for exact in exact_counts]
+    num_missing = units - sum(counts)
+
+    # Of equal remainders the first comes first. Clients without a claim get nothing.
+    claimants = [client for client, share in enumerate(shares) if share > 0]
+    claimants.sort(key=lambda client: -remainders[client])
+    for position in range(num_missing):
+        client = claimants[position % len(claimants)]
+        counts[client] += 1
+    return counts
 
 
 def _scaled(values: Tensor) -> Tensor:
     """Multiply values by the power of two that brings the largest magnitude into [0.5, 1)."""
-    _, exponent = math.frexp(float(values.abs().max())) if len(values) else (0.0, 0)
-    return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
+    if len(values) == 0:
+        return values
+    largest = float(values.abs().max())
+    _, exponent = math.frexp(largest)
+    scaled = np.ldexp(values.numpy(), -exponent)
+    return torch.from_numpy(scaled)
 
 
 def proportions(values: Tensor, negatives: Negatives) -> Tensor:
@@ -129,21 +147,23 @@ def proportions(values: Tensor, negatives: Negatives) -> Tensor:
         deviation = values.std(-1, correction=0, keepdim=True)
         # Equal values have no deviation, and equal shares.
         scaled = torch.where(deviation > 0, values / deviation, 0.0)
-        return (scaled - scaled.amax(-1, keepdim=True)).exp()
+        highest = scaled.amax(-1, keepdim=True)
+        return (scaled - highest).exp()
     return values.clamp(min=0)
 
 
 def _adjust_to_sum(amounts: list[float], budget: float) -> list[float]:
     """Change the largest amount in place so that the amounts sum to the budget."""
-    largest = max(range(len(amounts)), key=amounts.__getitem__)
-    rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
-    amounts[largest] = max(0.0, budget - rest)
+    largest = amounts.index(max(amounts))
+    other_amounts = amounts[:largest] + amounts[largest + 1 :]
+    amounts[largest] = max(0.0, budget - math.fsum(other_amounts))
     return amounts
 
 
 def _checked(values: Tensor, negatives: Negatives) -> Tensor:
     """Convert values to float64 on the CPU, and check that they can be used."""
-    values = torch.as_tensor(values).detach().cpu().double()
+    values = torch.as_tensor(values).detach()
+    values = values.cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
             f"allocate: expected one value per client, [n]; got {list(values.shape)}. Of values per class take a "
@@ -162,5 +182,7 @@ def _checked(values: Tensor, negatives: Negatives) -> Tensor:
 
 def _few(values: Tensor) -> str:
     """Format up to six values for an error message."""
-    shown = ", ".join(f"{value:.4g}" for value in values[:6].tolist())
-    return f"[{shown}{', ...' if len(values) > 6 else ''}]"
+    shown = [f"{value:.4g}" for value in values[:6].tolist()]
+    if len(values) > 6:
+        shown.append("...")
+    return f"[{', '.join(shown)}]"

@@ -10,7 +10,6 @@ does not change phi. The division by |d_i| is a division by |d_i| + 1e-7, so tha
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 EPSILON = 1e-7
@@ -29,11 +28,13 @@ def normalized(reputation: Tensor) -> Tensor:
         ValueError: a reputation is negative, or all are 0.
     """
     reputation = reputation.double()
-    if not (reputation >= 0).all() or reputation.sum() == 0:
+    total = reputation.sum()
+    is_valid = (reputation >= 0).all()
+    if not is_valid or total == 0:
         raise ValueError(
             f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0."
         )
-    return reputation / reputation.sum()
+    return reputation / total
 
 
 def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
@@ -41,29 +42,42 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
     ``norms`` their norms, ``norm`` is its norm. 0 where a norm is 0.
     """
     lengths = norms * norm
-    return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
+    divisors = lengths.where(lengths > 0, 1.0)
+    return (products / divisors).clamp(-1, 1)
 
 
 def updated_reputation(
-    reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3
+    reputation: Tensor | None,
+    phi: Tensor,
+    *,
+    alpha: float = 0.95,
+    floor: float = 1e-3,
 ) -> Tensor:
     """Update the reputations r ``[k]`` by the cosines phi. The result is max(alpha r + (1 - alpha) phi, floor),
     normalized to sum to 1.
     """
     # The floor keeps participants from being excluded for good. As in the authors' code all r are 0 before the first
     # round, so that reputations are then phi / sum(phi), whatever the updates' weights in the aggregate.
-    memory = 0 if reputation is None else alpha * normalized(reputation)
-    after = (memory + (1 - alpha) * phi.double()).clamp_min(floor)
-    return after / after.sum()
+    memory: Tensor | int = 0
+    if reputation is not None:
+        memory = alpha * normalized(reputation)
+    updated = memory + (1 - alpha) * phi.double()
+    updated = updated.clamp_min(floor)
+    return updated / updated.sum()
 
 
-def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
+def cohort_reputation(
+    reputation: Tensor | None,
+    client_ids: Tensor,
+    num_samples: Tensor,
+) -> Tensor:
     """Return the reputations ``[k]`` of a round's clients as weights. Before the first round these are shares of
     samples.
     """
     # In the first round, as in the authors' code, these are shares of samples. A participant that joins later starts
-    # from the mean of the known ones: the paper assumes full participation.
+    # from the mean of the reputations that there are: the paper assumes full participation.
     if reputation is None or reputation.isnan().all():
         return num_samples.double() / num_samples.sum()
-    known = reputation.double()
-    return known.where(~known.isnan(), known.nanmean())[client_ids.to(known.device)]
+    reputation = reputation.double()
+    completed = reputation.where(~reputation.isnan(), reputation.nanmean())
+    return completed[client_ids.to(completed.device)]

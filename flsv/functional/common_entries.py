@@ -20,31 +20,35 @@ _DEVICE_BLOCK = 2**22
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Find the columns in which all rows ``[k, P]`` are equal. Yield ``(slice of columns, mask)``, block by block."""
-    width = _BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK
-    for begin in range(0, rows.shape[1], width):
-        block = slice(begin, min(begin + width, rows.shape[1]))
-        first = rows[0, block]
-        same = first == first  # all but NaN
-        if (
-            rows.device.type != "cpu"
-        ):  # to leave out rows or blocks, the host would wait for the device
-            for row in rows[1:]:
-                same &= row[block] == first
-            yield block, same
+    length = rows.shape[1]
+    on_device = rows.device.type != "cpu"
+    width = _DEVICE_BLOCK if on_device else _BLOCK
+    for begin in range(0, length, width):
+        end = min(begin + width, length)
+        block = slice(begin, end)
+        is_common = _is_common(rows[:, block], on_device)
+        if on_device or is_common.any():
+            yield block, is_common
+
+
+def _is_common(rows: Tensor, on_device: bool) -> Tensor:
+    """Return whether the entries of a column are equal, bool, one for each column of ``rows``."""
+    # On the CPU most rows and blocks can be left out early. On a device the host would wait for each such test.
+    first_row = rows[0]
+    is_common = first_row == first_row  # all but NaN
+    for row in rows[1:]:
+        if not on_device and torch.equal(row, first_row):
             continue
-        for row in rows[1:]:
-            if torch.equal(row[block], first):
-                continue
-            same &= row[block] == first
-            if not same.any():
-                break
-        else:
-            if same.any():
-                yield block, same
+        is_common &= row == first_row
+        if not on_device and not is_common.any():
+            break
+    return is_common
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
     """Undo rounding in an average ``[..., P]``, in place: where all ``rows [k, P]`` are equal, it gets their value."""
-    for block, same in common_entries(rows):
-        average[..., block] = rows[0, block].where(same, average[..., block])
+    for block, is_common in common_entries(rows):
+        common_values = rows[0, block]
+        rounded = average[..., block]
+        average[..., block] = common_values.where(is_common, rounded)
     return average

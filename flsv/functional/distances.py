@@ -8,12 +8,16 @@ while some 40 bytes are read and written, so that memory bandwidth is the limit.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 #: The number of entries converted to float64 at a time: on an accelerator, and on a CPU, where they have to fit the
 #: cache.
-BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
+BLOCK = 1 << 20
+CPU_BLOCK = 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
@@ -23,56 +27,79 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
     count, length = points.shape
     # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
     # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
-    at_once = _at_once(points)
-    rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
-    scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
-    total = torch.zeros(count, dtype=torch.float64, device=points.device)
+    block_size = _block_size(points)
+    row_size = max(1, length)
+    num_rows = max(1, block_size // row_size)
+    width = min(block_size, row_size)
+    num_rows = min(num_rows, max(1, count))
+    scratch = points.new_empty(num_rows, width, dtype=torch.float64)
+
+    is_double = points.dtype == torch.float64
+    total = points.new_zeros(count, dtype=torch.float64)
     origins = origin.expand_as(points)
-    for top in range(0, count, rows):
-        for left in range(0, length, width):
-            block = points[top : top + rows, left : left + width]
-            steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
-            steps -= origins[top : top + rows, left : left + width]
-            so_far = total[top : top + rows]
-            torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
+    for top in range(0, count, num_rows):
+        rows = slice(top, top + num_rows)
+        for begin in range(0, length, width):
+            columns = slice(begin, begin + width)
+            block = points[rows, columns]
+            height, length_of_part = block.shape
+            steps = scratch[:height, :length_of_part]
+            steps.copy_(block)
+            steps -= origins[rows, columns]
+
+            lengths = _lengths(steps, is_double)
+            # The pieces of a row are at right angles to each other.
+            lengths_so_far = total[rows]
+            torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
     return total
 
 
 def all_finite(vector: Tensor) -> bool:
     """Return whether all entries of a vector are finite, without a second vector in memory."""
     # If the sum is finite all entries are; an infinite sum may come from finite entries.
-    return bool(vector.sum().isfinite()) or all(
-        bool(part.isfinite().all()) for part in vector.split(_at_once(vector))
-    )
+    if vector.sum().isfinite():
+        return True
+    block_size = _block_size(vector)
+    parts = vector.split(block_size)
+    are_finite = (part.isfinite().all() for part in parts)
+    return all(are_finite)
 
 
-def _at_once(points: Tensor) -> int:
+def _block_size(points: Tensor) -> int:
     """Return how many entries of ``points`` to convert to float64 at a time."""
-    return CPU_BLOCK if points.device.type == "cpu" else BLOCK
+    if points.device.type == "cpu":
+        return CPU_BLOCK
+    return BLOCK
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
     if not scale:
-        return torch.linalg.vector_norm(steps, dim=-1)
-    largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
-    steps /= largest.where(largest > 0, 1.0)[:, None]
-    return torch.linalg.vector_norm(steps, dim=-1) * largest
+        return vector_norm(steps, dim=-1)
+    largest = vector_norm(steps, math.inf, dim=-1)
+    divisors = largest.where(largest > 0, 1.0)
+    divisors = divisors[:, None]
+    steps /= divisors
+    return vector_norm(steps, dim=-1) * largest
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     """Compute sum_i weights_i points_i, float64 ``[P]``, for points ``[k, P]``. Weights are not normalized."""
     count, length = points.shape
-    width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
-    scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
-    result = torch.empty(length, dtype=torch.float64, device=points.device)
-    for left in range(0, length, width):
-        block = points[:, left : left + width]
-        torch.mv(
-            scratch[:, : block.shape[1]].copy_(block).T,
-            weights.double(),
-            out=result[left : left + width],
-        )
-    return result
+    weights = weights.double()
+    column_size = max(1, count)
+    row_size = max(1, length)
+    num_columns = max(1, _block_size(points) // column_size)
+    width = min(num_columns, row_size)
+    scratch = points.new_empty(count, width, dtype=torch.float64)
+    mean = points.new_empty(length, dtype=torch.float64)
+    for begin in range(0, length, width):
+        columns = slice(begin, begin + width)
+        block = points[:, columns]
+        length_of_part = block.shape[1]
+        converted = scratch[:, :length_of_part]
+        converted.copy_(block)
+        torch.mv(converted.T, weights, out=mean[columns])
+    return mean
 
 
 def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
@@ -81,10 +108,19 @@ def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     Returns:
         float64 ``[m, m2]``. Exactly 0 for equal rows.
     """
-    left, right = x.double(), x2.double()
-    origin = right.mean(0)  # Near the origin the three terms below cancel least.
-    left, right = left - origin, right - origin
-    norms = left.square().sum(1)[:, None] + right.square().sum(1)
-    result = torch.addmm(norms, left, right.T, alpha=-2)
+    points = x.double()
+    points2 = x2.double()
+    # Near the origin the three terms below cancel least.
+    origin = points2.mean(0)
+    points = points - origin
+    points2 = points2 - origin
+
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a . b, for all pairs [m, m2].
+    squares = points.square().sum(1)
+    squares2 = points2.square().sum(1)
+    sums = squares[:, None] + squares2
+    distances = torch.addmm(sums, points, points2.T, alpha=-2)
+
     # Results below the rounding error of the three terms count as 0: their sqrt would be some 1e-7.
-    return result.masked_fill_(result <= 1e-13 * norms, 0.0)
+    is_rounding = distances <= 1e-13 * sums
+    return distances.masked_fill_(is_rounding, 0.0)

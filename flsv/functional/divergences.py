@@ -32,14 +32,15 @@ def label_divergence(class_counts: Tensor) -> Tensor:
     """
     counts = class_counts.double()
     totals = counts.sum(-1, keepdim=True)
-    if counts.ndim not in (1, 2) or not bool(
-        (counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()
-    ):
+    is_count = counts.isfinite() & (counts >= 0)
+    are_counts = is_count.all() and (totals > 0).all()
+    if counts.ndim not in (1, 2) or not are_counts:
         raise ValueError(
             f"expected class_counts [M] or [n, M], not negative, some of them above 0; got {class_counts.tolist()}."
         )
     p = counts / totals
-    ratio = torch.where(p > 0, p / (1 / counts.shape[-1]), 1.0)
+    uniform = 1 / counts.shape[-1]
+    ratio = torch.where(p > 0, p / uniform, 1.0)  # 0 log 0 = 0
     return (p * ratio.log()).sum(-1).clamp_min(0)
 
 
@@ -83,18 +84,18 @@ def divergence_weights(
         >>> divergence_weights(torch.tensor([100, 300]), torch.zeros(2), b=0.0)
         tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    if num_samples.ndim != 1 or divergence.shape != num_samples.shape or not len(num_samples):
+    has_valid_shape = num_samples.ndim == 1 and len(num_samples) > 0
+    if not has_valid_shape or divergence.shape != num_samples.shape:
         raise ValueError(
             f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
         )
-    sizes, distances = num_samples.double(), divergence.to(num_samples.device, torch.float64)
-    for name, values in (("num_samples", sizes), ("divergence", distances)):
-        if not bool((values.isfinite() & (values >= 0)).all()):
-            raise ValueError(
-                f"{name}={values.tolist()}: expected finite numbers that are not negative."
-            )
+    sizes = num_samples.double()
+    distances = divergence.to(num_samples.device, torch.float64)
+    _check_not_negative("num_samples", sizes)
+    _check_not_negative("divergence", distances)
     if sizes.sum() == 0:
         raise ValueError("num_samples are all 0: nobody has anything to weigh.")
+
     shares = sizes / sizes.sum()
     if normalize_divergence and distances.sum() > 0:
         distances = distances / distances.sum()
@@ -106,3 +107,12 @@ def divergence_weights(
         )
         return shares
     return weights / weights.sum()
+
+
+def _check_not_negative(name: str, values: Tensor) -> None:
+    """Raise ValueError unless all values are finite and not negative."""
+    is_valid = values.isfinite() & (values >= 0)
+    if not is_valid.all():
+        raise ValueError(
+            f"{name}={values.tolist()}: expected finite numbers that are not negative."
+        )

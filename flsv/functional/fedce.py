@@ -44,17 +44,25 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
         raise ValueError(
             f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}."
         )
-    gram, weights = gram.double(), weights.to(gram.device).double()
-    own = gram.diagonal()
-    others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
-    products = (gram * others).sum(dim=1)
-    squares = torch.einsum("ia,ab,ib->i", others, gram, others)
-    longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all updates pointed one way
-    norms = torch.where(squares > 1e-13 * longest.square(), squares, 0).sqrt()
-    products = products.where(
-        norms > 0, torch.zeros_like(products)
-    )  # otherwise the products are rounding errors
-    cosines = products / (own.clamp_min(0).sqrt().clamp_min(EPSILON) * norms.clamp_min(EPSILON))
+    gram = gram.double()
+    weights = weights.to(gram.device).double()
+    update_norms = gram.diagonal().clamp_min(0).sqrt()
+
+    # other_weights [k, k]: row i has the weights of all updates but the i-th.
+    identity = torch.eye(k, dtype=torch.float64, device=gram.device)
+    other_weights = weights.expand(k, k) * (1 - identity)
+    products = (gram * other_weights).sum(dim=1)
+    squares = torch.einsum("ia,ab,ib->i", other_weights, gram, other_weights)
+
+    # A sum that is far shorter than if all updates pointed one way, and its products, are rounding errors.
+    longest = (other_weights.abs() * update_norms).sum(dim=1)
+    is_sum = squares > 1e-13 * longest.square()
+    sum_norms = torch.where(is_sum, squares, 0).sqrt()
+    products = products.where(sum_norms > 0, torch.zeros_like(products))
+
+    update_norms = update_norms.clamp_min(EPSILON)
+    sum_norms = sum_norms.clamp_min(EPSILON)
+    cosines = products / (update_norms * sum_norms)
     return cosines.clamp(-1, 1)
 
 
@@ -99,26 +107,36 @@ def contribution_estimates(
         >>> contribution_estimates(torch.zeros(3), torch.tensor([0.8, 0.8, 0.0]), cap=1.25)
         tensor([0.3077, 0.3077, 0.3846], dtype=torch.float64)
     """
-    if bool(((scores < 0) | (scores > 1)).any()):
+    is_outside = (scores < 0) | (scores > 1)
+    if is_outside.any():
         raise ValueError(
             f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}."
         )
     directions = _shares(1 - cosines.double(), floor)
-    told = 1 - scores.double()
-    if cap is not None and len(told):
-        told = told.clamp_max(cap * told.quantile(0.5))
-    errors = _shares(told, floor)
-    return _shares(directions * errors if combine == "times" else directions + errors, floor)
+    errors = 1 - scores.double()
+    if cap is not None and len(errors):
+        errors = errors.clamp_max(cap * errors.quantile(0.5))
+    error_shares = _shares(errors, floor)
+
+    if combine == "times":
+        return _shares(directions * error_shares, floor)
+    return _shares(directions + error_shares, floor)
 
 
 def _shares(values: Tensor, floor: float) -> Tensor:
     """Divide values by their sum, and raise shares below ``floor`` to ``floor``."""
     total = values.sum()
-    shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
-    return shares.clamp_min(floor)
+    if total > 0:
+        return (values / total).clamp_min(floor)
+    equal_share = 1 / max(len(values), 1)
+    return torch.full_like(values, equal_share).clamp_min(floor)
 
 
-def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
+def without_own(
+    aggregate: Tensor,
+    own: Tensor,
+    weight: float,
+) -> Tensor | None:
     """Compute the average of the other clients' models, (A - w x) / (1 - w).
 
     Args:

@@ -21,7 +21,11 @@ from flsv.utilities.declared import Share, checked
 
 
 @checked
-def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
+def gradient_agreement(
+    descent: Tensor,
+    agreement: Tensor,
+    blend: Share = 0.5,
+) -> Tensor:
     r"""Blend each client's shares in loss descent and in agreement.
 
     .. math::
@@ -50,9 +54,20 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
         raise ValueError(
             f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}."
         )
-    parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)
-    totals = parts.nansum(1, keepdim=True)
-    weights = (totals > 0) * totals.new_tensor([[1 - blend], [blend]])
-    whole = weights.sum()
-    weights = weights / whole.where(whole > 0, torch.ones_like(whole))
-    return (weights * (parts / totals.where(totals > 0, torch.ones_like(totals)))).sum(0)
+    agreement = agreement.to(descent.device)
+    agreement = agreement.double()
+    quantities = torch.stack([descent.double(), agreement])  # [2, n]
+    quantities = quantities.clamp(min=0)
+    totals = quantities.nansum(1, keepdim=True)
+    shares = quantities / _one_for_zero(totals)
+
+    # A quantity that no client has does not count.
+    blend_weights = totals.new_tensor([[1 - blend], [blend]])
+    weights = (totals > 0) * blend_weights
+    weights = weights / _one_for_zero(weights.sum())
+    return (weights * shares).sum(0)
+
+
+def _one_for_zero(divisors: Tensor) -> Tensor:
+    """Replace divisors that are not above 0 by 1."""
+    return divisors.where(divisors > 0, 1.0)

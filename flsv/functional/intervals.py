@@ -39,30 +39,36 @@ LEVEL = 0.9
 
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
-    return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(
-        ~(freedom > 0), float("nan")
-    )
+    quantiles = t_quantile(level, freedom).to(variance)
+    widths = quantiles * variance.sqrt()
+    return widths.masked_fill(~(freedom > 0), float("nan"))
 
 
 def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
     """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of ``freedom`` it is the normal
     quantile.
     """
-    told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
-    return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)
+    freedom = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    probability = (1 + level) / 2
+    quantiles = stats.t.ppf(probability, freedom.numpy())
+    return torch.as_tensor(quantiles, dtype=torch.float64)
 
 
 #: The promise of these intervals, in the words that all reports use.
 BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Standard deviation of a value between seeds, as a fraction of the sum of all positive values: without and with the
 #: part that comes from the untrained models.
-SEED_DEVIATION, WITH_UNTRAINED = 0.025, 0.045
+SEED_DEVIATION = 0.025
+WITH_UNTRAINED = 0.045
 #: Standard error of predicted values, as a multiple of the difference between the two predictions.
 OF_DISAGREEMENT = 0.75
 
 
 def one_seed_stderr(
-    values: Tensor, stderr: Tensor, untrained: Tensor | None = None, recent: Tensor | None = None
+    values: Tensor,
+    stderr: Tensor,
+    untrained: Tensor | None = None,
+    recent: Tensor | None = None,
 ) -> Tensor:
     """Compute the standard error of one seed's Shapley values as estimates of their mean over many seeds.
 
@@ -72,14 +78,17 @@ def one_seed_stderr(
         untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights.
         recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds.
     """
-    values, stderr = values.double(), stderr.double()
-    paid = values.clamp_min(0).sum(0)
-    variance = (
-        stderr.square()
-        + ((WITH_UNTRAINED if untrained is None else SEED_DEVIATION) * paid).square()
-    )
+    values = values.double()
+    sum_of_gains = values.clamp_min(0).sum(0)
+    seed_deviation = SEED_DEVIATION
+    if untrained is None:
+        seed_deviation = WITH_UNTRAINED
+
+    between_seeds = seed_deviation * sum_of_gains
+    variance = stderr.double().square() + between_seeds.square()
     if untrained is not None:
-        variance = variance + (untrained.double().std(0) / len(values)).square()
+        by_untrained = untrained.double().std(0) / len(values)
+        variance = variance + by_untrained.square()
     if recent is not None:
         variance = variance + recent.double().var(0).mean(0)
     return variance.sqrt()
@@ -89,14 +98,16 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
     """Compute predicted values' standard error from their difference between interpolation and ensemble, ``[n]`` or
     ``[n, M]``.
     """
-    return (
-        (OF_DISAGREEMENT * disagreement.double().square().mean(0).sqrt())
-        .expand(disagreement.shape)
-        .clone()
-    )
+    mean_square = disagreement.double().square().mean(0)
+    stderr = OF_DISAGREEMENT * mean_square.sqrt()
+    return stderr.expand(disagreement.shape).clone()
 
 
-def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float = 0.9) -> Tensor:
+def interval_over_seeds(
+    values: Tensor,
+    fit: Tensor | float = 0.0,
+    level: float = 0.9,
+) -> Tensor:
     r"""Compute half the widths of the confidence intervals for mean values over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
@@ -128,13 +139,20 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0, level: float 
         raise ValueError(
             f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}."
         )
-    seeds, values = len(values), values.double()
-    fitted = torch.as_tensor(fit, dtype=torch.float64).expand(values.shape[1])
-    if seeds == 1:
-        return t_quantile(level) * one_seed_stderr(values[0], fitted)
-    spread, paid = values.var(0), values.mean(0).clamp_min(0).sum()
-    usual = torch.maximum(spread.mean(), (SEED_DEVIATION * paid).square())
-    variance = ((seeds - 1) * spread + 2 * usual) / (seeds + 1)
-    return (
-        t_quantile(level, seeds + 1) ** 2 * variance / seeds + (t_quantile(level) * fitted).square()
-    ).sqrt()
+    num_seeds, num_players = values.shape
+    values = values.double()
+    fit_stderr = torch.as_tensor(fit, dtype=torch.float64).expand(num_players)
+    if num_seeds == 1:
+        return t_quantile(level) * one_seed_stderr(values[0], fit_stderr)
+
+    spread = values.var(0)
+    sum_of_gains = values.mean(0).clamp_min(0).sum()
+    deviation_elsewhere = SEED_DEVIATION * sum_of_gains
+    common_variance = torch.maximum(spread.mean(), deviation_elsewhere.square())
+    squares = (num_seeds - 1) * spread + 2 * common_variance
+    variance = squares / (num_seeds + 1)
+
+    quantile = t_quantile(level, num_seeds + 1)
+    between_seeds = quantile**2 * variance / num_seeds
+    by_prediction = t_quantile(level) * fit_stderr
+    return (between_seeds + by_prediction.square()).sqrt()

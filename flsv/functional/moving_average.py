@@ -20,34 +20,53 @@ def momentum_row(values: Tensor, momentum: float) -> Tensor:
     """Make clients' state rows ``[k, 2M+1]`` from first values ``[k, M]``. A row has the first value, the average
     started at 0, and the number of values.
     """
-    return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
+    average = (1 - momentum) * values
+    count = torch.ones_like(values[:, :1])
+    return torch.cat([values, average, count], dim=-1)
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
     """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first, to ``[n, 2M+1]``."""
-    merged = rows[0]
-    width = (merged.shape[-1] - 1) // 2
-    for later in rows[1:]:
-        seen = later[:, -1:]
-        first = torch.where(merged[:, -1:] > 0, merged[:, :width], later[:, :width])
-        average = momentum**seen * merged[:, width:-1] + later[:, width:-1]
-        merged = torch.cat([first, average, merged[:, -1:] + seen], dim=-1)
-    return merged
+    first_values, average, count = _columns(rows[0])
+    for later_row in rows[1:]:
+        later_first_values, later_average, later_count = _columns(later_row)
+        first_values = torch.where(count > 0, first_values, later_first_values)
+        average = momentum**later_count * average + later_average
+        count = count + later_count
+    return torch.cat([first_values, average, count], dim=-1)
 
 
-def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
+def _columns(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split state rows into first values ``[..., M]``, averages ``[..., M]`` and numbers of values ``[..., 1]``."""
+    width = rows.shape[-1] // 2
+    first_values, average, count = rows.split([width, width, 1], dim=-1)
+    return first_values, average, count
+
+
+def momentum_add(
+    rows: Tensor,
+    client_ids: Tensor,
+    values: Tensor,
+    momentum: float,
+) -> Tensor:
     """Add a round's values ``[k, M]`` to the n clients' state rows ``[n, 2M+1]``."""
-    now = torch.zeros_like(rows)
-    now[client_ids] = momentum_row(values.to(rows), momentum)
-    return momentum_merge(torch.stack([rows, now]), momentum)
+    round_rows = torch.zeros_like(rows)
+    round_rows[client_ids] = momentum_row(values.to(rows), momentum)
+    periods = torch.stack([rows, round_rows])
+    return momentum_merge(periods, momentum)
 
 
-def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
+def momentum_value(
+    rows: Tensor,
+    momentum: float,
+    init: float | None = None,
+) -> Tensor:
     """Compute moving averages ``[n, M]`` from state rows, started at ``init`` or at the first value. NaN without a
     value.
     """
-    width = (rows.shape[-1] - 1) // 2
-    seen = rows[:, -1:]
-    start = rows[:, :width] if init is None else init
-    value = momentum**seen * start + rows[:, width:-1]
-    return value.masked_fill(seen == 0, float("nan"))
+    first_values, average, count = _columns(rows)
+    initial_values: Tensor | float = first_values
+    if init is not None:
+        initial_values = init
+    value = momentum**count * initial_values + average
+    return value.masked_fill(count == 0, float("nan"))

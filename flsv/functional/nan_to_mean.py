@@ -8,7 +8,9 @@ from torch import Tensor
 
 def nan_to_mean(values: Tensor) -> Tensor:
     """Replace NaN by the mean of the other values, or by 1 if all are NaN."""
-    here = values.cpu()  # one wait for the device instead of three
-    known = ~here.isnan()
-    mean = here[known].mean() if known.any() else torch.ones((), dtype=here.dtype)
-    return torch.where(known, here, mean).to(values.device)
+    host_values = values.cpu()  # one wait for the device instead of three
+    is_valid = ~host_values.isnan()
+    if not is_valid.any():
+        return torch.ones_like(host_values).to(values.device)
+    mean = host_values[is_valid].mean()
+    return torch.where(is_valid, host_values, mean).to(values.device)

@@ -19,21 +19,29 @@ LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """1.8e19: the squares of larger entries are infinite in float32."""
 
 
-def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FACTOR) -> Tensor:
+def large_updates(
+    norms: Tensor,
+    threshold: float = OUTLYING,
+    factor: float = FACTOR,
+) -> Tensor:
     """Find updates that are much longer than others in their cohort, bool ``[k]``, by their norms ``[k]``. The modified
     z-score of a norm's logarithm must exceed ``threshold``, and the norm ``factor`` times the median.
     """
     # z_i = 0.6745 (log |d_i| - median) / MAD. The factor is for small cohorts, whose MAD may be near 0: among norms
     # of 1, 1.001 and 1.02 none is an outlier. Of two clients neither is found, since either may be wrong.
-    logs = norms.double().log()
-    known = logs.isfinite()
-    overflowing = ~(norms.double() <= LARGEST)
-    if not known.any():
-        return overflowing
-    median = logs[known].quantile(0.5)
-    above = logs - median
-    mad = above[known].abs().quantile(0.5)
-    return overflowing | ((0.6745 * above > threshold * mad) & (above > math.log(factor)))
+    norms = norms.double()
+    logs = norms.log()
+    is_finite = logs.isfinite()
+    is_overflowing = ~(norms <= LARGEST)
+    if not is_finite.any():
+        return is_overflowing
+    median = logs[is_finite].quantile(0.5)
+    deviations = logs - median
+    mad = deviations[is_finite].abs().quantile(0.5)
+
+    is_outlying = 0.6745 * deviations > threshold * mad
+    is_large = deviations > math.log(factor)
+    return is_overflowing | (is_outlying & is_large)
 
 
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
@@ -42,8 +50,14 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     """
     # That is above 1 / eps of float32 times the larger of the model's norm and the median norm.
     norms = norms.double()
-    moved = norms[(norms > 0) & norms.isfinite()]
-    median = moved.log().quantile(0.5).exp().item() if len(moved) else 0.0
-    scale = max(median, model_norm)
-    most = min(LARGEST, scale / torch.finfo(torch.float32).eps) if scale > 0 else LARGEST
-    return norms > most
+    scale = model_norm
+    valid_norms = norms[(norms > 0) & norms.isfinite()]
+    if len(valid_norms):
+        median = valid_norms.log().quantile(0.5).exp().item()
+        scale = max(median, model_norm)
+
+    limit = LARGEST
+    if scale > 0:
+        precision = torch.finfo(torch.float32).eps
+        limit = min(LARGEST, scale / precision)
+    return norms > limit

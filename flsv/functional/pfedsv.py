@@ -173,17 +173,20 @@ def label_overlap(class_counts: Tensor) -> Tensor:
                 [0.5000, 1.0000, 0.5000],
                 [0.0000, 0.5000, 1.0000]])
     """
-    if class_counts.ndim != 2 or bool((class_counts < 0).any()):
+    is_negative = class_counts < 0
+    if class_counts.ndim != 2 or is_negative.any():
         raise ValueError(
             f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}."
         )
     counts = class_counts.float()
-    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    totals = counts.sum(1, keepdim=True)
+    shares = counts / totals.clamp_min(1)
+    overlap = shares.new_zeros(len(shares), len(shares))
     # Class by class: [n, n, M] would be large for hundreds of clients.
-    return sum(
-        (torch.minimum(p[:, None], p[None, :]) for p in shares.T),
-        start=shares.new_zeros(len(shares)),
-    )
+    for class_shares in shares.T:
+        column = class_shares[:, None]
+        overlap += torch.minimum(column, class_shares)
+    return overlap
 
 
 def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
@@ -216,12 +219,18 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
         raise ValueError(
             f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}."
         )
-    known = ~relevance.isnan()
-    known.fill_diagonal_(False)
-    scores, positive = relevance[known], truth.to(relevance.device)[known] > 0
-    wins, losses = int(positive.sum()), int((~positive).sum())
-    if wins == 0 or losses == 0:
+    has_score = ~relevance.isnan()
+    has_score.fill_diagonal_(False)
+    scores = relevance[has_score]
+    is_relevant = truth.to(relevance.device)[has_score] > 0
+    num_relevant = int(is_relevant.sum())
+    num_irrelevant = int((~is_relevant).sum())
+    if num_relevant == 0 or num_irrelevant == 0:
         return torch.tensor(float("nan"), dtype=torch.float64)
+
     # Mann and Whitney: from the ranks of the relevant pairs; tied scores get the mean of their ranks.
-    rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
-    return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)
+    ranks = torch.from_numpy(rankdata(scores.cpu()))
+    rank_sum = ranks[is_relevant.cpu()].sum()
+    lowest_sum = num_relevant * (num_relevant + 1) / 2
+    num_pairs = num_relevant * num_irrelevant
+    return (rank_sum - lowest_sum) / num_pairs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
@@ -34,10 +35,11 @@ def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
             f"expected client_heads [k, M, D] and server_head [M, D], got {list(client_heads.shape)} and "
             f"{list(server_head.shape)}."
         )
-    # Normalizing each side by its own largest entry first keeps tiny updates (1e-30) from underflowing when squared.
-    clients = torch.nn.functional.normalize(_scaled(client_heads.double()), dim=-1)
-    server = torch.nn.functional.normalize(_scaled(server_head.double()), dim=-1)
-    return (clients * server).sum(-1).clamp(-1, 1).to(client_heads.dtype)
+    client_directions = _unit_rows(client_heads.double())
+    server_directions = _unit_rows(server_head.double())
+    products = client_directions * server_directions
+    cosines = products.sum(-1).clamp(-1, 1)
+    return cosines.to(client_heads.dtype)
 
 
 def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,16 +57,21 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         >>> gamma, share
         (tensor([1.0000, 0.2500]), tensor([0.8000, 0.2000]))
     """
-    gamma = ((1 + cssv) / 2).mean(-1)
+    in_unit_interval = (1 + cssv) / 2
+    gamma = in_unit_interval.mean(-1)
     total = gamma.sum()
-    share = torch.where(total > 0, gamma / total, 1 / max(len(gamma), 1))
+    equal_share = 1 / max(len(gamma), 1)
+    share = torch.where(total > 0, gamma / total, equal_share)
     return gamma, share
 
 
-def _scaled(rows: Tensor) -> Tensor:
-    """Divide each row by its largest absolute entry."""
+def _unit_rows(rows: Tensor) -> Tensor:
+    """Scale each row to length 1. A zero row stays."""
+    # Dividing by the row's largest entry first keeps tiny updates (1e-30) from underflowing when squared.
     largest = rows.abs().amax(-1, keepdim=True)
-    return rows / largest.where(largest > 0, torch.ones_like(largest))
+    divisors = largest.where(largest > 0, 1.0)
+    scaled = rows / divisors
+    return normalize(scaled, dim=-1)
 
 
 def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
@@ -94,9 +101,22 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
             f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}."
         )
     dtype = torch.promote_types(standalone.dtype, torch.float32)
-    pairs = torch.stack([standalone.double(), final.double()])
-    pairs = pairs[:, ~pairs.isnan().any(0)]
-    if pairs.shape[1] < 2 or (pairs == pairs[:, :1]).all(1).any():
-        return torch.tensor(float("nan"), dtype=dtype, device=standalone.device)
-    x, y = pairs - pairs.mean(1, keepdim=True)
-    return ((x @ y) / (x.norm() * y.norm())).clamp(-1, 1).to(dtype)
+    standalone = standalone.double()
+    final = final.double()
+    accuracies = torch.stack([standalone, final])  # [2, n]
+    has_nan = accuracies.isnan().any(0)
+    accuracies = accuracies[:, ~has_nan]
+
+    first_column = accuracies[:, :1]
+    is_constant = (accuracies == first_column).all(1)
+    num_pairs = accuracies.shape[1]
+    if num_pairs < 2 or is_constant.any():
+        undefined = standalone.new_tensor(torch.nan)
+        return undefined.to(dtype)
+
+    means = accuracies.mean(1, keepdim=True)
+    x, y = accuracies - means
+    product_of_norms = x.norm() * y.norm()
+    product = x @ y
+    correlation = product / product_of_norms
+    return correlation.clamp(-1, 1).to(dtype)

@@ -51,28 +51,34 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         >>> normalize_shapley(torch.tensor([-0.2, 0.0, 0.1, 0.2]), "positive")
         tensor([0.0000, 0.0000, 0.5000, 1.0000])
     """
-    if bool(torch.isinf(values).any()):
-        players = (
-            torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
-        )
+    is_infinite = torch.isinf(values)
+    if is_infinite.any():
+        is_infinite = is_infinite.reshape(len(values), -1)
+        players = is_infinite.any(dim=1).nonzero().flatten().tolist()
         raise ValueError(
             f"the Shapley values of players {players} are infinite; they cannot be normalized."
         )
     if len(values) == 0:
         return values
-    values = values if values.dtype.is_floating_point else values.to(torch.float32)
-    known = ~values.isnan()
-    lowest = torch.where(known, values, torch.inf).amin(dim=0, keepdim=True)
-    highest = torch.where(known, values, -torch.inf).amax(dim=0, keepdim=True)
-    rounding = 8 * torch.finfo(values.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
+    if not values.dtype.is_floating_point:
+        values = values.to(torch.float32)
+
+    is_valid = ~values.isnan()
+    lowest = values.where(is_valid, torch.inf).amin(0, keepdim=True)
+    highest = values.where(is_valid, -torch.inf).amax(0, keepdim=True)
+    largest = torch.maximum(lowest.abs(), highest.abs())
+    rounding = 8 * torch.finfo(values.dtype).eps * largest
+
     if how == "positive":
         # The value of a player that contributes nothing is a sum of rounding errors.
-        gains = torch.where(values > rounding, values, 0.0) / torch.where(highest > 0, highest, 1)
-        return torch.where(known, gains, torch.nan)
+        gains = torch.where(values > rounding, values, 0.0)
+        shares = gains / torch.where(highest > 0, highest, 1)
+        return torch.where(is_valid, shares, torch.nan)
+
     spread = highest - lowest
-    equal = ~(spread > rounding)
-    normalized = (values - lowest) / torch.where(equal, 1, spread)
-    return torch.where(equal & known, 0.5, normalized)
+    are_equal = ~(spread > rounding)
+    normalized = (values - lowest) / torch.where(are_equal, 1, spread)
+    return torch.where(are_equal & is_valid, 0.5, normalized)
 
 
 @checked
@@ -106,34 +112,55 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
         >>> importance_probabilities(torch.tensor([6.0, 1.0, 1.0, 2.0]), 2)
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
     """
+    _check_weights(weights, expected_cohort)
+    num_clients = len(weights)
+    w = weights.to(torch.float64)
+    tiny = torch.finfo(torch.float64).tiny
+    w = w / w.max().clamp_min(tiny)
+    descending, order = w.sort(descending=True, stable=True)
+
+    # Entry l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
+    tail_sums = descending.flip(0).cumsum(0).flip(0)
+    places = torch.arange(num_clients, device=w.device)
+    places = places.to(torch.float64)
+    cohort_left = expected_cohort - places
+    equal_shares = 1 / (num_clients - places)
+    shares = torch.where(tail_sums > 0, descending / tail_sums, equal_shares)
+    is_feasible = cohort_left * shares <= 1 + 1e-12
+    num_certain = num_clients
+    if is_feasible.any():
+        num_certain = int(is_feasible.int().argmax())
+
+    # The largest weights are drawn with certainty, the others in proportion to their weights.
+    descending_probabilities = torch.ones_like(w)
+    if num_certain < num_clients:
+        tail = descending[num_certain:]
+        tail_shares = torch.full_like(tail, 1 / len(tail))
+        if tail_sums[num_certain] > 0:
+            tail_shares = tail / tail_sums[num_certain]
+        tail_cohort = cohort_left[num_certain].clamp_min(0)
+        descending_probabilities[num_certain:] = tail_cohort * tail_shares
+
+    probabilities = torch.empty_like(w)
+    probabilities[order] = descending_probabilities.clamp_max(1)
+    dtype = weights.dtype if weights.dtype.is_floating_point else torch.float32
+    return probabilities.to(weights.device, dtype)
+
+
+def _check_weights(weights: Tensor, expected_cohort: float) -> None:
+    """Raise ValueError or ConfigurationError unless so many clients can be drawn by the weights."""
     if weights.ndim != 1:
         raise ValueError(
             f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n]."
         )
     if expected_cohort > len(weights):
-        given = f"importance_probabilities(expected_cohort={expected_cohort})"
-        raise ConfigurationError(f"{given}: of {len(weights)} clients so many cannot be drawn.")
-    bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(
-            f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite."
+        raise ConfigurationError(
+            f"importance_probabilities(expected_cohort={expected_cohort}): of {len(weights)} clients so many cannot be "
+            "drawn."
         )
-    dtype = weights.dtype if weights.dtype.is_floating_point else torch.float32
-    w = weights.to(torch.float64)
-    w = w / w.max().clamp_min(torch.finfo(torch.float64).tiny)
-    descending, order = w.sort(descending=True, stable=True)
-    # Entry l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
-    rest = descending.flip(0).cumsum(0).flip(0)
-    room = expected_cohort - torch.arange(len(w), dtype=torch.float64, device=w.device)
-    even = 1 / torch.arange(len(w), 0, -1, dtype=torch.float64, device=w.device)
-    share = torch.where(rest > 0, descending / rest, even)
-    feasible = room * share <= 1 + 1e-12
-    certain = int(feasible.int().argmax()) if bool(feasible.any()) else len(w)
-    sorted_p = torch.ones_like(w)
-    if certain < len(w):
-        tail = descending[certain:]
-        shares = tail / rest[certain] if rest[certain] > 0 else torch.full_like(tail, 1 / len(tail))
-        sorted_p[certain:] = room[certain].clamp_min(0) * shares
-    probabilities = torch.empty_like(w)
-    probabilities[order] = sorted_p.clamp_max(1)
-    return probabilities.to(weights.device, dtype)
+    is_invalid = ~torch.isfinite(weights) | (weights < 0)
+    invalid_clients = is_invalid.nonzero().flatten().tolist()
+    if invalid_clients:
+        raise ValueError(
+            f"importance_probabilities: the weights of clients {invalid_clients} are negative, NaN or infinite."
+        )
