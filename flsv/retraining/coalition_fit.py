@@ -59,29 +59,39 @@ class FitResult:
     # By performance, after each of the order's r rounds, [r], or by class [r, M].
     curves: dict[str, Tensor]
     # By performance, before the first round.
-    before: dict[str, Tensor]
-    start: Tensor
+    untrained: dict[str, Tensor]
+    initial_model: Tensor
     # The global model after the last round.
-    last: Tensor
-    # The model in the module after training, not the last if, for example, a callback averages weights.
-    delivered: Tensor
+    global_model: Tensor
+    # The model in the module after training, not the global one if, for example, a callback averages weights.
+    delivered_model: Tensor
     rounding: Rounding
     # By performance, after each of the r rounds, [r, V, ...].
     outputs: dict[str, Tensor]
 
     def stored(self, rounds: Sequence[int], models: bool = False) -> Fit:
         """Convert this result to a Fit, the form in which it is stored."""
-        by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
-        empty = [before.view(-1).tolist() for before in self.before.values()]
-        model = torch.stack([self.delivered, self.start]) if models else None
+        utilities_by_round = {}
+        for position, round_index in enumerate(rounds):
+            utilities_by_round[round_index] = [
+                _numbers(curve[position]) for curve in self.curves.values()
+            ]
+        start_and_end = None
+        if models:
+            start_and_end = torch.stack([self.delivered_model, self.initial_model])
         return Fit(
-            dict(zip(rounds, zip(*by))),
-            empty,
-            digest(self.start).hex(),
-            model,
-            self.rounding,
-            self.outputs,
+            rows=utilities_by_round,
+            empty=[_numbers(utility) for utility in self.untrained.values()],
+            start=digest(self.initial_model).hex(),
+            model=start_and_end,
+            rounding=self.rounding,
+            outputs=self.outputs,
         )
+
+
+def _numbers(utility: Tensor) -> list[float]:
+    """Return a utility, one number or one for each class, as a list."""
+    return utility.view(-1).tolist()  # type: ignore[no-any-return]
 
 
 class CoalitionFits(Protocol):
@@ -146,41 +156,64 @@ class CoalitionScoring(GlobalModelScoring):
         """Store and score the module's weights after all hooks at the end of training."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
-        self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
-        if self.last != self._order.rounds[-1]:
+        self.delivered = self.space.read(module).clone()
+        self._global = loop.state.model()
+        last_round = self._order.rounds[-1]
+        if self.scored_round != last_round:
             raise RuntimeError(
-                f"the fit has ended after {trainer.current_epoch} of {self._order.rounds[-1] + 1} rounds: a callback "
+                f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds: a callback "
                 "or a hook stops it"
             )
-        self._score(module, self.last)
+        self._score(module, self.scored_round)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
-        scores = self.before
-        rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
-        curves = {
-            name: torch.stack([self._of(found, name) for found in rounds]) for name in self._named
-        }
-        before = {name: self._of(self.before, name) for name in self._named}
-        scored, start = self.models.cpu()[0], self.models.cpu()[1]
-        last, delivered = (
-            scored if each is None else each.cpu() for each in (self._global, self.delivered)
-        )
+        scores = self.untrained_scores
+        scores_of_rounds = []
+        for round_index in self._order.rounds:
+            # The last finite model stays if a later round has none.
+            scores = self.scores_by_round.get(round_index, scores)
+            scores_of_rounds.append(scores)
+
+        curves = {}
+        untrained = {}
+        for name in self._named:
+            curves[name] = torch.stack([self._utility(scores, name) for scores in scores_of_rounds])
+            untrained[name] = self._utility(self.untrained_scores, name)
+
+        scored_model, initial_model = self.models.cpu()
+        global_model, delivered_model = scored_model, scored_model
+        if self._global is not None:
+            global_model = self._global.cpu()
+        if self.delivered is not None:
+            delivered_model = self.delivered.cpu()
         return FitResult(
-            curves, before, start, last, delivered, self._rounding, self._outputs(rounds)
+            curves=curves,
+            untrained=untrained,
+            initial_model=initial_model,
+            global_model=global_model,
+            delivered_model=delivered_model,
+            rounding=self._rounding,
+            outputs=self._outputs(scores_of_rounds),
         )
 
-    def _outputs(self, rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
-        kept = [[scores.outputs for scores in of] for of in zip(*rounds)]
-        stacked = [None if any(each is None for each in of) else torch.cat(of) for of in kept]
-        named = {name: stacked[self._once.index(key)] for name, key in self._scored.items()}
-        return {name: outputs for name, outputs in named.items() if outputs is not None}
+    def _outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
+        """Return the models' outputs ``[r, V, ...]`` by performance, of those that are computed from outputs."""
+        outputs = {}
+        for name, measure in self._scored.items():
+            position = self._once.index(measure)
+            outputs_of_rounds = [scores[position].outputs for scores in scores_of_rounds]
+            known_outputs = [output for output in outputs_of_rounds if output is not None]
+            if len(known_outputs) == len(outputs_of_rounds):
+                outputs[name] = torch.cat(known_outputs)
+        return outputs
 
-    def _of(self, scores: list[Scores], name: str) -> Tensor:
+    def _utility(self, scores: list[Scores], name: str) -> Tensor:
         """Return a model's utility by the performance ``name``, selected from its ``scores``."""
-        return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
+        position = self._once.index(self._scored[name])
+        return utility_of(scores[position], self._named[name])[0].cpu()
 
 
 def prepare_coalition_fit(

@@ -50,15 +50,17 @@ class CoalitionPlan(RunExtension):
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
-        wanted = [metric.trains for metric in metrics.values()]
-        self._coalitions: Coalitions = wanted[0] if wanted else ()
-        self._max_fits = min((metric.max_fits for metric in metrics.values()), default=0.0)
-        if any(each != self._coalitions for each in wanted):
+        self._coalitions: Coalitions = ()
+        self._max_fits = 0.0
+        if metrics:
+            self._coalitions = next(iter(metrics.values())).trains
+            self._max_fits = min(metric.max_fits for metric in metrics.values())
+        if any(metric.trains != self._coalitions for metric in metrics.values()):
             raise ConfigurationError(
                 f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
                 "coalitions, or leave out all but one."
             )
-        self._kept = KeptBeginning()
+        self._beginning = KeptBeginning()
         self.reset()
 
     @classmethod
@@ -76,13 +78,15 @@ class CoalitionPlan(RunExtension):
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
         self.close()
-        self._kept = KeptBeginning()
+        self._beginning = KeptBeginning()
         self._initial: dict[str, Any] | None = None
         self._frozen: dict[str, Tensor] = {}
-        self._first: Tensor | None = None
+        # The run's model after the round that the coalition of all clients must reach.
+        self._checked_model: Tensor | None = None
         self._sites: CoalitionsAtSites | None = None
         self._loaded: dict[str, Any] | None = None
-        self._elsewhere, self._seed = False, 0
+        self._elsewhere = False
+        self._seed = 0
         self._cohort: float | None = None
         self._scored: int | None = None
 
@@ -91,32 +95,30 @@ class CoalitionPlan(RunExtension):
         sites = self._loaded if self._sites is None else self._sites.state_dict()
         return {
             "initial": self._initial,
-            "first": self._first,
-            "checked_round": self._kept.checked_round,
+            "first": self._checked_model,
+            "checked_round": self._beginning.checked_round,
             "sites": sites,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        vars(self).update(
-            _initial=state["initial"],
-            _first=state["first"],
-            _loaded=state["sites"],
-        )
-        self._kept.checked_round = state.get("checked_round", 0)
+        self._initial = state["initial"]
+        self._checked_model = state["first"]
+        self._loaded = state["sites"]
+        self._beginning.checked_round = state.get("checked_round", 0)
 
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
         """Save the state before the fit. Return True only in a process that is forked later to train a coalition."""
-        if self._kept or not self._metrics:
+        if self._beginning or not self._metrics:
             return False
-        return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
+        return self._beginning.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
         """End the forked process, if any, and release the run's module."""
-        self._kept.close()
-        self._ends: _Ends | None = None
+        self._beginning.close()
+        self._end_models: _EndModels | None = None
         self._games: Any = None
 
     def decide(
@@ -126,42 +128,31 @@ class CoalitionPlan(RunExtension):
         if not self._metrics:
             return
         module = trainer.lightning_module
-        self._seed, self._elsewhere, self._share = (
-            config.seed or 0,
-            callable(config.engine),
-            config.share,
-        )
+        self._seed = config.seed or 0
+        self._elsewhere = callable(config.engine)
+        self._share = config.share
         if self._elsewhere:
             check_shared(config, module)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
-        constant = sharing(config.share, module, config.head).constant
-        fixed = {id(each) for name, each in module.named_parameters() if name in constant}
-        names = {
-            name
-            for name, each in module.named_parameters(remove_duplicate=False)
-            if id(each) in fixed
-        }
-        state = module.state_dict()
-        frozen = {name: each for name, each in state.items() if name in names}
-        if (
-            self._initial is None
-        ):  # coalitions have the frozen weights of the process from which they are forked
-            self._initial = copy.deepcopy(
-                {name: each for name, each in state.items() if name not in frozen}
-            )
+
+        trained, frozen = _initial_state(module, config)
+        if self._initial is None:
+            # Coalitions have the frozen weights of the process from which they are forked.
+            self._initial = copy.deepcopy(trained)
         else:  # of a resumed run, whose frozen weights are the checkpoint's
             self._frozen = frozen
+
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._elsewhere)
             metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._elsewhere:
-            self._kept.forget()
+            self._beginning.forget()
             check_at_sites(config)
-        elif not self._kept:
+        elif not self._beginning:
             raise ConfigurationError(
                 "ShadowShapley: coalitions are trained in fresh processes after the run, since "
-                f"{self._kept.no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
-                f"({self._kept.not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
+                f"{self._beginning.no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
+                f"({self._beginning.not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
             )
 
     def masks(self, num_clients: int) -> Tensor:
@@ -185,14 +176,14 @@ class CoalitionPlan(RunExtension):
         with lent(module, space):
             module.load_state_dict(self._initial, strict=False)
             nobody = space.read(module)
-        self._ends = _Ends(self, space, nobody, weights)
+        self._end_models = _EndModels(self, space, nobody, weights)
         if not self._elsewhere:
-            return [self._ends]
+            return [self._end_models]
         masks = self.masks(run.state.num_clients)
         self._sites = CoalitionsAtSites(
             masks, replace(run.info(), global_vector=nobody), run.engine, self._loaded
         )
-        return [self._sites, self._ends]
+        return [self._sites, self._end_models]
 
     # ---- what is said
 
@@ -200,32 +191,37 @@ class CoalitionPlan(RunExtension):
         """Score the untrained module, and log how coalitions are trained and at what cost."""
         if not self._metrics:
             return
-        self._games, masks = games, self.masks(num_clients)
-        self._kept.begin_training()
+        self._games = games
+        masks = self.masks(num_clients)
+        self._beginning.begin_training()
         if not self._elsewhere:
             for name, metric in self._metrics.items():
                 measure = metric.measured_by
                 check_scored(
                     f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure
                 )
-        if self._ends is not None and not self._elsewhere:
-            self._ends.score(
+        if self._end_models is not None and not self._elsewhere:
+            self._end_models.score(
                 module,
                 self._initial,
                 games,
                 [metric.measured_by for metric in self._metrics.values()],
             )
-        text = f"flsv: {', '.join(self._metrics)}: {_named(masks)}"
+        metric_names = ", ".join(self._metrics)
+        rank_zero_info(
+            f"flsv: {metric_names}: {_named(masks)} {self._planned_place(masks)}."
+            f"{self._estimated(masks, games)}"
+        )
+
+    def _planned_place(self, masks: Tensor) -> str:
+        """Describe where coalitions will be trained, and at what cost."""
         if self._elsewhere:
-            text += " trained by the sites, beside the run"
-        else:
-            fresh = (
-                ""
-                if self._kept.no_fork is None
-                else f" in a fresh process, since {self._kept.no_fork},"
-            )
-            text += f" trained after the run, each by a fit of its own,{fresh} which costs {self._cost(masks)}"
-        rank_zero_info(f"{text}.{self._estimated(masks, games)}")
+            return "trained by the sites, beside the run"
+        process = ""
+        if self._beginning.no_fork is not None:
+            process = f" in a fresh process, since {self._beginning.no_fork},"
+        cost = self._cost(masks)
+        return f"trained after the run, each by a fit of its own,{process} which costs {cost}"
 
     def _estimated(self, masks: Tensor, games: Any) -> str:
         """Return a sentence on how the scores of untrained coalitions are obtained."""
@@ -268,7 +264,7 @@ class CoalitionPlan(RunExtension):
 
     def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:
         """Score the module, whose model is the full coalition's, after round ``index``, unless it has been scored."""
-        if self._ends is None or self._elsewhere:
+        if self._end_models is None or self._elsewhere:
             return
         if skips_scored and index == self._scored:
             return
@@ -278,7 +274,7 @@ class CoalitionPlan(RunExtension):
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
             # Clients have scored the global model in the round.
-            is_scored = evaluator.asks_clients and self._ends.is_full_model(module)
+            is_scored = evaluator.asks_clients and self._end_models.is_full_model(module)
             if index not in metric.valued[-1:] or is_scored:
                 continue
             scores = evaluator.live(module, keep=True)
@@ -303,17 +299,45 @@ class CoalitionPlan(RunExtension):
             name: metric for name, metric in self._metrics.items() if metric.pending is not None
         }
         masks = self.masks(run.data.num_clients)
-        return AfterTheRun(
-            waiting, masks, self._kept, self._initial | self._frozen, self._first
-        ).train(run)
+        trainings = AfterTheRun(
+            waiting,
+            masks,
+            beginning=self._beginning,
+            initial=self._initial | self._frozen,
+            checked_model=self._checked_model,
+        )
+        return trainings.train(run)
 
-    def note_first(self, round: Round) -> None:
+    def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
         verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
         is_checked = verifies_all or round.round_index < VERIFIED_ROUNDS
         if is_checked and not self._elsewhere and round.server_vector is not None:
-            self._kept.checked_round = round.round_index
-            vars(self).update(_first=round.server_vector.cpu().clone())
+            self._beginning.checked_round = round.round_index
+            self._checked_model = round.server_vector.cpu().clone()
+
+
+def _initial_state(
+    module: L.LightningModule, config: FederationConfig
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the module's ``state_dict`` in two parts: what training may change, and frozen parameters."""
+    constant = sharing(config.share, module, config.head).constant
+    frozen_parameters = set()
+    for name, parameter in module.named_parameters():
+        if name in constant:
+            frozen_parameters.add(id(parameter))
+
+    frozen_names = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in frozen_parameters:
+            frozen_names.add(name)
+
+    trained: dict[str, Tensor] = {}
+    frozen: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        part = frozen if name in frozen_names else trained
+        part[name] = value
+    return trained, frozen
 
 
 def _named(masks: Tensor) -> str:
@@ -323,7 +347,7 @@ def _named(masks: Tensor) -> str:
     return f"{count} coalitions are"
 
 
-class _Ends(Strategy):
+class _EndModels(Strategy):
     """Strategy that provides the empty and the full coalition's models in every round."""
 
     def __init__(
@@ -350,7 +374,7 @@ class _Ends(Strategy):
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
-        self._plan.note_first(round)
+        self._plan.keep_checked_model(round)
         self._full_model = round.server_vector
         weights = self._weights()
         trained = round.trained  # at sites

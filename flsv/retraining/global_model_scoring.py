@@ -44,7 +44,7 @@ def train_alone(
     start_time = time.perf_counter()
     trainer.fit(module, data)
     seconds = time.perf_counter() - start_time
-    if measured.last is None:
+    if measured.scored_round is None:
         raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
     return seconds - measured.seconds
 
@@ -61,11 +61,14 @@ class GlobalModelScoring(L.Callback):
         # After which the model is scored, ascending. Training ends with the last. None: once, after training.
         rounds: Sequence[int] | None = None,
     ) -> None:
-        self._data, self._measures, self.initial, self._rounds = data, measures, initial, rounds
+        self._data = data
+        self._measures = measures
+        self.initial = initial
+        self._rounds = rounds
         # The scores before the first round and after rounds, in the order of measures.
-        self.before: list[Scores] = []
-        self.after: dict[int, list[Scores]] = {}
-        self.last: int | None = None
+        self.untrained_scores: list[Scores] = []
+        self.scores_by_round: dict[int, list[Scores]] = {}
+        self.scored_round: int | None = None
         # [2, P], the model that was scored last, and the initial one.
         self.models = torch.empty(0)
         # Spent on evaluations.
@@ -84,20 +87,26 @@ class GlobalModelScoring(L.Callback):
             loop.on_advance_end = in_turn(loop.on_advance_end, partial(self._end_round, trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
-        self.space = ParameterSpace(pl_module) if loop is None else loop.space
-        seed = 0 if loop is None else loop.state.seed
-        self._evaluators = [
-            make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures
-        ]
+        share = "all"
+        seed = 0
+        self.space = ParameterSpace(pl_module)
+        if loop is not None:
+            share = loop.share
+            seed = loop.state.seed
+            self.space = loop.space
+
+        self._evaluators = []
+        for measure in self._measures:
+            evaluator = make_evaluator(trainer, self.space, self._data, measure, seed)
+            self._evaluators.append(evaluator)
         for evaluator, measure in zip(self._evaluators, self._measures):
-            check_scored(
-                "RetrainedUtility", getattr(loop, "share", "all"), pl_module, evaluator, measure
-            )
+            check_scored("RetrainedUtility", share, pl_module, evaluator, measure)
+
         self.models = self.space.read(pl_module).expand(2, -1).clone()
-        self.before = self._evaluated(pl_module)
-        self.seconds += time.perf_counter() - start
+        self.untrained_scores = self._evaluated(pl_module)
+        self.seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
         """Score the model after all hooks of a round."""
@@ -127,8 +136,8 @@ class GlobalModelScoring(L.Callback):
         start_time = time.perf_counter()
         self.models[0] = self.space.read(module)
 
-        self.after[index] = self._evaluated(module)
-        vars(self).update(last=index)
+        self.scores_by_round[index] = self._evaluated(module)
+        self.scored_round = index
         self.seconds += time.perf_counter() - start_time
 
 

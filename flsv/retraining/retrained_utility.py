@@ -130,9 +130,9 @@ class TrainedGame:
             )
 
         self.seconds[members] = seconds
-        self.scores[()] = measured.before[0]
-        assert measured.last is not None
-        final_scores = measured.after[measured.last]
+        self.scores[()] = measured.untrained_scores[0]
+        assert measured.scored_round is not None
+        final_scores = measured.scores_by_round[measured.scored_round]
         self.scores[members] = final_scores[0]
         self.initial = measured.initial
         self.model = measured.models

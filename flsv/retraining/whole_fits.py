@@ -73,7 +73,7 @@ def trained_again(
     """
     ((_, result),) = trainer.train([replace(order, nudged=nudged)])
     if isinstance(result, FitResult):
-        return result.start, result.last
+        return result.initial_model, result.global_model
     return None
 
 
@@ -189,7 +189,7 @@ class WholeFits:
 
     def _deviates(self, result: FitResult) -> bool:
         assert self._run_model is not None
-        share = self._rounding.apart(result.last, self._run_model, result.start)
+        share = self._rounding.apart(result.global_model, self._run_model, result.initial_model)
         return share is not None
 
     def _prove(self, trainer: CoalitionFits, result: FitResult, order: FitOrder) -> None:
@@ -197,7 +197,9 @@ class WholeFits:
         assert self._run_model is not None
         model = self._run_model
         train_again = partial(trained_again, trainer, order)
-        share = difference(result.last, model, result.start, train_again, self._rounding)
+        share = difference(
+            result.global_model, model, result.initial_model, train_again, self._rounding
+        )
         if share is not None:
             raise Unproved(
                 "The coalition of all clients, trained in the same way as the others, came to another model after "
