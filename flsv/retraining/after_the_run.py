@@ -49,65 +49,78 @@ class AfterTheRun:
         masks: Tensor,
         beginning: KeptBeginning,
         initial: dict[str, Any],
-        first: Tensor | None,
+        # The run's model after the round that the coalition of all clients must reach.
+        checked_model: Tensor | None,
     ) -> None:
-        self._metrics, self._masks, self._beginning = dict(metrics), masks, beginning
-        self._initial, self._first = initial, first
-        self._rounds = sorted(
-            {index for metric in metrics.values() for index in metric.valued.tolist()}
-        )
+        self._metrics = dict(metrics)
+        self._masks = masks
+        self._beginning = beginning
+        self._initial = initial
+        self._checked_model = checked_model
+        rounds = set()
+        for metric in metrics.values():
+            rounds.update(metric.valued.tolist())
+        self._rounds = sorted(rounds)
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
         failed.
         """
-        measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
-        path = None if run.folder is None else run.folder / COALITIONS
-        if path is not None and ranks.rank == 0 and not run.resumed:
-            path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
-        scores = {name: self._score(metric, run) for name, metric in self._metrics.items()}
-        predicting = {
-            called(self._metrics[name].measured_by)
-            for name, score in scores.items()
-            if score is not None
-        }
-        store = UtilityStore(
-            path,
-            list(measures),
-            run.settings,
-            rounds=self._rounds,
-            ranks=ranks,
-            outputs=predicting,
-            anew=True,
-        )
+        scores = {}
+        predicting = set()
+        for name, metric in self._metrics.items():
+            scores[name] = self._score(metric, run)
+            if scores[name] is not None:
+                predicting.add(called(metric.measured_by))
+        store = self._store(run, predicting)
+        coalitions = members_of(self._masks[2:])
+        trained_coalitions = list(coalitions)
+        if any(_own(metric, run) for metric in self._metrics.values()):
+            trained_coalitions.append(())
+
         fits = WholeFits(
             self._beginning,
             run.data.num_clients,
             self._initial,
             self._rounds,
-            self._first,
+            self._checked_model,
             rounding_of(run.trainer),
-        )
-        coalitions, empty = (
-            members_of(self._masks[2:]),
-            [()] * any(_own(each, run) for each in self._metrics.values()),
         )
         try:
             train_fits(
-                fits, run.data.num_samples.tolist(), [*coalitions, *empty], run.seed, store, _Says()
+                fits, run.data.num_samples.tolist(), trained_coalitions, run.seed, store, _Says()
             )
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}"
             )
             return {}
-        found: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
+
+        values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
-            for index, values in self._complete(
-                metric, store, coalitions, run, scores[name]
-            ).items():
-                found[index][name] = values
-        return found
+            metric_values = self._complete(metric, store, coalitions, run, scores[name])
+            for index, values in metric_values.items():
+                values_by_round[index][name] = values
+        return values_by_round
+
+    def _store(self, run: EndedRun, predicting: set[str]) -> UtilityStore:
+        """Return the store of coalitions' utilities in the run's folder, and outputs by the measures ``predicting``."""
+        ranks = ranks_of(run.trainer)
+        path = None
+        if run.folder is not None:
+            path = run.folder / COALITIONS
+            if ranks.rank == 0 and not run.resumed:
+                # It belongs to an earlier run, maybe with another module.
+                path.unlink(missing_ok=True)
+        return UtilityStore(
+            path,
+            list(measures_of(self._metrics.values())),
+            run.settings,
+            rounds=self._rounds,
+            ranks=ranks,
+            outputs=predicting,
+            anew=True,
+        )
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
         """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
@@ -157,21 +170,19 @@ class AfterTheRun:
     def _remedy(self, error: ConfigurationError) -> str:
         """Return the end of a message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
-            why = self._beginning.not_pickled
-            told = (
-                f" Nor can fresh processes train them, since the fit cannot be pickled ({why})."
-                if why
-                else ""
-            )
-            return f"{told} flsv retrain trains the coalitions that are missing."
+            pickling = ""
+            if self._beginning.not_pickled:
+                reason = self._beginning.not_pickled
+                pickling = f" Nor can fresh processes train them, since the fit cannot be pickled ({reason})."
+            return f"{pickling} flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
             return (
                 ": training depends on something that neither its seed nor the state of this process at the beginning "
                 "sets, as the time, a file that it writes or a generator of its own does. Seed it, and train again."
             )
         return (
-            f": coalitions were trained in fresh processes, since {self._beginning.no_fork}, which have no global that "
-            "the program has set. Value the run by flsv retrain."
+            f": coalitions were trained in fresh processes, since {self._beginning.no_fork}. Training depends on "
+            "something that neither its seed nor what the program has set determines. Value the run by flsv retrain."
         )
 
 

@@ -1,12 +1,13 @@
 """FreshFits: trains coalitions in newly started processes, from a pickled fit.
 
-A fresh process lacks globals that the program has set. :mod:`flsv.retraining.proof` finds out whether that matters.
+It gets the program's globals as they were at the beginning of the fit (:mod:`flsv.retraining.program_state`).
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import cloudpickle
 import lightning as L
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.patches import callbacks_of
 from flsv.core.ranks import ranks_of
@@ -30,8 +32,17 @@ from flsv.retraining.coalition_fit import (
     prepare_coalition_fit,
 )
 from flsv.retraining.forked_fits import limit_since, own_files
+from flsv.retraining.program_state import (
+    Name,
+    ProgramState,
+    Surroundings,
+    restore,
+    restore_torch,
+    torch_settings,
+)
 from flsv.retraining.readings import Reading, reduced
 from flsv.server.round_server import NoModel
+from flsv.utilities.errors import listed
 from flsv.utilities.forks import cores
 from flsv.utilities.own_files import own_folder
 from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
@@ -82,28 +93,58 @@ class FreshFits:
         self._process.close()
 
 
-def pickled_fit(trainer: L.Trainer, *rest: Any) -> bytes:
-    """Pickle a Trainer, a module or its factory, and perhaps data. Objects that only observe the run are left out."""
+def pickled_fit(
+    trainer: L.Trainer,
+    *parts: Any,
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
+    """Pickle a Trainer, a module or its factory, and perhaps data, with what the program has set in its modules.
+
+    Objects that only observe the run are left out. With ``environment`` its variables and the working folder are set in
+    the process that unpickles the fit.
+    """
+    program = ProgramState(trainer, trainer.callbacks, *parts)  # type: ignore[attr-defined]
+    state, not_pickled = program.pickled()
+    if not_pickled:
+        rank_zero_info(
+            f"flsv: fresh processes have {listed(not_pickled)} as the modules make them, since they cannot be pickled."
+        )
     file = io.BytesIO()
-    _Pickler(file, trainer).dump((trainer, *rest))
-    return file.getvalue()
+    names = program.by_object()
+    _Pickler(file, trainer, names).dump((trainer, *parts))
+    surroundings = None
+    if environment is not None:
+        surroundings = Surroundings(dict(environment), os.getcwd())
+    fit = file.getvalue()
+    return pickle.dumps((surroundings, torch_settings(), state, fit))
 
 
 def unpickled_fit(data: bytes) -> tuple[Any, ...]:
-    """Return what :func:`pickled_fit` has pickled."""
-    parts: tuple[Any, ...] = pickle.loads(data)
-    return parts
+    """Return what :func:`pickled_fit` has pickled, after giving this process the program's state."""
+    surroundings, settings, state, fit = pickle.loads(data)
+    if surroundings is not None:
+        surroundings.restore()
+    restore(state)
+    restore_torch(settings)
+    return pickle.loads(fit)  # type: ignore[no-any-return]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickler that omits the profiler and a strategy of several ranks. Loggers and observing callbacks are pickled as
-    stand-ins.
+    stand-ins, and globals of the program by their ``names``.
     """
 
-    def __init__(self, file: io.BytesIO, trainer: L.Trainer) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        trainer: L.Trainer,
+        names: Mapping[int, Name],
+    ) -> None:
         super().__init__(file)
         unfitted: Any = trainer
         self._instead: dict[int, Any] = {}
+        for object_id, name in names.items():
+            self._instead[object_id] = (Name.value, (name,))
         self._instead[id(unfitted.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
             self._instead[id(logger)] = reduced(logger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -30,7 +31,7 @@ class KeptBeginning:
         self.forks: ForkedFits | None = None
         self._fresh: FreshFits | None = None
         # Makes them of a pickled fit.
-        self._made: Any = None
+        self._make_fresh: Any = None
         # Why there is no fork.
         self.no_fork: str | None = None
         # Why there is no pickled fit.
@@ -41,7 +42,7 @@ class KeptBeginning:
         return self.forks is not None or self._fresh is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fresh": None, "forks": None, "_made": None}
+        return {**vars(self), "_fresh": None, "forks": None, "_make_fresh": None}
 
     def keep(
         self,
@@ -50,12 +51,11 @@ class KeptBeginning:
         measures: Mapping[str, str | ModelScore],
     ) -> bool:
         """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
-        self.no_fork, begun = why_not_by_forks(trainer), time.monotonic()
-        self._made = partial(FreshFits, trainer, measures=measures, since=begun)
+        self.no_fork = why_not_by_forks(trainer)
+        self._make_fresh = partial(FreshFits, trainer, measures=measures, since=time.monotonic())
+        pickled = partial(pickled_fit, trainer, module, environment=dict(os.environ))
         if self.no_fork is None:
-            self.forks = ForkedFits(
-                trainer, module, measures, partial(pickled_fit, trainer, module)
-            )
+            self.forks = ForkedFits(trainer, module, measures, pickled)
             return self.forks.begun
         if trainer.current_epoch:
             self.not_pickled = (
@@ -63,7 +63,7 @@ class KeptBeginning:
             )
             return False
         try:
-            self._fresh = self._made(pickled_fit(trainer, module))
+            self._fresh = self._make_fresh(pickled())
         except Exception as error:  # reported when it is known that coalitions will be trained
             self.not_pickled = f"{type(error).__name__}: {error}"
         return False
@@ -74,9 +74,9 @@ class KeptBeginning:
 
     def close(self) -> None:
         """End the forked process that holds the state, if there is one."""
-        for kept in (self.forks, self._fresh):
-            if kept is not None:
-                kept.close()
+        for fits in (self.forks, self._fresh):
+            if fits is not None:
+                fits.close()
         self.forks = None
 
     def forget(self) -> None:
@@ -87,23 +87,24 @@ class KeptBeginning:
     @property
     def fits(self) -> CoalitionFits:
         """Return the object that trains coalitions from the stored state."""
-        kept = self.forks or self._fresh
-        assert kept is not None
-        return kept
+        fits = self.forks or self._fresh
+        assert fits is not None
+        return fits
 
     def fresh(self, why: str) -> CoalitionFits | None:
         """Return a trainer of coalitions in new processes, after forks failed because of ``why``. None if that is
         impossible.
         """
-        forks, self.forks = self.forks, None
+        forks = self.forks
+        self.forks = None
         if forks is None:
             return None
-        found = forks.pickled()
+        pickled = forks.pickled()
         forks.close()
         self.no_fork = f"forks have failed ({why})"
-        if isinstance(found, ChildFailed):
-            self.not_pickled = f"{found}"
+        if isinstance(pickled, ChildFailed):
+            self.not_pickled = f"{pickled}"
             return None
         rank_zero_info(f"flsv: coalitions are trained in fresh processes, since {self.no_fork}.")
-        self._fresh = self._made(found)
+        self._fresh = self._make_fresh(pickled)
         return self._fresh

@@ -52,7 +52,7 @@ class Locked(Opened):
 
     def __init__(self, *tensors: Tensor) -> None:
         super().__init__(*tensors)
-        self.lock = HELD
+        self.lock = threading.Lock()
 
 
 def kind(opened: type[Opened] = Opened) -> Kind:

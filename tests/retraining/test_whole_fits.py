@@ -213,20 +213,11 @@ class Unseeded(Manual):
         return super().loss(batch) * (1 + os.urandom(1)[0] / 100 if self.training else 1)
 
 
-class Global(Manual):
-    """Its loss depends on what the program has set."""
-
-    factor = 1.0
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.factor * super().loss(batch)
-
-
 @pytest.mark.parametrize(
     ("module", "fresh", "why"),
     [
         (Unseeded, False, "neither its seed nor the state of this process"),
-        (Global, True, "in fresh processes, since it is a test"),
+        (Unseeded, True, "in fresh processes, since it is a test"),
     ],
 )
 def test_no_values_if_the_full_coalition_differs_from_the_run(
@@ -239,7 +230,6 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(
 ) -> None:
     if fresh:
         in_fresh_processes(monkeypatch)
-        monkeypatch.setattr(Global, "factor", 3.0)
     caplog.set_level("INFO", "lightning.pytorch")
     with pytest.warns(
         UserWarning,

@@ -1,0 +1,3 @@
+"""A setting in a module that only a function imports."""
+
+FACTOR = 1.0
