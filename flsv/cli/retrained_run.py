@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from flsv.games.performance import (
     title_of,
     warn_of_rarity,
 )
-from flsv.results.folder import CONFIG, RECORD
+from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
@@ -113,13 +114,15 @@ class RunSummary:
     majority: float
     # All settings on which utilities depend, except the seed
     settings: dict[str, Any]
-    # Texts about the settings that differ from the run's
+    # Texts about the settings that differ from the run's, except the number of rounds
     changed: list[str]
     # Whether all members of a coalition train in every round although the run drew cohorts
     another_game: bool
     said: list[str]
     warned: list[str]
     on_cpu: bool
+    # From when to when the run has trained, None if it has not ended
+    run_time: tuple[float, float] | None
     # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
     checkpoint: Path | None
     # `{name: data}` of a client that has taken no part, the last one of the trainings
@@ -132,49 +135,95 @@ class RunSummary:
 
 
 def summarize(
-    run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool
+    run: Path, arguments: Sequence[str], seed: int, question: Question, coalitions: Which
 ) -> RunSummary:
     """Build a run's federation, check it, and return its summary."""
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         cli = make_run(arguments, seed)
-        loop, data = cli.loop, cli.datamodule
-        question = question.answered_by(loop)
+        data = cli.datamodule
+        sampler = cli.loop.config.sampler
+        question = question.answered_by(cli.loop)
         measure: Any = question.measure
+        record = read_record(run / RECORD)
         identity = cli.identity()
-        _check_data(run, read_record(run / RECORD), identity, data.client_names)
+        _check_data(run, record, identity, data.client_names)
         check_draws(
-            sampler_of(loop, question.participation), few_coalitions(data.num_clients, which)
+            sampler_of(cli.loop, question.participation),
+            few_coalitions(data.num_clients, coalitions),
         )
-        draws = not isinstance(loop.config.sampler, FullParticipation)
-        another_game = draws and question.participation == "all"
-        warned.clear()
+        caught_warnings.clear()
         if isinstance(measure, ModelScore):
             warn_of_rarity([measure], data)
-        by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
-        settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
-        settings |= {"participation": question.participation} if draws else {}
-        checkpoint, why_not = (
-            (None, None) if changes or another_game else _checkpoint(run, cli, seed)
-        )
-        return RunSummary(
-            arguments=arguments,
-            seed=seed,
-            clients=list(data.client_names),
-            num_samples=data.num_samples.tolist(),
-            rounds=cli.trainer.max_epochs,
-            question=question,
-            by=by,
-            title=title_of(measure, data.positive_class) if scores_positive(measure) else by,
-            majority=_majority(cli) if by == "accuracy" else NAN,
-            settings=settings,
-            changed=_changed_settings(run, identity),
-            another_game=another_game,
-            said=[] if why_not is None else [why_not],
-            warned=[str(each.message) for each in warned],
-            on_cpu=cli.trainer.strategy.root_device.type == "cpu",
-            checkpoint=checkpoint,
-        )
+    warned = [str(warning.message) for warning in caught_warnings]
+
+    if isinstance(measure, ModelScore):
+        measure_name = called(measure)
+    else:
+        measure_name = str(question.metric)
+    title = measure_name
+    if scores_positive(measure):
+        title = title_of(measure, data.positive_class)
+    majority = NAN
+    if measure_name == "accuracy":
+        majority = _majority(cli)
+
+    rounds = _rounds(record, arguments, cli)
+    draws = not isinstance(sampler, FullParticipation)
+    another_game = draws and question.participation == "all"
+    settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
+    if draws:
+        settings["participation"] = question.participation
+    if rounds != cli.trainer.max_epochs:
+        settings["rounds"] = rounds
+
+    changed = _changed_settings(identity, arguments)
+    planned_rounds = cli.trainer.max_epochs
+    checkpoint, why_not = None, None
+    if planned_rounds != record.get("rounds"):
+        why_not = f"{planned_rounds} rounds are planned instead of {record.get('rounds')}"
+    elif not another_game:
+        checkpoint, why_not = _checkpoint(run, seed, rounds, changed)
+    notes = []
+    if why_not is not None:
+        notes.append(f"the trainings are not compared with the run's own weights: {why_not}")
+
+    return RunSummary(
+        arguments=arguments,
+        seed=seed,
+        clients=list(data.client_names),
+        num_samples=data.num_samples.tolist(),
+        rounds=rounds,
+        question=question,
+        by=measure_name,
+        title=title,
+        majority=majority,
+        settings=settings,
+        changed=changed,
+        another_game=another_game,
+        said=notes,
+        warned=warned,
+        on_cpu=cli.trainer.strategy.root_device.type == "cpu",
+        run_time=_run_time(record),
+        checkpoint=checkpoint,
+    )
+
+
+def _rounds(record: Mapping[str, Any], arguments: Sequence[str], cli: FederatedCLI) -> int | None:
+    """Return the number of rounds that are asked for. By default those that the run had, if it has ended."""
+    is_asked_for = any(argument.startswith("--trainer.max_epochs") for argument in arguments)
+    if is_asked_for:
+        return cli.trainer.max_epochs
+    return record.get("rounds_done") or cli.trainer.max_epochs
+
+
+def _run_time(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return from when to when a run has trained, in seconds as files have them."""
+    if not record.get("ended"):
+        return None
+    started = datetime.fromisoformat(record["started"]).timestamp()
+    ended = datetime.fromisoformat(record["ended"]).timestamp()
+    return started, ended
 
 
 def _check_data(
@@ -193,15 +242,20 @@ def _check_data(
         )
 
 
-def _changed_settings(run: Path, identity: Identity) -> list[str]:
+def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
-    before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
-    silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
-    return [
-        text
-        for text in identity.other_settings(before, "{} instead of {}")
-        if text.split()[0] not in silent
-    ]
+    run_config = Path(arguments[1]).read_text()  # with the seeds of data and federation
+    run_settings = config_settings(yaml.safe_load(run_config))
+    silent = {"trainer.max_epochs"}
+    for argument in QUIET:
+        name = argument.partition("=")[0]
+        silent.add(name.lstrip("-"))
+
+    changed = []
+    for text in identity.other_settings(Identity(run_settings, {}), "{} instead of {}"):
+        if text.split()[0] not in silent:
+            changed.append(text)
+    return changed
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
@@ -236,25 +290,32 @@ def _judges_of(loop: FederatedLoop) -> Judges:
     return "clients" if found == {"clients"} else "server"
 
 
-def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
+def _checkpoint(
+    run: Path, seed: int, rounds: int | None, changed: Sequence[str]
+) -> tuple[Path | None, str | None]:
     """Return the run's last checkpoint and None, or None and the reason why trainings cannot be compared with it."""
-    saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    told = "the trainings are not compared with the run's own weights: "
+    if changed:
+        return None, "; ".join(changed)
+    folder = run / "checkpoints"
+    saved = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not saved:
+        return None, f"{folder} has no last.ckpt"
+
+    path = saved[-1]
     try:
-        held: Any = (
-            torch.load(saved[-1], map_location="cpu", weights_only=True) if saved else {"epoch": -1}
-        )
+        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         return (
             None,
-            f"{told}{saved[-1].name} holds objects that may run code of their own when they are loaded",
+            f"{path.name} holds objects that may run code of their own when they are loaded",
         )
-    if (
-        held["epoch"] + 1 != cli.trainer.max_epochs
-        or held["callbacks"].get("FederatedLoop", {}).get("seed") != seed
-    ):
-        return None, f"{told}it has no last.ckpt of its last round and this seed"
-    return saved[-1], None
+    saved_rounds = checkpoint["epoch"] + 1
+    saved_seed = checkpoint["callbacks"].get("FederatedLoop", {}).get("seed")
+    if saved_rounds != rounds:
+        return None, f"{path.name} was saved after {saved_rounds} rounds, and they have {rounds}"
+    if saved_seed != seed:
+        return None, f"{path.name} is of seed {saved_seed}, and they have seed {seed}"
+    return path, None
 
 
 def _majority(cli: FederatedCLI) -> float:
@@ -269,12 +330,23 @@ def _majority(cli: FederatedCLI) -> float:
 def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
     """Rebuild a run's federation, and do one piece of work in it, such as training a coalition."""
     torch.set_num_threads(threads)
-    cli, question = make_run(summary.arguments, piece.seed), summary.question
-    for name, given in summary.joining.items():
-        cli.datamodule.join(name, given)
-    federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
-    checkpoint = summary.checkpoint if piece.seed == summary.seed else None
-    return work_on(piece, federation, str(summary.folder), checkpoint, question.participation)
+    cli = make_run(summary.arguments, piece.seed)
+    for name, joining_data in summary.joining.items():
+        cli.datamodule.join(name, joining_data)
+
+    federation = Federation(cli.trainer, cli.model, cli.datamodule, summary.question.measure)
+    checkpoint = None
+    if piece.seed == summary.seed:
+        checkpoint = summary.checkpoint
+    return work_on(
+        piece,
+        federation,
+        str(summary.folder),
+        checkpoint=checkpoint,
+        participation=summary.question.participation,
+        rounds=summary.rounds,
+        run_time=summary.run_time,
+    )
 
 
 def in_children(
@@ -300,13 +372,11 @@ def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def summarized_run(
-    run: Path, overrides: Sequence[str], question: Question, which: Which
+    run: Path, overrides: Sequence[str], question: Question, coalitions: Which
 ) -> Iterator[RunSummary]:
     """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
-        task = partial(
-            _answer_of, summarize, run, arguments, seed, question, which, bool(overrides)
-        )
+        task = partial(_answer_of, summarize, run, arguments, seed, question, coalitions)
         ((_, summary),) = in_children([(None, task)])
         if isinstance(summary, ConfigurationError):
             raise summary

@@ -119,7 +119,7 @@ def record_head(
 
 def now() -> str:
     """Return the present time in UTC as text, in ISO format."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _described(metric: Metric) -> dict[str, Any]:

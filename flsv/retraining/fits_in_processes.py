@@ -5,6 +5,7 @@ No fit can then change what the module, a callback or a data set of another fit 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.own_files import own_view
 from flsv.utilities.supervisor import ChildFailed, supervise
 
 #: Name of the performance measure in a fit's result, if there is only one.
@@ -101,62 +103,90 @@ def work_on(
     folder: str,
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
+    rounds: int | None = None,
+    run_time: tuple[float, float] | None = None,
 ) -> Fit | Predicted | ConfigurationError:
-    """Process the request ``piece`` in this process. Return its result, or the ConfigurationError that it raised. A
-    ``checkpoint``'s weights are added to the result, for comparison. With ``participation="all"`` all members of a
-    coalition train in every round.
+    """Process the request ``piece`` in this process. Return its result, or the ConfigurationError that it raised.
+
+    Args:
+        folder: for files that the fit writes.
+        checkpoint: file whose weights are added to the result, for comparison.
+        participation: with ``"all"`` all members of a coalition train in every round.
+        rounds: number of rounds after which training ends. None: as the Trainer plans.
+        run_time: from when to when the run has trained. Files that were changed then are not to be read.
     """
-    callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
-        callbacks[:] = [
-            become(each, sampler=FullParticipation()) if is_loop(each) else each
-            for each in callbacks
-        ]
+        for callback in callbacks_of(federation.trainer):
+            if is_loop(callback):
+                become(callback, sampler=FullParticipation())
     try:
         if isinstance(piece, Prediction):
             return _predict(piece, federation)
-        return _train(piece, federation, folder, checkpoint)
+        if rounds is None:
+            rounds = int(federation.trainer.max_epochs or 0)
+        order = FitOrder(
+            piece.members,
+            piece.seed,
+            rounds=(rounds - 1,),
+            nudged=piece.nudged,
+            watched=piece.watched,
+            run_time=run_time,
+        )
+        return _train(piece, order, federation, folder, checkpoint)
     except ConfigurationError as error:
         return error
 
 
-def _train(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
-    measure = federation.measure
+def _train(
+    piece: Piece,
+    order: FitOrder,
+    federation: Federation,
+    folder: str,
+    checkpoint: Path | None,
+) -> Fit:
     trainer = federation.trainer
-    measures: dict[str, Any] = {}
-    if isinstance(measure, str | ModelScore):
-        measures[UTILITY] = measure
-    else:
-        measures.update({name: name for name in measure})
+    module = federation.module
+    run_state: Any = None
+    if checkpoint is not None:
+        run_state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    if piece.save is None:
+        _write_apart(trainer, folder)
 
-    last_round = int(trainer.max_epochs or 0) - 1
-    order = FitOrder(
-        piece.members,
-        piece.seed,
-        rounds=(last_round,),
-        nudged=piece.nudged,
-        watched=piece.watched,
-    )
     scoring = prepare_coalition_fit(
         trainer,
         federation.data,
-        measures,
+        _measures_of(federation),
         order,
         folder,
     )
     with suppress(NoModel):  # the last finite model counts
-        trainer.fit(federation.module, federation.data)
+        trainer.fit(module, federation.data)
     fit = scoring.result().stored([LAST], piece.models)
     if piece.save is not None:
         trainer.save_checkpoint(piece.save, weights_only=True)
-    # The checkpoint's weights follow as a third model, to compare with.
-    if fit.model is None or checkpoint is None:
+
+    if fit.model is None or run_state is None:
         return fit
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    federation.module.load_state_dict(saved["state_dict"])
-    run_model = scoring.space.read(federation.module).cpu()
+    # The checkpoint's weights follow as a third model, to compare with.
+    module.load_state_dict(run_state)
+    run_model = scoring.space.read(module).cpu()
     models = [*fit.model, run_model]
     return replace(fit, model=torch.stack(models))
+
+
+def _measures_of(federation: Federation) -> dict[str, Any]:
+    """Return the performance measures by name."""
+    measure = federation.measure
+    if isinstance(measure, str | ModelScore):
+        return {UTILITY: measure}
+    return {name: name for name in measure}
+
+
+def _write_apart(trainer: L.Trainer, folder: str) -> None:
+    """Redirect this process's writes to memory, so that no coalition reads what another one has written."""
+    view = tempfile.mkdtemp(dir=folder)
+    with suppress(OSError):  # where a system gives a process no view of files of its own
+        own_view([trainer.default_root_dir], view)
 
 
 def _predict(piece: Prediction, federation: Federation) -> Predicted:
@@ -201,9 +231,6 @@ class _Evaluator(GlobalModelScoring):
 class FitsInProcesses:
     """Trainer of coalitions in child processes, see :class:`flsv.retraining.train_fits.Fits`."""
 
-    #: Whether callbacks that only watch a run or end it take part.
-    _is_watched = False
-
     def __init__(
         self,
         task: Callable[[Piece | Prediction], Any],
@@ -215,8 +242,14 @@ class FitsInProcesses:
         proved_by: int | None = None,
         run: Callable[..., Iterator[tuple[Any, Any]]] = supervise,
     ) -> None:
-        self._task, self.at_once, self._limit_s, self._proved_by = task, jobs, limit_s, proved_by
-        self._everybody, self._supervise = tuple(range(num_clients)), run
+        self._task = task
+        self.at_once = jobs
+        self._limit_s = limit_s
+        self._proved_by = proved_by
+        self._everybody = tuple(range(num_clients))
+        self._supervise = run
+        # Whether callbacks that only watch a run or end it take part.
+        self._is_watched = False
 
     def fits(
         self, coalitions: Sequence[Members], seed: int

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -89,6 +90,24 @@ class DigitsPlateau(Plateau):
         super().__init__(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
+class DigitsOneCycle(DigitsPlateau):
+    """Its learning rates depend on the number of rounds that are planned."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.parameters())
+        planned_rounds = self.trainer.max_epochs or 1
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4 * RATE, planned_rounds + 1)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+class DigitsFromFile(DigitsPlateau):
+    """Its loss has a factor that is in a file."""
+
+    def __init__(self, factor: str) -> None:
+        super().__init__()
+        self.beta = float(Path(factor).read_text())
+
+
 class DigitsFails(DigitsPlateau):
     """Where the environment names the coalition; it counts its steps in the class, which changes them."""
 
@@ -140,3 +159,37 @@ KINDS: dict[str, Kind] = {
     "`ReduceLROnPlateau`": Kind(Plateau, PlateauByHand),
     "a callback that anneals an attribute": Kind(Annealed, AnnealedByHand, Anneals),
 }
+
+
+class CountsRounds(Manual):
+    """Its loss has a factor that falls from round to round."""
+
+    def rounds_so_far(self) -> int:
+        return self.current_epoch
+
+    def on_train_epoch_start(self) -> None:
+        self.beta = 0.7 ** self.rounds_so_far()
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.beta * super().loss(batch)
+
+
+class CountsRoundsInFile(CountsRounds):
+    """It counts the rounds by the lines of a file, which it writes."""
+
+    def rounds_so_far(self) -> int:
+        path = Path("rounds.txt")
+        num_lines = 0
+        if path.exists():
+            num_lines = len(path.read_text().splitlines())
+        with path.open("a") as file:
+            file.write("one more\n")
+        return num_lines
+
+
+class DigitsInFile(CountsRoundsInFile):
+    """As a configuration names it."""
+
+    def __init__(self) -> None:
+        Module.__init__(self, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        self.automatic_optimization = False
