@@ -82,6 +82,18 @@ PACKAGES = {
     "flsv.functional": "The mathematics, as functions",
 }
 
+#: Packages whose names change with a major version only. The others are provisional.
+STABLE = (
+    "flsv",
+    "flsv.data",
+    "flsv.models",
+    "flsv.metrics",
+    "flsv.aggregation",
+    "flsv.training.algorithms",
+    "flsv.report",
+    "flsv.functional",
+)
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -280,7 +292,7 @@ def generated_pages() -> dict[str, str]:
     """Markdown by address on the site."""
     pages = {
         "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
-        "reference/api.md": rendered("api.md", packages=PACKAGES),
+        "reference/api.md": rendered("api.md", packages=PACKAGES, stable=STABLE),
         "reference/round.md": vocabulary_page(),
     }
     pages |= {page_of(algorithm): algorithm_page(algorithm) for algorithm in algorithms()}

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path, PurePath
 from pydoc import locate
 from typing import Any
@@ -23,6 +22,7 @@ from flsv.configuration.federation_config import ROLES, FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
+from flsv.utilities.formats import PACKAGES, package_versions
 from flsv.utilities.seeding import seed_or_default
 
 #: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if
@@ -40,8 +40,6 @@ IDLE = {
 }  # fmt: skip
 #: Sections of a configuration that determine a run's results.
 SECTIONS = ("model", "data", "federation", "trainer")
-#: Packages whose versions, not source files, are part of an identity.
-PACKAGES = ("flsv", "torch", "lightning")
 #: Packages whose classes' source is not hashed.
 INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
 #: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
@@ -140,7 +138,7 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
 def versions() -> dict[str, str]:
     """Return ``{"version of ...": version}`` of flsv, torch and lightning."""
-    return {f"version of {name}": version(name) for name in PACKAGES}
+    return {f"version of {name}": number for name, number in package_versions().items()}
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,6 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.__about__ import __version__
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import ClientEvaluation, FederationConfig, LocalEpochs
@@ -289,7 +288,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             ConfigurationError: the fit cannot resume. The message names the difference.
         """
         seed = self._lightning_fit and self._lightning_fit.given_seed
-        check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
+        check_state(state_dict, self.run_state.identity, seed, max_epochs)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -12,6 +12,7 @@ import lightning as L
 from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
 
 #: Hyper-parameters that select the network. If they differ, weights are refused even if all shapes agree.
 NETWORK = ("network", "network_args")
@@ -50,27 +51,33 @@ def check_checkpoint(
 
 
 def check_state(
-    state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None
+    state: dict[str, Any], identity: Identity, seed: Any, max_epochs: int | None
 ) -> None:
     """Check that the present fit can resume from a loop's saved ``state``."""
-    if state.get("version") != version:
-        raise ConfigurationError(
-            f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
-            "a new run without ckpt_path."
-        )
+    check_format(
+        "the checkpoint",
+        state.get("format"),
+        readable=READABLE_CHECKPOINTS,
+        written_by=state.get("versions", {}).get("flsv", state.get("version")),
+    )
     with complete():
-        differ, started = identity.differences(Identity(**state["identity"])), state["seed"]
+        versions = state["versions"]
+        saved_identity = Identity(**state["identity"])
+        saved_seed = state["seed"]
         rounds = state["round_index"]
-    if differ:
+    warn_of_versions("the checkpoint", versions)
+
+    changes = identity.differences(saved_identity)
+    if changes:
         raise ConfigurationError(
-            f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
-            "or start a new one without ckpt_path."
+            f"the checkpoint is of another federation: {'; '.join(changes)}. Resume with what the run was started "
+            "with, or start a new one without ckpt_path."
         )
-    if seed is not None and int(seed) != started:
+    if seed is not None and int(seed) != saved_seed:
         raise ConfigurationError(
-            f"the seed is {seed} and was {started} when the run was started, from which every choice of its rounds "
-            f"derives: it cannot be changed. Give federation.seed={started} (or seed_everything), or start a new run "
-            "without ckpt_path."
+            f"the seed is {seed} and was {saved_seed} when the run was started, from which every choice of its rounds "
+            f"derives: it cannot be changed. Give federation.seed={saved_seed} (or seed_everything), or start a new "
+            "run without ckpt_path."
         )
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from flsv.__about__ import __version__
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round
@@ -32,6 +31,7 @@ from flsv.server.round_server import RoundServer
 from flsv.training.store import ClientStore
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 
@@ -300,7 +300,8 @@ class RunState:
             "finetuned": self.finetuned,
             "csv": self.csv,
             "identity": self.identity.plain(),
-            "version": __version__,
+            "format": CHECKPOINT_FORMAT,
+            "versions": package_versions(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.display import plain
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import check_format
 
 #: Version of the layout of ``run.json``.
 VERSION = 3
@@ -158,7 +159,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read ``run.json`` and return its content, with the events as :class:`Event`."""
     try:
         record = json.loads(path.read_bytes())
-        version = record["version"]
+        stored_format = record["version"]
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no {path}, which every run has: name the folder of a run."
@@ -167,11 +168,12 @@ def read_record(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path} is not the record of a run ({error!r}). Train again, in a new folder."
         ) from error
-    if version != VERSION:
-        raise ConfigurationError(
-            f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "
-            "has written it, or train again."
-        )
+    check_format(
+        str(path),
+        stored_format,
+        readable=range(VERSION, VERSION + 1),
+        written_by=record.get("packages", {}).get("flsv"),
+    )
     return {**record, "events": [Event(**event) for event in record["events"]]}
 
 

@@ -19,6 +19,10 @@ class ConfigurationError(ValueError):
     """
 
 
+class VersionWarning(UserWarning):
+    """Warning that numbers may change, since a package has another version than before."""
+
+
 class ColumnError(ConfigurationError):
     """Error for a table's column that cannot be used as it is."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flsv import ConfigurationError, __version__
+from flsv import ConfigurationError
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
 from flsv.data.corruption import ClosedSetLabelNoise
@@ -16,6 +16,8 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
+from flsv.utilities.errors import VersionWarning
+from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from helpers.data import toy_data
 from helpers.fits import checkpoints, fit, trainer_for
 from helpers.models import Plain, adam, network
@@ -238,7 +240,7 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
     for lost in whole["callbacks"][key]:
         less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}
         torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
-        with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|is of flsv None"):
+        with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|in format None"):
             resume(path, tmp_path)
     torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
     with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
@@ -251,12 +253,40 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
         resume(path, tmp_path)
 
 
-def test_checkpoint_of_another_version_is_refused() -> None:
-    for version in ({}, {"version": "0.9"}):
-        with pytest.raises(
-            ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"
-        ):
-            loop().check_state({"round_index": 2, "seed": 1, **version})
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, "by an older flsv in format None, .*: read it with an older flsv"),
+        ({"version": "1.2.0"}, r"by flsv 1\.2\.0 in format None, .*: read it with flsv 1\.2\.0"),
+        (
+            {"format": CHECKPOINT_FORMAT + 1, "versions": {"flsv": "2.9.0"}},
+            r"by flsv 2\.9\.0 in format 2, .*: install flsv 2\.9\.0 or a newer one",
+        ),
+    ],
+)
+def test_checkpoint_of_another_format_is_refused(written: dict[str, Any], message: str) -> None:
+    state = {"round_index": 2, "seed": 1, **written}
+    with pytest.raises(ConfigurationError, match=message):
+        loop().check_state(state)
+
+
+def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
+    saved: Path, tmp_path: Path
+) -> None:
+    """As when flsv was upgraded between the two."""
+    checkpoint = torch.load(saved, weights_only=True)
+    federation_state = checkpoint["callbacks"]["FederatedLoop"]
+    assert federation_state["versions"] == package_versions()
+    federation_state["versions"]["flsv"] = "1.9.9"
+    older = tmp_path / "older.ckpt"
+    torch.save(checkpoint, older)
+
+    unchanged = resume(saved, tmp_path / "unchanged")
+    with pytest.warns(VersionWarning, match=r"was 1\.9\.9\): .* pip install flsv==1\.9\.9\."):
+        upgraded = resume(older, tmp_path / "upgraded")
+
+    for name, tensor in unchanged.state_dict().items():
+        assert torch.equal(tensor, upgraded.state_dict()[name]), name
 
 
 def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(

@@ -1,0 +1,74 @@
+"""Formats of stored files: which of them this version of flsv reads, and by which versions of packages they are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from flsv.__about__ import __version__
+from flsv.utilities.errors import ConfigurationError, VersionWarning
+
+#: The format of a federation's state in a checkpoint. It grows when an older flsv could not read the state.
+CHECKPOINT_FORMAT = 1
+#: The formats that this version reads: all of the same major version.
+READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
+#: Packages that a run's numbers depend on.
+PACKAGES = ("flsv", "torch", "lightning")
+
+
+def package_versions() -> dict[str, str]:
+    """Return ``{package: version}`` of what a run's numbers depend on."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def check_format(
+    title: str,
+    stored_format: Any,
+    *,
+    readable: range,
+    written_by: str | None,
+) -> None:
+    """Check that this version of flsv reads a stored file.
+
+    Args:
+        title: what the file is, as the message's subject.
+        stored_format: its number. None: it has none, as all files from before 2.0.
+        readable: the numbers that this version reads.
+        written_by: the version of flsv that has written the file, if it is known.
+
+    Raises:
+        ConfigurationError: the format is not read.
+    """
+    if stored_format in readable:
+        return
+
+    writer = "an older flsv"
+    if written_by is not None:
+        writer = f"flsv {written_by}"
+    remedy = f"read it with {writer}, or start a new run"
+    if isinstance(stored_format, int) and stored_format >= readable.stop:
+        remedy = f"install {writer} or a newer one"
+    raise ConfigurationError(
+        f"{title} was written by {writer} in format {stored_format}, and this flsv {__version__} reads formats "
+        f"{readable.start} to {readable.stop - 1}: {remedy}."
+    )
+
+
+def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
+    """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
+    changes = []
+    requirements = []
+    for name, present in package_versions().items():
+        stored = stored_versions.get(name)
+        if stored is not None and stored != present:
+            changes.append(f"{name} is {present} and was {stored}")
+            requirements.append(f"{name}=={stored}")
+    if changes:
+        warnings.warn(
+            f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "
+            f"run with these. For the same numbers: pip install {' '.join(requirements)}.",
+            VersionWarning,
+            stacklevel=2,
+        )
