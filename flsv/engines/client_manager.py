@@ -111,14 +111,19 @@ class ClientManager:
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
-        trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
-        if performance not in self._any_task:
-            found = make_evaluators(
-                trainer, self._space, loader, {"what clients are asked for": performance}
-            )
-            self._any_task[performance] = found[performance.evaluator]
-        private = partial(self._private, client) if self._space.private_names else None
-        return evaluator_on(self._any_task[performance], trainer, loader, private)
+        loader = self._data.client_loader(client, split, shuffle=False)
+        private = None
+        if self._space.private_names:
+            private = partial(self._private, client)
+        try:
+            if performance not in self._any_task:
+                measures = {"what clients are asked for": performance}
+                evaluators = make_evaluators(self._trainer, self._space, loader, measures)
+                self._any_task[performance] = evaluators[performance.evaluator]
+            return evaluator_on(self._any_task[performance], self._trainer, loader, private)
+        except ConfigurationError as error:
+            owner = client_called(client, self._data.client_names)
+            raise ConfigurationError(f"{owner}: {error}") from error
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""

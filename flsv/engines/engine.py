@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +33,9 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelScore
-from flsv.games.judges import ClientJudges
+from flsv.games.judges import LEAST, ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.games.output_metric import check_two_classes
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
@@ -124,28 +125,29 @@ class Engine:
     ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run for the metrics ``evaluating``."""
-        trainer, val = self.trainer, self.data.val_dataloader()
+        trainer = self.trainer
+        val = self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
-        judged = {
-            each.evaluator: each
-            for each in measures.values()
-            if isinstance(each, ModelScore) and each.judged
-        }
-        measures = {
-            name: measure
-            for name, measure in measures.items()
-            if getattr(measure, "judged", False) is False
-        }
-        classified = [
-            name for name, measure in measures.items() if not isinstance(measure, ModelScore)
-        ]
+
+        judged: dict[Hashable, ModelScore] = {}
+        by_server: dict[str, Any] = {}
+        classified = []
+        for name, measure in measures.items():
+            if isinstance(measure, ModelScore) and measure.judged:
+                judged[measure.evaluator] = measure
+                continue
+            by_server[f"metric {name!r}"] = measure
+            if not isinstance(measure, ModelScore):
+                classified.append(name)
+
         if self.clients_here:
             self._try_evaluations([*self._strategies.values(), *evaluating.values()])
-        if not measures and not judged:
+        if not measures:
             return None
-        asking = {f"metric {name!r}": measure for name, measure in measures.items()}
-        validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
+        validated = make_evaluators(trainer, self.space, val, by_server, seed=self._state.seed)
         for key, measure in judged.items():
+            if self.clients_here:
+                self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=LEAST)
             judges = ClientJudges(
                 self.space,
                 self.manager.clients,
@@ -177,10 +179,25 @@ class Engine:
         for component in components:
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
+                if getattr(component, "judges", "server") == "clients":
+                    continue  # all clients are asked, see ClientJudges.check
+                self._check_held_out_classes(performance, type(component).__name__)
                 self.manager.any_task(0, "val", performance)
             elif component.evaluates:
                 train = self.data.client_loader(0, "train", shuffle=False)
                 try_forward(self.trainer, train, self.data.num_classes, type(component).__name__)
+
+    def _check_held_out_classes(
+        self, performance: ModelScore, asking: str, fewest_samples: int = 1
+    ) -> None:
+        """Check that clients hold out samples of two classes if ``performance`` compares classes."""
+        if self.data.no_classes is not None:
+            return
+        for client in range(self.data.num_clients):
+            owner = client_called(client, self.data.client_names)
+            labels = self.data.client_labels(client, "val")
+            if len(labels) >= fewest_samples:
+                check_two_classes(performance.of, labels, f"{asking}, {owner}")
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""

@@ -30,6 +30,7 @@ from flsv.games.output_metric import (
     OutputForm,
     OutputMetric,
     beyond_probabilities,
+    check_two_classes,
     wants_probabilities,
 )
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
@@ -135,7 +136,18 @@ class ModelEvaluator(VectorEvaluator):
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
         self.form: OutputForm | None = None
+        self._check_labels()
         self._check_runs()
+
+    def _check_labels(self) -> None:
+        """Check that the labels are of two classes if the metric compares classes."""
+        labels = []
+        for _, y in self._batches:
+            if not isinstance(y, Tensor) or y.is_floating_point() or y.ndim != 1:
+                return  # the metric says what it takes
+            labels.append(y)
+        for metric in self._metrics:
+            check_two_classes(metric.metric, torch.cat(labels), self._asking)
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
@@ -153,11 +165,12 @@ class ModelEvaluator(VectorEvaluator):
             private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
                 those of the original module.
         """
-        other = copy(self)
-        other._private = private
+        evaluator = copy(self)
+        evaluator._private = private
         if batches is not None:
-            other._keep(batches)
-        return other
+            evaluator._keep(batches)
+            evaluator._check_labels()
+        return evaluator
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -6,6 +6,7 @@ way, flsv decides once per module: it returns logits if a model with random para
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"
+#: Names of torchmetrics metrics that compare classes: of one class they are 0 or NaN.
+_COMPARES_CLASSES = re.compile(
+    "AUROC|LogAUC|ROC|AveragePrecision|PrecisionRecallCurve|At[FS]|EER|MatthewsCorrCoef|CohenKappa"
+)
 #: The least probability whose logarithm is taken.
 TINY = 1e-6
 
@@ -158,6 +163,28 @@ def scores_class_1(metric: Metric) -> bool:
         "BinaryAUROC",
         "BinaryAccuracy",
     )
+
+
+def needs_two_classes(metric: Any) -> bool:
+    """Return whether a metric compares classes, so that it is undefined for labels of one class."""
+    if isinstance(metric, ClassScore):
+        return True
+    is_of_classes = isinstance(metric, Metric) and _kind(metric) in ("Binary", "Multiclass")
+    return is_of_classes and _COMPARES_CLASSES.search(type(metric).__name__) is not None
+
+
+def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
+    """Raise ConfigurationError if all ``labels`` of an ``owner`` are of one class, and the metric compares classes."""
+    if not needs_two_classes(metric):
+        return
+    classes = labels[labels != getattr(metric, "ignore_index", None)].unique()
+    if len(classes) == 1:
+        name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
+        raise ConfigurationError(
+            f"{owner}: the {len(labels)} samples on which models are scored are all of class "
+            f"{int(classes)}, and {name} needs two classes. Hold out samples of another class as well, "
+            'or take performance="balanced_accuracy", which needs one.'
+        )
 
 
 def beyond_probabilities(outputs: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics.classification import BinaryAUROC
 
 import flsv
 from flsv import FederatedLoop, Reporting, value_round
@@ -25,11 +26,16 @@ from flsv.games.judges import (
     judge_coalitions,
     unlike_others,
 )
-from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
+from flsv.metrics import (
+    CoalitionValue,
+    ContributionEstimation,
+    PartialFederatedShapley,
+    ShadowShapley,
+)
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network
 
@@ -300,3 +306,60 @@ def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
         ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'
     ):
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
+
+
+def hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
+    """Patients with two outcomes, and with one only at Zurich."""
+    generator = torch.Generator().manual_seed(0)
+    clients = {}
+    sizes = {"Cleveland": 120, "Budapest": 90}
+    sizes["Zurich"] = samples_of_zurich
+    for name, size in sizes.items():
+        x = torch.randn(size, FEATURES, generator=generator)
+        y = torch.arange(size) % 2
+        if name == "Zurich":
+            y = torch.ones(size, dtype=torch.long)
+        clients[name] = (x, y)
+    return FederatedDataModule(
+        clients=clients,
+        splits=Splits(server_val=0.1, client_val=0.3),
+        batch_size=16,
+    )
+
+
+class NeverTrained(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("a batch was trained on")
+
+
+BY_CLIENTS: dict[str, Any] = {
+    "auroc": lambda: PartialFederatedShapley(performance="auroc", judges="clients"),
+    "f1": lambda: ShadowShapley(performance="f1", judges="clients"),
+    "of torchmetrics": lambda: PartialFederatedShapley(performance=BinaryAUROC(), judges="clients"),
+    "of a client's model": lambda: ContributionEstimation(performance="average_precision"),
+}
+
+
+@pytest.mark.parametrize("kind", BY_CLIENTS)
+def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
+    kind: str, tmp_path: Path
+) -> None:
+    model = NeverTrained(nn.Linear(FEATURES, 2))
+    message = r"client 2 \('Zurich'\): the \d+ samples .* of class 1, .* Hold out samples of"
+
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop({"m": BY_CLIENTS[kind]()}), tmp_path, model, hospitals())
+
+
+def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path: Path) -> None:
+    metric = PartialFederatedShapley(performance="auroc", judges="clients")
+    model = Plain(nn.Linear(FEATURES, 2))
+    data_module = hospitals(samples_of_zurich=6)
+    data_module.setup("fit")
+    held_out_at_zurich = data_module.client_labels(2, "val")
+    assert len(held_out_at_zurich) < LEAST
+
+    federated_loop = loop({"m": metric})
+    fit(federated_loop, tmp_path, model, data_module)
+
+    assert federated_loop.contributions["m"].isfinite().all()
