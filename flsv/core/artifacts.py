@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _KEY = "artifacts"
 #: Names of a run's own folders and files, which no client's folder may have.
-_OWN = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
+_RESERVED = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
+#: Path separators, and characters that Windows refuses.
+_REFUSED = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]+')
+#: The longest name of a client's folder.
+_LONGEST = 60
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -29,49 +33,69 @@ def client_folders(names: Sequence[str]) -> list[str]:
         (['0', '1'], ["St. Mary's", 'a_b', 'A_B_2', 'client_3'])
     """
     folders: list[str] = []
-    taken: set[str] = set()
+    names_in_use: set[str] = set()
     for client, name in enumerate(names):
-        # Replace path separators and characters that Windows refuses; no dot at either end.
-        plain = (
-            re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .")
-            or f"client_{client}"
-        )
-        unique = plain
-        while unique.casefold() in taken or _OWN.fullmatch(unique):
-            unique = f"{unique}_{client}"
-        taken.add(unique.casefold())
-        folders.append(unique)
+        folder = _valid_name(name) or f"client_{client}"
+        while folder.casefold() in names_in_use or _RESERVED.fullmatch(folder):
+            folder = f"{folder}_{client}"
+        names_in_use.add(folder.casefold())
+        folders.append(folder)
     return folders
 
 
-def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
+def _valid_name(name: str) -> str:
+    """Return a name that every file system takes, empty where nothing of ``name`` remains."""
+    # No dot or blank stands at either end, nor where a long name is cut.
+    valid = _REFUSED.sub("_", str(name)).strip(" .")
+    return valid[:_LONGEST].strip(" .")
+
+
+def keep_artifact(
+    local: LocalData,
+    name: str,
+    draw: Callable[[], Figure | str],
+) -> None:
     """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
-    local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
+    name = plain_name(name, "picture")
+    local.memory.setdefault(_KEY, {})[name] = draw
 
 
-def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
+def write_artifacts(
+    local: LocalData,
+    folder: Path,
+    step: int | None = None,
+) -> None:
     """Write the pictures and tables stored by :func:`keep_artifact` into the client's ``folder``."""
-    kept: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
-    if not kept:
+    artifacts: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
+    if not artifacts:
         return
+
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figure] = {}
-    for name, draw in kept.items():
-        plain_name(
-            name, "picture"
-        )  # checked again: other code of the client may have written to its memory
+    for name, draw in artifacts.items():
+        # Checked again: other code of the client may have written to its memory.
+        plain_name(name, "picture")
         with drawing(f"{folder / name}.png"):
-            figure = draw()
-            if isinstance(figure, str):
-                (folder / f"{name}.csv").write_text(figure)
+            artifact = draw()
+            if isinstance(artifact, str):
+                (folder / f"{name}.csv").write_text(artifact)
                 continue
-            figure.savefig(folder / f"{name}.png")
-            figures[name] = figure
-    if step is not None and figures:
-        from torch.utils.tensorboard import SummaryWriter
+            artifact.savefig(folder / f"{name}.png")
+            figures[name] = artifact
 
-        # A folder of its own: of several event files in one folder TensorBoard may read only the latest one.
-        with SummaryWriter(folder / "pictures") as writer:
-            for name, figure in figures.items():
-                with drawing(name):
-                    writer.add_figure(name, figure, global_step=step)
+    if step is not None and figures:
+        _show_in_tensorboard(figures, folder, step)
+
+
+def _show_in_tensorboard(
+    figures: Mapping[str, Figure],
+    folder: Path,
+    step: int,
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A folder of its own: of several event files in one folder TensorBoard may read only the latest one.
+    with SummaryWriter(folder / "pictures") as writer:
+        for name, figure in figures.items():
+            with drawing(name):
+                writer.add_figure(name, figure, global_step=step)

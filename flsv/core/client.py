@@ -28,6 +28,9 @@ class Traffic(NamedTuple):
         return Traffic(self.numbers + other.numbers, self.bytes + other.bytes)
 
 
+_NOTHING = Traffic()
+
+
 @dataclass(frozen=True)
 class Message:
     """One counted message: client, direction, name and size."""
@@ -36,6 +39,10 @@ class Message:
     direction: Direction
     name: str
     traffic: Traffic
+
+
+MessageRow = tuple[int, Direction, str, int, float]
+"""A message as a checkpoint stores it: client, direction, name, numbers and bytes."""
 
 
 class Channel:
@@ -73,7 +80,8 @@ class Channel:
             content: a tensor, or nested mappings, sequences and dataclasses of tensors.
             traffic: the message's size in transit, if it is compressed.
         """
-        traffic = measured(content) if traffic is None else traffic
+        if traffic is None:
+            traffic = measured(content)
         if traffic.numbers and not self._muted:
             self.messages.append(Message(client, direction, name, traffic))
 
@@ -81,20 +89,23 @@ class Channel:
         """Forget the messages counted so far."""
         self.messages = []
 
-    def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """Remove this round's messages except the ``first`` earliest. Return them for :meth:`prepend`."""
-        plain = [
-            (each.client, each.direction, each.name, *each.traffic)
-            for each in self.messages[first:]
-        ]
-        del self.messages[first:]
-        return plain
+    def pop_since(self, num_earliest: int) -> list[MessageRow]:
+        """Remove this round's messages except the ``num_earliest`` earliest. Return them for :meth:`prepend`."""
+        rows = []
+        for message in self.messages[num_earliest:]:
+            numbers, size = message.traffic
+            row = (message.client, message.direction, message.name, numbers, size)
+            rows.append(row)
+        del self.messages[num_earliest:]
+        return rows
 
-    def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
+    def prepend(self, rows: Sequence[MessageRow]) -> None:
         """Insert the messages that :meth:`pop_since` returned before this round's others."""
-        self.messages[:0] = [
-            Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain
-        ]
+        messages = []
+        for client, direction, name, numbers, size in rows:
+            traffic = Traffic(numbers, size)
+            messages.append(Message(client, direction, name, traffic))
+        self.messages[:0] = messages
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -108,16 +119,14 @@ class Channel:
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
-        return torch.tensor(
-            [totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long
-        )
+        numbers = [totals.get(client, _NOTHING).numbers for client in clients]
+        return torch.tensor(numbers, dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
-        return torch.tensor(
-            [totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64
-        )
+        sizes = [totals.get(client, _NOTHING).bytes for client in clients]
+        return torch.tensor(sizes, dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
         """Return the set of ``(direction, name)`` of this round's messages."""
@@ -127,7 +136,8 @@ class Channel:
         totals: dict[int, Traffic] = {}
         for message in self.messages:
             if message.direction == direction:
-                totals[message.client] = totals.get(message.client, Traffic()) + message.traffic
+                subtotal = totals.get(message.client, _NOTHING)
+                totals[message.client] = subtotal + message.traffic
         return totals
 
 
@@ -135,7 +145,8 @@ def measured(content: Any) -> Traffic:
     """Return the uncompressed size of all tensors in ``content``."""
     total = Traffic()
     for tensor in _tensors(content):
-        total += Traffic(tensor.numel(), float(tensor.numel() * tensor.element_size()))
+        numbers = tensor.numel()
+        total += Traffic(numbers, float(numbers * tensor.element_size()))
     return total
 
 
@@ -259,7 +270,12 @@ class Client:
         """Undo the changes that the last :meth:`ask` made to the client's state."""
         # In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
 
-    def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
+    def _count(
+        self,
+        question: Callable[..., Any],
+        arguments: Any,
+        answer: Any,
+    ) -> None:
         if self._channel is not None:
             name = _name(question)
             self._channel.send(self.id, "down", name, arguments)
@@ -270,13 +286,16 @@ class Client:
 
 
 def _name(question: Callable[..., Any]) -> str:
-    return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
+    function = getattr(question, "func", question)
+    return getattr(function, "__name__", type(question).__name__)
 
 
 def _answers_nothing(question: Callable[..., Any]) -> bool:
     function = getattr(question, "func", question)
     annotations = getattr(function, "__annotations__", {})
-    return "return" in annotations and annotations["return"] in (None, "None")
+    if "return" not in annotations:
+        return False
+    return annotations["return"] in (None, "None")
 
 
 def map_clients(
@@ -308,31 +327,45 @@ def map_clients(
     """
     if not clients:
         return []
-    owners, channel = clients[0]._owners, clients[0]._channel
-    before = 0 if channel is None else len(channel.messages)
-    place = {client.id: i for i, client in enumerate(clients)}
-
-    def counted(messages: Iterable[Message]) -> list[Message]:
-        """Sort the messages by client, since threads send them in any order."""
-        return sorted(messages, key=lambda message: place[message.client])
+    owners = clients[0]._owners
+    channel = clients[0]._channel
+    num_earlier_messages = 0
+    if channel is not None:
+        num_earlier_messages = len(channel.messages)
 
     if owners is None or owners.conversing:
-        had = list(map(conversation, clients))
+        results = list(map(conversation, clients))
         if channel is not None:
-            channel.messages[before:] = counted(channel.messages[before:])
-        return had
-    mine = [client for client in clients if owners.has(client.id)]
+            new_messages = channel.messages[num_earlier_messages:]
+            channel.messages[num_earlier_messages:] = _in_order_of(clients, new_messages)
+        return results
+
+    clients_of_rank = [client for client in clients if owners.has(client.id)]
+    ids_of_rank = [client.id for client in clients_of_rank]
     owners.conversing = True
     try:
-        found = dict(zip([client.id for client in mine], map(conversation, mine)))
+        results_of_rank = dict(zip(ids_of_rank, map(conversation, clients_of_rank)))
     finally:
         owners.conversing = False
-    own = [] if channel is None else channel.messages[before:]
-    results: dict[int, T] = {}
-    messages = []
-    for part, crossed in owners.ranks.all_gather((found, own), "conversations"):
-        results |= part
-        messages += crossed
+    messages_of_rank = []
     if channel is not None:
-        channel.messages[before:] = counted(messages)
-    return [results[client.id] for client in clients]
+        messages_of_rank = channel.messages[num_earlier_messages:]
+
+    results_by_client: dict[int, T] = {}
+    messages = []
+    exchanged = owners.ranks.all_gather((results_of_rank, messages_of_rank), "conversations")
+    for rank_results, rank_messages in exchanged:
+        results_by_client |= rank_results
+        messages += rank_messages
+    if channel is not None:
+        channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
+    return [results_by_client[client.id] for client in clients]
+
+
+def _in_order_of(
+    clients: Sequence[Client],
+    messages: Iterable[Message],
+) -> list[Message]:
+    """Sort messages by client, since threads send them in any order."""
+    positions = {client.id: position for position, client in enumerate(clients)}
+    return sorted(messages, key=lambda message: positions[message.client])

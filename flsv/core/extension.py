@@ -55,7 +55,11 @@ class RunExtension:
     def reset(self) -> None:
         """Forget the results of an earlier fit."""
 
-    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
+    def prepare(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+    ) -> bool:
         """Store what is needed of the state before the fit. Return True if this process has become another run's."""
         return False
 

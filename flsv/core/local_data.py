@@ -21,7 +21,8 @@ class Prefixed(MutableMapping[str, Tensor]):
     """View of a dictionary's entries whose names begin with a prefix. The view's names lack the prefix."""
 
     def __init__(self, state: State, prefix: str) -> None:
-        self._state, self._prefix = state, prefix
+        self._state = state
+        self._prefix = prefix
 
     def __getitem__(self, name: str) -> Tensor:
         return self._state[self._prefix + name]
@@ -33,9 +34,11 @@ class Prefixed(MutableMapping[str, Tensor]):
         del self._state[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(
-            [name[len(self._prefix) :] for name in self._state if name.startswith(self._prefix)]
-        )
+        names = []
+        for name in self._state:
+            if name.startswith(self._prefix):
+                names.append(name.removeprefix(self._prefix))
+        return iter(names)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -108,18 +111,27 @@ class LocalData:
         training: Callable[[torch.Generator], Iterable[Any]] = no_model,
         order: Callable[[torch.Generator], Tensor] = no_model,
     ) -> None:
-        self._name, self._batches = name, batches
-        self._evaluator, self._module = evaluator, module
-        self._class_counts, self._population, self._guarded = class_counts, population, guarded
-        self._any_task, self._training, self._order = any_task, training, order
+        self._name = name
+        self._class_counts = class_counts
+        self._population = population
+        self._guarded = guarded
+
+        self._batches = batches
+        self._training = training
+        self._order = order
+        self._module = module
+        self._evaluator = evaluator
+        self._any_task = any_task
         self._evaluators: dict[tuple[Split, Any], Evaluator] = {}
-        own: State = {}
-        self._state = state or (lambda: own)
-        self._start: Tensor | None = None
+
+        self._kept_state = state
+        self._unsaved_state: State = {}
+        self._memory: dict[Any, Any] = {}
+
+        self._initial_model: Tensor | None = None
         self._model: Tensor | None = None
         self._sent: Tensor | None = None
         self._tell: Tell | None = None
-        self._memory: dict[Any, Any] = {}
 
     @property
     def num_classes(self) -> int:
@@ -141,7 +153,7 @@ class LocalData:
     def start(self) -> Tensor | None:
         """Return the model ``[P]`` from which this client's training starts. None: it takes no part."""
         self._check()
-        return self._start
+        return self._initial_model
 
     @property
     def model(self) -> Tensor | None:
@@ -162,7 +174,9 @@ class LocalData:
         They are saved with the run and never sent. Changes in a round that is interrupted are undone.
         """
         self._check()
-        return self._state()
+        if self._kept_state is None:
+            return self._unsaved_state
+        return self._kept_state()
 
     @property
     def memory(self) -> dict[Any, Any]:
@@ -188,16 +202,20 @@ class LocalData:
 
     def set_models(
         self,
-        start: Tensor | None,
+        initial_model: Tensor | None,
         model: Tensor | None,
         sent: Tensor | None = None,
         tell: Tell | None = None,
     ) -> None:
         """Set this round's initial, trained and sent models ``[P]``, and the attack ``tell`` on the numbers that this
         client reports."""
-        # `start` is None if the client takes no part, `model` before training, `sent` if it is the trained model,
-        # `tell` if the client reports true numbers.
-        self._start, self._model, self._sent = start, model, model if sent is None else sent
+        # `initial_model` is None if the client takes no part, `model` before training, `sent` if it is the trained
+        # model, `tell` if the client reports true numbers.
+        if sent is None:
+            sent = model
+        self._initial_model = initial_model
+        self._model = model
+        self._sent = sent
         self._tell = tell
 
     @property
@@ -208,9 +226,10 @@ class LocalData:
     def told(self, name: str, value: Tensor) -> Tensor:
         """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
         self._check()
-        return (
-            value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
-        )
+        if self._tell is None:
+            return value
+        reported = self._tell(name, float(value))
+        return torch.full_like(value, reported)
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
         """Return all m samples of a split in a fixed order. They are x ``[m, ...]`` and the client's own labels y
@@ -223,35 +242,46 @@ class LocalData:
         batches = list(self._batches(split))
         if not batches:
             raise ConfigurationError(f"{self._name} has no {split} samples.")
-        if not all(isinstance(part, Tensor) for batch in batches for part in batch[:2]):
-            raise ConfigurationError(
-                f"the {split} batches of {self._name} are not pairs of tensors (x, y)."
-            )
-        return torch.cat([batch[0] for batch in batches]), torch.cat(
-            [batch[1] for batch in batches]
-        )
+        for batch in batches:
+            if not all(isinstance(part, Tensor) for part in batch[:2]):
+                raise ConfigurationError(
+                    f"the {split} batches of {self._name} are not pairs of tensors (x, y)."
+                )
+
+        inputs = torch.cat([batch[0] for batch in batches])
+        labels = torch.cat([batch[1] for batch in batches])
+        return inputs, labels
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
         """Return an iterable over the client's training batches, shuffled, as ``training_step`` gets them."""
         self._check()
         return self._training(generator)
 
-    def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
+    def evaluate(
+        self,
+        vectors: Tensor,
+        split: Split = "val",
+        keep: bool = False,
+    ) -> ModelScores:
         """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. With ``keep``
         the result holds the models' outputs, too."""
         evaluate = self._classifiers(split)
-        return evaluate(vectors, keep=True) if keep else evaluate(vectors)
+        if keep:
+            return evaluate(vectors, keep=True)
+        return evaluate(vectors)
 
     def score_outputs(self, outputs: Tensor, split: Split = "val") -> ModelScores:
         """Compute the scores of c models from their outputs ``[c, V, M]`` on a split's V samples."""
-        scores: ModelScores = self._classifiers(split).score_outputs(outputs, losses=False)
+        evaluate = self._classifiers(split)
+        scores: ModelScores = evaluate.score_outputs(outputs, losses=False)
         return scores
 
     def _classifiers(self, split: Split) -> Any:
         self._check()
-        if (split, None) not in self._evaluators:
-            self._evaluators[split, None] = self._evaluator(self._batches(split))
-        return self._evaluators[split, None]
+        key = (split, None)
+        if key not in self._evaluators:
+            self._evaluators[key] = self._evaluator(self._batches(split))
+        return self._evaluators[key]
 
     def utility(
         self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val"
@@ -267,12 +297,16 @@ class LocalData:
             The utilities, float64 ``[K]``.
         """
         if isinstance(performance, str):
-            return self.evaluate(vectors, split).value(performance)
+            scores = self.evaluate(vectors, split)
+            return scores.value(performance)
+
         self._check()
         key = (split, performance)
         if key not in self._evaluators:
             self._evaluators[key] = self._any_task(split, performance)
-        return performance.utility(self._evaluators[key](vectors).value(performance.name))
+        evaluate = self._evaluators[key]
+        scores = evaluate(vectors)
+        return performance.utility(scores.value(performance.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
         """Return the indices of the training samples, int64, in the order of an epoch."""

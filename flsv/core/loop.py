@@ -16,7 +16,8 @@ def is_loop(callback: object) -> bool:
         >>> is_loop(FederatedLoop()), is_loop("another callback")
         (True, False)
     """
-    return callable(getattr(type(callback), "without_files", None))
+    method = getattr(type(callback), "without_files", None)
+    return callable(method)
 
 
 def find_loop(callbacks: Iterable[object]) -> Any:
@@ -34,7 +35,7 @@ def find_loop(callbacks: Iterable[object]) -> Any:
         ...
         flsv.utilities.errors.ConfigurationError: the Trainer has no FederatedLoop: add one to its callbacks.
     """
-    for each in callbacks:
-        if is_loop(each):
-            return each
+    for callback in callbacks:
+        if is_loop(callback):
+            return callback
     raise ConfigurationError("the Trainer has no FederatedLoop: add one to its callbacks.")

@@ -16,7 +16,8 @@ from flsv.functional.distances import distances
 
 #: Bytes of a block on a GPU, where each block costs a kernel launch, and on a CPU, where a block should fit the cache:
 #: the system allocates larger blocks anew each time, which is up to six times as slow. A few blocks exist at a time.
-BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
+BLOCK_BYTES = 2**24
+CPU_BLOCK_BYTES = 2**20
 #: A matrix that would take more than this fraction of the machine's memory is stored in a file.
 LARGE = 0.25
 #: File with the memory limit of a container, on Linux.
@@ -25,44 +26,76 @@ GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 LEAST_PIECE = 2**12
 
 
-def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
+def empty_rows(
+    count: int,
+    like: Tensor,
+    folder: str | Path = "",
+) -> Tensor:
     """Allocate an uninitialized tensor ``[count, P]`` like the model ``like [P]``. If memory does not suffice, it is a
     memory-mapped file in ``folder``."""
-    size = count * like.numel() * like.element_size()
-    if (
-        like.device.type != "cpu"
-        or not hasattr(os, "posix_fallocate")
-        or size <= LARGE * memory_bytes()
-    ):
+    if like.device.type != "cpu" or not hasattr(os, "posix_fallocate"):
         return like.new_empty(count, like.numel())
-    with tempfile.NamedTemporaryFile(
-        dir=folder if os.path.isdir(folder) else None, prefix=".flsv-cohort-"
-    ) as file:
+    num_bytes = count * like.numel() * like.element_size()
+    if num_bytes <= LARGE * memory_bytes():
+        return like.new_empty(count, like.numel())
+    return _rows_in_file(count, like, folder)
+
+
+def _rows_in_file(
+    count: int,
+    like: Tensor,
+    folder: str | Path,
+) -> Tensor:
+    """Allocate a tensor ``[count, P]`` like ``like [P]`` in a file that goes with it."""
+    num_entries = count * like.numel()
+    folder_of_file = None
+    if os.path.isdir(folder):
+        folder_of_file = folder
+
+    with tempfile.NamedTemporaryFile(dir=folder_of_file, prefix=".flsv-cohort-") as file:
         # Allocate all blocks now: writing into a sparse file on a full disk would kill the process by a signal.
-        os.posix_fallocate(file.fileno(), 0, size)
-        return torch.from_file(
-            file.name, shared=True, size=count * like.numel(), dtype=like.dtype
-        ).view(count, -1)
+        num_bytes = num_entries * like.element_size()
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        entries = torch.from_file(file.name, shared=True, size=num_entries, dtype=like.dtype)
+        return entries.view(count, -1)
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return a copy of the rows ``rows`` of ``matrix``, by default of all."""
-    rows = torch.arange(len(matrix)) if rows is None else rows
-    place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
-    if place is None:
+    if rows is None:
+        rows = torch.arange(len(matrix))
+    file_name = None
+    if matrix.device.type == "cpu":
+        file_name = matrix.untyped_storage().filename
+    if file_name is None:
         return matrix[rows.to(matrix.device)]
-    copy = empty_rows(len(rows), matrix[0], Path(place).parent)
-    for row, which in zip(copy, rows.tolist()):
-        row.copy_(matrix[which])
+
+    folder = Path(file_name).parent
+    copy = empty_rows(len(rows), matrix[0], folder)
+    for copied_row, row_index in zip(copy, rows.tolist()):
+        copied_row.copy_(matrix[row_index])
     return copy
 
 
 def memory_bytes() -> int:
     """Return how many bytes of memory this process may use."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
-        limits.append(int(said))
-    return min(limits)
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not GROUP_LIMIT.is_file():
+        return machine_bytes
+    limit = GROUP_LIMIT.read_text().strip()
+    if not limit.isdecimal():  # "max": there is no limit
+        return machine_bytes
+    return min(machine_bytes, int(limit))
+
+
+def _common(starts: Sequence[Tensor]) -> Tensor | None:
+    """Return the one tensor that all ``starts`` are. None: they differ, or there are none."""
+    if len(starts) == 0:
+        return None
+    initial_model = starts[0]
+    if any(model is not initial_model for model in starts):
+        return None
+    return initial_model
 
 
 class ClientMatrix:
@@ -86,23 +119,32 @@ class ClientMatrix:
     def __init__(
         self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None
     ) -> None:
-        self.rows, self.starts = rows, starts
-        first = starts[0] if len(starts) else None
-        self._common = first if all(start is first for start in starts) else None
+        self.rows = rows
+        self.starts = starts
+        self._common_start = _common(starts)
         if block_bytes is None:
-            block_bytes = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
-            if (
-                self._common is None
-            ):  # rows are processed one by one, in pieces large enough for one call
-                block_bytes = max(block_bytes, len(rows) * rows.element_size() * LEAST_PIECE)
+            block_bytes = self._suitable_block_bytes()
         self._block_bytes = block_bytes
+
+    def _suitable_block_bytes(self) -> int:
+        block_bytes = BLOCK_BYTES
+        if self.rows.device.type == "cpu":
+            block_bytes = CPU_BLOCK_BYTES
+        if self._common_start is not None:
+            return block_bytes
+
+        # Rows are processed one by one, in pieces large enough for one call.
+        column_bytes = len(self.rows) * self.rows.element_size()
+        return max(block_bytes, column_bytes * LEAST_PIECE)
 
     def until(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""
-        part = ClientMatrix(
-            self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes
-        )
-        part._common = None if self._common is None else self._common[:end]
+        initial_models = [model[:end] for model in self.starts]
+        part = ClientMatrix(self.rows[:, :end], initial_models, self._block_bytes)
+        # Slices are new objects, so that the part cannot see that the start is common.
+        part._common_start = None
+        if self._common_start is not None:
+            part._common_start = self._common_start[:end]
         return part
 
     def __len__(self) -> int:
@@ -110,50 +152,65 @@ class ClientMatrix:
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
         """Yield slices of about ``block_bytes`` that cover the vectors' entries up to ``end``."""
-        end = self.rows.shape[1] if end is None else end
-        width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
-        return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
+        if end is None:
+            end = self.rows.shape[1]
+        column_bytes = len(self) * self.rows.element_size()
+        width = max(1, self._block_bytes // max(1, column_bytes))
+        for begin in range(0, end, width):
+            yield slice(begin, min(begin + width, end))
 
     def updates(self, columns: slice) -> Tensor:
         """Compute a slice of the k clients' updates, ``[k, width of the slice]``."""
-        if self._common is not None:
-            return self.rows[:, columns] - self._common[columns]
-        return torch.stack(
-            [row[columns] - start[columns] for row, start in zip(self.rows, self.starts)]
-        )
+        if self._common_start is not None:
+            return self.rows[:, columns] - self._common_start[columns]
+        updates = []
+        for row, initial_model in zip(self.rows, self.starts):
+            updates.append(row[columns] - initial_model[columns])
+        return torch.stack(updates)
 
     def update(self, client: int) -> Tensor:
         """Compute the update ``[P]`` of the client in row ``client``, a new tensor."""
         return self.rows[client] - self.starts[client]
 
-    def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
+    def combine(
+        self,
+        weights: Tensor,
+        end: int | None = None,
+    ) -> Tensor:
         """Compute the sum of the k updates, weighted by ``weights [k]``, over the first ``end`` entries."""
-        end = self.rows.shape[1] if end is None else end
-        result = self.rows.new_empty(end)
+        if end is None:
+            end = self.rows.shape[1]
+        weights = weights.to(self.rows)
+        combined = self.rows.new_empty(end)
         for block in self.blocks(end):
-            torch.mv(self.updates(block).T, weights.to(self.rows), out=result[block])
-        return result
+            updates = self.updates(block)
+            torch.mv(updates.T, weights, out=combined[block])
+        return combined
 
     def dot(self, vector: Tensor) -> Tensor:
         """Compute the inner product of ``vector`` with as many leading entries of each update, float64 ``[k]``."""
-        result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
+        device = self.rows.device
+        products = torch.zeros(len(self), dtype=torch.float64, device=device)
         for block in self.blocks(len(vector)):
-            result += self.updates(block).double() @ vector[block].double()
-        return result
+            updates = self.updates(block).double()
+            products += updates @ vector[block].double()
+        return products
 
     def norms(self, end: int | None = None) -> Tensor:
         """Compute the updates' Euclidean norms over the first ``end`` entries, float64 ``[k]``."""
         # No square overflows.
-        if self._common is not None:
-            return distances(self.rows[:, :end], self._common[:end])
-        return torch.cat(
-            [distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)]
-        )
+        if self._common_start is not None:
+            return distances(self.rows[:, :end], self._common_start[:end])
+        norms = []
+        for row, initial_model in zip(self.rows, self.starts):
+            norms.append(distances(row[None, :end], initial_model[:end]))
+        return torch.cat(norms)
 
     def gram(self, end: int | None = None) -> Tensor:
         """Compute all inner products of two updates over the first ``end`` entries, float64 ``[k, k]``."""
-        result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
+        size = len(self)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
-            part = self.updates(block).double()
-            result += part @ part.T
-        return result
+            updates = self.updates(block).double()
+            gram += updates @ updates.T
+        return gram

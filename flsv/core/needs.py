@@ -134,7 +134,12 @@ def _optional_arguments_of(part: Any) -> set[str]:
 class Undeclared(ConfigurationError):
     """Error: a part reads at run time what it has not declared."""
 
-    def __init__(self, reader: str, name: str, why: str) -> None:
+    def __init__(
+        self,
+        reader: str,
+        name: str,
+        why: str,
+    ) -> None:
         line = f"needs = ({name!r},)"
         super().__init__(
             f"{reader} reads Round.{name}, {why}, and has not declared it. Add to its class: {line}"

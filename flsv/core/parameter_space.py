@@ -32,10 +32,12 @@ class Head:
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
         """Select the head's weights ``[..., M, D]`` from ``vectors [..., P]``, with the bias ``[..., M, D+1]``."""
-        rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
-        if include_bias and self.bias is not None:
-            rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
-        return rows
+        weight = vectors[..., self.weight]
+        rows = weight.unflatten(-1, (self.num_classes, -1))
+        if not include_bias or self.bias is None:
+            return rows
+        bias = vectors[..., self.bias].unsqueeze(-1)
+        return torch.cat([rows, bias], dim=-1)
 
 
 class ParameterSpace:
@@ -50,15 +52,15 @@ class ParameterSpace:
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
             itself, outside of the vector.
-        kept: names of further parameters and persistent buffers, including integer ones, that each client keeps to
-            itself.
+        kept_names: names of further parameters and persistent buffers, including integer ones, that each client keeps
+            to itself.
         constant: names of parameters that never change, outside of the vector.
 
     Attributes:
         size: P, the length of the vector.
         names: names of the entries that the vector holds, in its order.
         private_names: names of the entries that each client keeps to itself.
-        kept_names: those of ``private_names`` that are in ``kept``.
+        kept_names: those of ``private_names`` that the argument of this name holds.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
         non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
             attention masks of -inf. Their averages would be NaN, so the vector does not hold them. They must not
@@ -89,60 +91,93 @@ class ParameterSpace:
         head: str | None = None,
         private: Sequence[str] = (),
         *,
-        kept: Collection[str] = (),
+        kept_names: Collection[str] = (),
         constant: Collection[str] = (),
     ) -> None:
-        everything = dict(_float_state(module))
-        _check_values(everything)
-        self._floating = frozenset(everything)
-        matching = {
-            name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)
-        }
-        self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
-        self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
-        self.kept_names = tuple(n for n in self.private_names if n in kept)
-        self._private, self._constant = (
-            frozenset(self.private_names),
-            frozenset(self.constant_names),
-        )
-        apart = self._private | self._constant
-        rest = {n: t for n, t in everything.items() if n not in apart}
-        self.non_finite_names = tuple(
-            n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all()
-        )
+        float_state = dict(_float_state(module))
+        _check_values(float_state)
+        self._floating = frozenset(float_state)
+        self._assign(module, private, kept_names=kept_names, constant=constant)
+
+        self.non_finite_names = self._frozen_not_finite(float_state)
         self._excluded = self._private.union(self._constant, self.non_finite_names)
-        tensors = {
-            name: tensor for name, tensor in rest.items() if name not in self.non_finite_names
-        }
-        if self._excluded and not tensors:
+        shared = {}
+        for name, tensor in float_state.items():
+            if name not in self._excluded:
+                shared[name] = tensor
+        if self._excluded and not shared:
             raise ConfigurationError(
                 f"private={list(private)} leaves nothing of the module to share."
             )
-        if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-            raise ConfigurationError(
-                f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged."
-            )
-        self.names = tuple(tensors)
-        self.shapes = tuple(tensor.shape for tensor in tensors.values())
-        self._sizes = [tensor.numel() for tensor in tensors.values()]
+        _check_real(shared)
+
+        self.names = tuple(shared)
+        self.shapes = tuple(tensor.shape for tensor in shared.values())
+        self._sizes = [tensor.numel() for tensor in shared.values()]
         self.size = sum(self._sizes)
-        self._num_parameter_tensors = sum(name in tensors for name, _ in module.named_parameters())
+        self._num_parameter_tensors = sum(name in shared for name, _ in module.named_parameters())
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
-        self.dtype = reduce(
-            torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32
-        )
+        dtypes = [tensor.dtype for tensor in shared.values()]
+        self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
+
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
-    def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
+    def _assign(
+        self,
+        module: nn.Module,
+        patterns: Sequence[str],
+        *,
+        kept_names: Collection[str],
+        constant: Collection[str],
+    ) -> None:
+        """Decide which entries each client keeps to itself, and which are constant."""
+        private_by_pattern = set()
+        for name in self._floating:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                private_by_pattern.add(name)
+
+        private_names = []
+        for name, _ in named_state(module):
+            if name in private_by_pattern or name in kept_names:
+                private_names.append(name)
+        constant_names = []
+        for name, _ in _float_state(module):
+            if name in constant and name not in private_by_pattern:
+                constant_names.append(name)
+
+        self.private_names = tuple(private_names)
+        self.kept_names = tuple(name for name in private_names if name in kept_names)
+        self.constant_names = tuple(constant_names)
+        self._private = frozenset(private_names)
+        self._constant = frozenset(constant_names)
+
+    def _frozen_not_finite(
+        self,
+        state: Mapping[str, Tensor],
+    ) -> tuple[str, ...]:
+        """Return the names of entries that are neither private, constant nor trained, and not finite."""
+        names = []
+        for name, tensor in state.items():
+            if name in self._private or name in self._constant:
+                continue
+            if not tensor.requires_grad and not tensor.isfinite().all():
+                names.append(name)
+        return tuple(names)
+
+    def read(
+        self,
+        module: nn.Module,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Copy the module's state into ``out [P]``, by default a new vector, and return it."""
         tensors = self._shared(module)
         if out is None:
-            out = torch.empty(
-                self.size, dtype=self.dtype, device=tensors[0].device if tensors else None
-            )
-        torch._foreach_copy_(list(self._views(out)), [tensor.detach() for tensor in tensors])
+            device = tensors[0].device if tensors else None
+            out = torch.empty(self.size, dtype=self.dtype, device=device)
+        detached = [tensor.detach() for tensor in tensors]
+        torch._foreach_copy_(self._views(out), detached)
         return out
 
     @torch.no_grad()
@@ -152,7 +187,7 @@ class ParameterSpace:
             raise ValueError(
                 f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}."
             )
-        torch._foreach_copy_(self._shared(module), list(self._views(vector)))
+        torch._foreach_copy_(self._shared(module), self._views(vector))
 
     def check(self, module: nn.Module) -> None:
         """Check that the module has the same parameters and buffers as this space.
@@ -160,148 +195,204 @@ class ParameterSpace:
         Raises:
             ConfigurationError: entries were added or removed. The message names them.
         """
-        now = dict(_float_state(module))
-        known = self._floating
-        if now.keys() != known:
-            raise ConfigurationError(
-                f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
-                f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
-                "along: change the module before the fit, for example in configure_model, and put a callback that "
-                "does so in on_fit_start before FederatedLoop."
-            )
+        names = dict(_float_state(module)).keys()
+        if names == self._floating:
+            return
+        added = sorted(names - self._floating)
+        removed = sorted(self._floating - names)
+        raise ConfigurationError(
+            f"the module's parameters and buffers have changed since the fit began: {added} "
+            f"have come, {removed} have gone. Vectors of the clients' models need the same all "
+            "along: change the module before the fit, for example in configure_model, and put a callback that "
+            "does so in on_fit_start before FederatedLoop."
+        )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
         """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
-        return {
-            n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private
-        }
+        copies = {}
+        for name, tensor in named_state(module):
+            if name in self._private:
+                copies[name] = tensor.detach().clone()
+        return copies
 
     @torch.no_grad()
-    def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    def write_private(
+        self,
+        module: nn.Module,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
         """Write the parameters and buffers that the client keeps to itself into the module."""
-        if tensors:
-            for name, tensor in named_state(module):
-                if name in tensors:
-                    tensor.copy_(tensors[name])
+        if not tensors:
+            return
+        for name, tensor in named_state(module):
+            if name in tensors:
+                tensor.copy_(tensors[name])
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the parameters of ``module`` that are in :attr:`constant_names`, ``{name: parameter}``."""
         if not self._constant:
             return {}
-        return {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if name in self._constant
-        }
+        parameters = dict(module.named_parameters())
+        return {name: parameters[name] for name in parameters if name in self._constant}
 
     def described(self) -> dict[str, str]:
         """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
-        parts = {
+        names_by_kind = {
             "shared": self.names,
             "private": self.private_names,
             "constant": self.constant_names,
         }
-        return {
-            part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
-            for part, names in parts.items()
-        }
+        descriptions = {}
+        for kind, names in names_by_kind.items():
+            digest = hashlib.sha256(repr(names).encode()).hexdigest()
+            descriptions[kind] = f"{len(names)} tensors ({digest[:8]})"
+        return descriptions
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        found = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
-        if len(found) != len(self.names):  # a callback changed the module after the round's check
+        tensors = []
+        for name, tensor in _float_state(module):
+            if name not in self._excluded:
+                tensors.append(tensor)
+        if len(tensors) != len(self.names):  # a callback changed the module after the round's check
             self.check(module)
-        return found
+        return tensors
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Split vectors ``[..., length]`` into views ``{name: tensor [..., *shape]}``. The length is :attr:`size`, or
         :attr:`num_parameters` for parameters only.
         """
-        sizes = (
-            self._sizes
-            if vector.shape[-1] == self.size
-            else self._sizes[: self._num_parameter_tensors]
-        )
+        sizes = self._sizes
+        if vector.shape[-1] != self.size:
+            sizes = self._sizes[: self._num_parameter_tensors]
+
+        tensors = {}
         parts = vector.split(sizes, dim=-1)
-        return {
-            n: p.unflatten(-1, s) if s else p.squeeze(-1)
-            for n, p, s in zip(self.names, parts, self.shapes)
-        }
+        for name, part, shape in zip(self.names, parts, self.shapes):
+            if shape:
+                tensors[name] = part.unflatten(-1, shape)
+            else:
+                tensors[name] = part.squeeze(-1)
+        return tensors
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
-        return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+        vectors = [tensors[name].reshape(-1).to(self.dtype) for name in self.names]
+        return torch.cat(vectors)
 
-    def _views(self, vector: Tensor) -> Iterator[Tensor]:
-        return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        parts = vector.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
-    def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
-        layers, asked = dict(module.named_modules()), name is not None
-        name = head_name(module, name)
-        if name is None:
+    def _slices(self) -> dict[str, slice]:
+        """Return where in a vector each entry stands."""
+        slices = {}
+        begin = 0
+        for name, size in zip(self.names, self._sizes):
+            slices[name] = slice(begin, begin + size)
+            begin += size
+        return slices
+
+    def _locate_head(
+        self,
+        module: nn.Module,
+        requested: str | None,
+    ) -> Head | None:
+        layer_name = head_name(module, requested)
+        if layer_name is None:
             return None
-        known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
-        weight, bias = (
-            known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias")
-        )
-        if weight in self._excluded:
-            self.unshared_head = name
+        layer = module.get_submodule(layer_name)
+
+        # By identity, since a weight that several layers share has one name.
+        name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
+        weight_name = name_by_tensor.get(id(getattr(layer, "weight", None)))
+        bias_name = name_by_tensor.get(id(getattr(layer, "bias", None)))
+
+        if weight_name in self._excluded:
+            self.unshared_head = layer_name
             return None
         shapes = dict(zip(self.names, self.shapes))
-        if weight is None or len(shapes[weight]) < 2:
-            if not asked:
+        if weight_name is None or len(shapes[weight_name]) < 2:
+            if requested is None:
                 return None  # the weight is computed from other tensors, as weight_norm does
             raise ConfigurationError(
-                f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
+                f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class; "
                 "name the last linear layer of the classifier."
             )
-        ends = torch.tensor(self._sizes).cumsum(0).tolist()
-        place = {n: slice(end - size, end) for n, end, size in zip(self.names, ends, self._sizes)}
-        return Head(name, shapes[weight][0], place[weight], place.get(bias) if bias else None)
+
+        slices = self._slices()
+        bias = None
+        if bias_name is not None:
+            bias = slices.get(bias_name)
+        return Head(
+            name=layer_name,
+            num_classes=shapes[weight_name][0],
+            weight=slices[weight_name],
+            bias=bias,
+        )
 
 
-def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_state(
+    module: nn.Module,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of the parameters, floating-point buffers and other persistent buffers."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
 
 
-def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _float_state(
+    module: nn.Module,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of the parameters and the persistent floating-point buffers."""
     yield from module.named_parameters()
     yield from _buffers(module, floating=True)
 
 
-def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
+def _buffers(
+    module: nn.Module,
+    floating: bool,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of a module's persistent buffers, either floating-point ones or the others."""
-    seen = set()
+    yielded_ids = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
-            if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
+            if buffer is None or name in layer._non_persistent_buffers_set:
                 continue
-            if (buffer.is_floating_point() or buffer.is_complex()) == floating:
-                seen.add(id(buffer))
+            if id(buffer) in yielded_ids:
+                continue
+            is_floating = buffer.is_floating_point() or buffer.is_complex()
+            if is_floating == floating:
+                yielded_ids.add(id(buffer))
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
     """Raise ConfigurationError if a parameter has no shape, or a trainable one is not finite."""
-    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
-    if lazy:
+    lazy_names = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy_names:
         raise ConfigurationError(
-            f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
-            "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+            f"{lazy_names} have no shape before the first batch (lazy layers), and a federation starts from the model "
+            "that all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
         )
-    broken = [
-        name
-        for name, tensor in state.items()
-        if tensor.requires_grad and not tensor.isfinite().all()
-    ]
-    if broken:
+
+    broken_names = []
+    for name, tensor in state.items():
+        if tensor.requires_grad and not tensor.isfinite().all():
+            broken_names.append(name)
+    if broken_names:
         raise ConfigurationError(
-            f"the parameters {broken} hold NaN or infinite values before training starts: initialize them, or set "
-            "requires_grad=False where they are constants."
+            f"the parameters {broken_names} hold NaN or infinite values before training starts: initialize them, or "
+            "set requires_grad=False where they are constants."
+        )
+
+
+def _check_real(state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigurationError if an entry is complex."""
+    complex_names = [name for name, tensor in state.items() if tensor.is_complex()]
+    if complex_names:
+        raise ConfigurationError(
+            f"{listed(complex_names, show=repr)} is complex: only real numbers can be averaged."
         )
 
 
@@ -313,22 +404,27 @@ tensor that returns whether it is shared.
 """
 
 #: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
-_NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
+_NORMALIZES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
 
 _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
 
 
 def check_share(share: Any) -> None:
     """Check the type of the argument ``FederatedLoop(share=...)``."""
+    if callable(share):
+        return
     words = [share] if isinstance(share, str) else share
-    if not callable(share) and not (
-        isinstance(words, list | tuple)
-        and words
-        and all(isinstance(word, str) and word.strip("!") for word in words)
-    ):
-        raise ConfigurationError(
-            f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
-        )
+    if isinstance(words, list | tuple) and words and all(map(_is_word, words)):
+        return
+    raise ConfigurationError(
+        f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
+    )
+
+
+def _is_word(word: Any) -> bool:
+    if not isinstance(word, str):
+        return False
+    return word.strip("!") != ""
 
 
 class Sharing(NamedTuple):
@@ -338,94 +434,149 @@ class Sharing(NamedTuple):
     constant: set[str]
 
 
-def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
+def sharing(
+    share: Share,
+    module: nn.Module,
+    head: str | None = None,
+) -> Sharing:
     """Return the names of the module's entries that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())
+
     state = dict(named_state(module))
-    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    frozen = set()
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+
     excluded: set[str] = set()
     if not isinstance(share, str) and callable(share):
         shared = {name for name, tensor in state.items() if share(name, tensor)}
     else:
-        words = [share] if isinstance(share, str) else share
-        shared = set(state) if words[0].startswith("!") else set()
-        for word in words:
-            named = set(_named(word.removeprefix("!"), module, state, frozen, head))
-            if not named:
-                raise ConfigurationError(
-                    f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
-                    f"{listed(list(state), 3, repr)}."
-                )
-            if word.startswith("!"):
-                shared, excluded = shared - named, excluded | named
-            else:
-                shared, excluded = shared | named, excluded - named
-    if not shared & {name for name, tensor in state.items() if tensor.is_floating_point()}:
+        shared, excluded = _shared_by_words(share, module, state, frozen=frozen, head=head)
+
+    if not any(state[name].is_floating_point() for name in shared):
         raise ConfigurationError(
             f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
         )
-    rest = state.keys() - shared
-    constant = (rest & frozen) - excluded
-    return Sharing(rest - constant, constant)
+    unshared = state.keys() - shared
+    constant = (unshared & frozen) - excluded
+    return Sharing(unshared - constant, constant)
 
 
-def warn_of_sharing(space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
+def _shared_by_words(
+    share: str | Sequence[str],
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    frozen: set[str],
+    head: str | None,
+) -> tuple[set[str], set[str]]:
+    """Return the names that the words of ``share`` include, and those that they exclude by ``!``. Later words win."""
+    words = [share] if isinstance(share, str) else share
+    shared: set[str] = set()
+    excluded: set[str] = set()
+    if words[0].startswith("!"):
+        shared = set(state)
+
+    for word in words:
+        pattern = word.removeprefix("!")
+        names = set(_names_of_word(pattern, module, state, frozen=frozen, head=head))
+        if not names:
+            raise ConfigurationError(
+                f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                f"{listed(list(state), 3, repr)}."
+            )
+        if word.startswith("!"):
+            shared -= names
+            excluded |= names
+        else:
+            shared |= names
+            excluded -= names
+    return shared, excluded
+
+
+def warn_of_sharing(
+    space: ParameterSpace,
+    module: nn.Module,
+    evaluated: bool,
+) -> None:
     """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
 
     ``evaluated`` tells whether each client is evaluated with its own tensors.
     """
-    if kept := space.kept_names:
-        hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
+    if space.kept_names:
+        names = listed(space.kept_names, 3, repr)
+        hint = ""
+        if not evaluated:
+            hint = " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(
-            f"{len(kept)} tensors stay at their clients ({listed(kept, 3, repr)}), and the server has none of them: "
-            f"validation, tests and checkpoints of the global model use their initial values.{hint}",
+            f"{len(space.kept_names)} tensors stay at their clients ({names}), and the server "
+            f"has none of them: validation, tests and checkpoints of the global model use their initial values.{hint}",
             stacklevel=2,
         )
-    trained = {
-        name for name, parameter in module.named_parameters() if parameter.requires_grad
-    } & set(space.names)
-    pairs = [
-        name
-        for name in sorted(trained)
-        if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained
-    ]
-    if pairs:
+
+    lora_names = _averaged_lora_pairs(space, module)
+    if lora_names:
         warnings.warn(
-            f"LoRA's A and B are averaged one by one ({listed(pairs, 3, repr)}), and the product of averages is not "
-            "the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
+            f"LoRA's A and B are averaged one by one ({listed(lora_names, 3, repr)}), and the product of averages is "
+            "not the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
             "flsv.models.lora.freeze_a(module).",
             stacklevel=2,
         )
 
 
-def _named(
-    word: str, module: nn.Module, state: Mapping[str, Tensor], frozen: set[str], head: str | None
+def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:
+    """Return the names of LoRA's matrices A that are trained and shared, as their B is."""
+    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    averaged = trainable & set(space.names)
+    names = []
+    for name in sorted(averaged):
+        name_of_b = _LORA_A.sub(r"\1_B", name)
+        if name_of_b != name and name_of_b in averaged:
+            names.append(name)
+    return names
+
+
+def _names_of_word(
+    word: str,
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    frozen: set[str],
+    head: str | None,
 ) -> Collection[str]:
     """Return the names in ``state`` that match ``word``, a pattern of ``share`` without its ``!``."""
     if word == "all":
         return state
-    if word == "trainable":  # of a module that is frozen as a whole, nothing
-        return state.keys() - frozen if len(frozen) < sum(1 for _ in module.parameters()) else ()
+    if word == "trainable":
+        num_parameters = sum(1 for _ in module.parameters())
+        if len(frozen) == num_parameters:  # of a module that is frozen as a whole, nothing
+            return ()
+        return state.keys() - frozen
     if word == "norm":
-        norms = [
-            each
-            for each in module.modules()
-            if any(_NORMALISES.search(k.__name__) for k in type(each).__mro__)
-        ]
-        return _held_by(norms, state)
+        norm_layers = [layer for layer in module.modules() if _is_norm_layer(layer)]
+        return _names_in_layers(norm_layers, state)
     if word == "head":
-        found = head_name(module, head)
-        return () if found is None else _held_by([module.get_submodule(found)], state)
+        layer_name = head_name(module, head)
+        if layer_name is None:
+            return ()
+        return _names_in_layers([module.get_submodule(layer_name)], state)
     return [name for name in state if fnmatchcase(name, word)]
 
 
-def _held_by(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
+def _is_norm_layer(layer: nn.Module) -> bool:
+    class_names = [ancestor.__name__ for ancestor in type(layer).__mro__]
+    return any(_NORMALIZES.search(class_name) for class_name in class_names)
+
+
+def _names_in_layers(
+    layers: Iterable[nn.Module],
+    state: Mapping[str, Tensor],
+) -> list[str]:
     """Return the names in ``state`` of the layers' own parameters and buffers."""
-    own = {
-        id(t)
-        for layer in layers
-        for part in (layer._parameters, layer._buffers)
-        for t in part.values()
-    }
-    return [name for name, tensor in state.items() if id(tensor) in own]
+    ids_in_layers = set()
+    for layer in layers:
+        for tensors in (layer._parameters, layer._buffers):
+            ids_in_layers |= {id(tensor) for tensor in tensors.values()}
+    return [name for name, tensor in state.items() if id(tensor) in ids_in_layers]

@@ -25,18 +25,29 @@ class Ranks:
         ([3], 3)
     """
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
     aborted = False
 
     def all_gather(self, value: Any, exchange_name: str) -> list[Any]:
         """Return the list of all ranks' values, this rank's own without a copy."""
         return [value]
 
-    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+    def broadcast(
+        self,
+        source: int,
+        value: Any,
+        exchange_name: str,
+    ) -> Any:
         """Return the ``value`` of rank ``source`` on every rank."""
         return value
 
-    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], exchange_name: str) -> None:
+    def broadcast_rows(
+        self,
+        matrix: Tensor,
+        owners: Sequence[int],
+        exchange_name: str,
+    ) -> None:
         """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
 
     def abort(self, why: str) -> None:
@@ -56,14 +67,19 @@ def balance_load(
 ) -> list[int]:
     """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy.
     ``fixed``: tasks assigned already, ``{task: worker}``."""
-    given, loads = dict(fixed or {}), [0.0] * size
-    for piece, who in given.items():
-        loads[who] += costs[piece]
-    for piece in sorted(range(len(costs)), key=lambda piece: -costs[piece]):
-        if piece not in given:
-            given[piece] = loads.index(min(loads))
-            loads[given[piece]] += costs[piece]
-    return [given[piece] for piece in range(len(costs))]
+    worker_by_task = dict(fixed or {})
+    loads = [0.0] * size
+    for task, worker in worker_by_task.items():
+        loads[worker] += costs[task]
+
+    costliest_first = sorted(range(len(costs)), key=lambda task: -costs[task])
+    for task in costliest_first:
+        if task in worker_by_task:
+            continue
+        least_busy = loads.index(min(loads))
+        worker_by_task[task] = least_busy
+        loads[least_busy] += costs[task]
+    return [worker_by_task[task] for task in range(len(costs))]
 
 
 class ClientPlacement:
@@ -86,10 +102,11 @@ class ClientPlacement:
     """
 
     def __init__(self, ranks: Ranks, costs: Sequence[float]) -> None:
-        self.ranks, self._costs = ranks, list(costs)
+        self.ranks = ranks
+        self.conversing = False
+        self._costs = list(costs)
         self._owners = balance_load(self._costs, ranks.size)
         self._bound: set[int] = set()
-        self.conversing = False
 
     def __getitem__(self, client: int) -> int:
         return self._owners[client]
@@ -113,9 +130,12 @@ class ClientPlacement:
 
     def deal(self, cohort: Sequence[int]) -> None:
         """Assign a round's cohort to the ranks anew, except :attr:`bound` clients."""
-        fixed = {
-            place: self[client] for place, client in enumerate(cohort) if client in self._bound
-        }
-        owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
+        bound_owners = {}
+        for position, client in enumerate(cohort):
+            if client in self._bound:
+                bound_owners[position] = self[client]
+
+        costs = [self._costs[client] for client in cohort]
+        owners = balance_load(costs, self.ranks.size, bound_owners)
         for client, owner in zip(cohort, owners):
             self._owners[client] = owner

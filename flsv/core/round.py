@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.core.answers import AnsweringClient, Numbers, declare_answer
-from flsv.core.client import Channel, Client, NoAnswer, map_clients
+from flsv.core.client import Channel, Client, Direction, NoAnswer, map_clients
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
@@ -41,10 +41,15 @@ class TrainedCoalitions:
     weights: Tensor | None = None
     before: Callable[[Any], Any] | None = None
 
-    def builder(self, masks: Tensor) -> Callable[[int, Tensor], None]:
+    def builder(
+        self,
+        masks: Tensor,
+    ) -> Callable[[int, Tensor], None]:
         """Return a function ``(i, out)`` that writes the model of coalition ``masks[i]``, bool ``[n]``, to ``out``."""
-        places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
-        rows = [places[tuple(mask)] for mask in masks.tolist()]
+        row_by_mask = {}
+        for row, mask in enumerate(self.masks.tolist()):
+            row_by_mask[tuple(mask)] = row
+        rows = [row_by_mask[tuple(mask)] for mask in masks.tolist()]
         return lambda index, out: self.build(rows[index], out)
 
 
@@ -127,11 +132,12 @@ class Round:
     def matrix(self) -> ClientMatrix:
         """Return the clients' models as a :class:`ClientMatrix`, which computes on their updates."""
         starts = self.starts or [self.global_vector] * len(self)
-        known_starts = [
-            vector if start_vector is None else start_vector
-            for vector, start_vector in zip(self.client_vectors, asked_starts(starts))
-        ]
-        return ClientMatrix(self.client_vectors, known_starts)
+        initial_models = []
+        for vector, initial_model in zip(self.client_vectors, asked_starts(starts)):
+            if initial_model is None:  # the client has not answered: its update is 0
+                initial_model = vector
+            initial_models.append(initial_model)
+        return ClientMatrix(self.client_vectors, initial_models)
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
@@ -139,12 +145,10 @@ class Round:
 
         This is a second matrix of the size of ``client_vectors``.
         """
-        starts = self.matrix.starts
-        return (
-            None
-            if all(start is self.global_vector for start in starts)
-            else torch.stack(list(starts))
-        )
+        initial_models = self.matrix.starts
+        if all(model is self.global_vector for model in initial_models):
+            return None
+        return torch.stack(list(initial_models))
 
     @cached_property
     def client_updates(self) -> Tensor:
@@ -159,10 +163,12 @@ class Round:
     def client_heads(self) -> Tensor:
         """Return the updates' classifier-head parts, ``[k, M, D+1]``, per class D weights and a bias."""
         head = self.head
-        starts = self.matrix.starts
-        if all(start is self.global_vector for start in starts):
-            return head.rows(self.client_vectors) - head.rows(self.global_vector)
-        return head.rows(self.client_vectors) - torch.stack([head.rows(start) for start in starts])
+        heads = head.rows(self.client_vectors)
+        initial_models = self.matrix.starts
+        if all(model is self.global_vector for model in initial_models):
+            return heads - head.rows(self.global_vector)
+        initial_heads = [head.rows(model) for model in initial_models]
+        return heads - torch.stack(initial_heads)
 
     @cached_property
     def client_head_weights(self) -> Tensor:
@@ -172,21 +178,28 @@ class Round:
     @cached_property
     def inclusion_probabilities(self) -> Tensor:
         """Return the probability with which each client of the cohort was drawn, ``[k]``."""
+        device = self.client_ids.device
         if self.chances is None:
-            return torch.ones(len(self), device=self.client_ids.device)
-        return self.chances().to(self.client_ids.device)[self.client_ids]
+            return torch.ones(len(self), device=device)
+        chances = self.chances().to(device)
+        return chances[self.client_ids]
 
     @cached_property
     def senders(self) -> Tensor:
         """Return the ids of the clients that sent an update, int64 ``[s]``. Excluded ones come last."""
-        return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
+        excluded_ids = self.client_ids.new_tensor(list(self.left_out))
+        return torch.cat([self.client_ids, excluded_ids])
 
     @cached_property
     def utility(self) -> Any:
         """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._games.utility()
 
-    def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
+    def play(
+        self,
+        metric: Any = "accuracy",
+        weighting: Any = "uniform",
+    ) -> Any:
         """Return a coalition game of this round's clients. The games of a round evaluate the same model only once.
 
         Args:
@@ -195,7 +208,11 @@ class Round:
         """
         return self._games.utility(metric, weighting)
 
-    def slopes(self, balanced: bool = False, loss: Any = "negative_loss") -> Tensor:
+    def slopes(
+        self,
+        balanced: bool = False,
+        loss: Any = "negative_loss",
+    ) -> Tensor:
         """Compute the inner products g . d_i ``[k]`` of a gradient with the updates d_i. g is the gradient of the
         validation loss at the global model. With ``balanced`` all classes count equally in the loss."""
         return self._games.slopes(balanced, loss)
@@ -250,33 +267,60 @@ class Round:
             The combined model ``[P]``.
         """
         weights = weights.to(self.client_vectors)
-        total, cut = weights.sum(), self.space.num_parameters
-        result = weights @ self.client_vectors
+        total = weights.sum()
+        combined = weights @ self.client_vectors
+        self._add_global_parameters(combined, 1 - total)
+        self._normalize_buffers(combined, total)
+        self._restore_common_entries(combined, weights, total)
+        return combined
+
+    def _add_global_parameters(self, combined: Tensor, share: Tensor) -> None:
+        """Add ``share`` times the global model's parameters to a sum of models ``[P]``, in place."""
         # In blocks, to save a second vector; not the blocks of `matrix`, which asks clients for their start points.
-        width = (
-            CPU_BLOCK_BYTES if result.device.type == "cpu" else BLOCK_BYTES
-        ) // result.element_size()
-        for moved, before in zip(result[:cut].split(width), self.global_vector[:cut].split(width)):
-            moved += (1 - total) * before
-        if cut < self.space.size:
-            averaged = torch.where(total != 0, result[cut:] / total, self.global_vector[cut:])
-            result[cut:] = torch.where(total != 1, averaged, result[cut:])
+        block_bytes = CPU_BLOCK_BYTES if combined.device.type == "cpu" else BLOCK_BYTES
+        width = block_bytes // combined.element_size()
+        cut = self.space.num_parameters
+        blocks = combined[:cut].split(width)
+        global_blocks = self.global_vector[:cut].split(width)
+        for block, global_block in zip(blocks, global_blocks):
+            block += share * global_block
+
+    def _normalize_buffers(self, combined: Tensor, total: Tensor) -> None:
+        """Divide the buffers of a sum of models ``[P]`` by the sum ``total`` of their weights, in place."""
+        cut = self.space.num_parameters
+        if cut == self.space.size:
+            return
+        buffers = combined[cut:]
+        averages = torch.where(total != 0, buffers / total, self.global_vector[cut:])
+        combined[cut:] = torch.where(total != 1, averages, buffers)
+
+    def _restore_common_entries(
+        self,
+        combined: Tensor,
+        weights: Tensor,
+        total: Tensor,
+    ) -> None:
+        """Give the entries in which all clients' models agree exactly that value, in place."""
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
-        partly = (total - 1).abs() > rounding
-        for block, same in common_entries(self.client_vectors):
-            common, before = self.client_vectors[0, block], self.global_vector[block]
+        is_partial = (total - 1).abs() > rounding
+        cut = self.space.num_parameters
+        for block, is_common in common_entries(self.client_vectors):
+            common = self.client_vectors[0, block]
             # Parameters that all clients moved alike move by another amount. An accelerator would have to be asked.
-            if same.device.type != "cpu" or partly:
-                buffers = torch.arange(block.start, block.stop, device=same.device) >= cut
-                same &= ~partly | (common == before) | buffers
-                common = torch.where(total != 0, common, before)
-            result[block] = common.where(same, result[block])
-        return result
+            if is_common.device.type != "cpu" or is_partial:
+                global_block = self.global_vector[block]
+                columns = torch.arange(block.start, block.stop, device=is_common.device)
+                is_buffer = columns >= cut
+                is_common &= ~is_partial | (common == global_block) | is_buffer
+                common = torch.where(total != 0, common, global_block)
+            combined[block] = common.where(is_common, combined[block])
 
     def get(self, name: str) -> Any:
         """Return the reports ``[k, ...]`` that clients sent under ``name``, or else this round's attribute."""
-        return self.reports[name] if name in self.reports else getattr(self, name)
+        if name in self.reports:
+            return self.reports[name]
+        return getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
         """Return a copy of this round with the next global model ``[P]`` and the weights ``[k]``."""
@@ -297,13 +341,14 @@ class Round:
 
         changes: dict[str, Any] = {}
         for field_of_round in fields(self):
-            if VOCABULARY[field_of_round.name].per_client:
-                rows_of_all = getattr(self, field_of_round.name)
-                changes[field_of_round.name] = _selected(rows_of_all, rows)
+            name = field_of_round.name
+            if VOCABULARY[name].per_client:
+                changes[name] = _selected(getattr(self, name), rows)
+        reports = {name: report[rows] for name, report in self.reports.items()}
         return replace(
             self,
             **changes,
-            reports={name: report[rows] for name, report in self.reports.items()},
+            reports=reports,
             left_out=[*self.left_out, *self.unmeasured],
             unmeasured=(),
         )
@@ -321,31 +366,40 @@ class Round:
     @cached_property
     def uploaded(self) -> Tensor:
         """Return how many tensor entries each of the k clients has sent, int64 ``[k]``."""
-        return self._channel.numbers(on_host(self.client_ids), "up").to(self.client_ids.device)
+        return self._counted(self._channel.numbers, "up")
 
     @cached_property
     def downloaded(self) -> Tensor:
         """Return how many tensor entries each of the k clients has received, int64 ``[k]``."""
-        return self._channel.numbers(on_host(self.client_ids), "down").to(self.client_ids.device)
+        return self._counted(self._channel.numbers, "down")
 
     @cached_property
     def uploaded_bytes(self) -> Tensor:
         """Return how many bytes each of the k clients has sent, float64 ``[k]``."""
-        return self._channel.bytes(on_host(self.client_ids), "up").to(self.client_ids.device)
+        return self._counted(self._channel.bytes, "up")
 
     @cached_property
     def downloaded_bytes(self) -> Tensor:
         """Return how many bytes each of the k clients has received, float64 ``[k]``."""
-        return self._channel.bytes(on_host(self.client_ids), "down").to(self.client_ids.device)
+        return self._counted(self._channel.bytes, "down")
 
     @cached_property
     def reached(self) -> Tensor:
         """Return the ids of clients that received or sent anything, int64 ``[r]``. The cohort comes first."""
         cohort = on_host(self.client_ids)
-        asked_clients = [message.client for message in self._channel.messages]
+        clients_of_messages = [message.client for message in self._channel.messages]
         # Each client once, in the order of its first mention.
-        ids = list(dict.fromkeys([*cohort, *asked_clients]))
-        return self.client_ids.new_tensor(ids)
+        ids = dict.fromkeys([*cohort, *clients_of_messages])
+        return self.client_ids.new_tensor(list(ids))
+
+    def _counted(
+        self,
+        count: Callable[[Sequence[int], Direction], Tensor],
+        direction: Direction,
+    ) -> Tensor:
+        """Return a count of the channel for the cohort, ``[k]``."""
+        counts = count(on_host(self.client_ids), direction)
+        return counts.to(self.client_ids.device)
 
     @property
     def _channel(self) -> Channel:
@@ -358,11 +412,11 @@ class Round:
         return self._with(trained=trained)
 
     def _with(self, **changes: Any) -> Round:
-        later = replace(self, **changes)
-        later.__dict__.update(
-            {name: self.__dict__[name] for name in _DERIVED if name in self.__dict__}
-        )
-        return later
+        changed = replace(self, **changes)
+        for name in _DERIVED:
+            if name in self.__dict__:
+                changed.__dict__[name] = self.__dict__[name]
+        return changed
 
     @property
     def _games(self) -> Any:
@@ -375,7 +429,8 @@ class Round:
 
     @property
     def _weights(self) -> Tensor:
-        return self._aggregated("aggregation_weights").to(self.client_vectors)
+        weights = self._aggregated("aggregation_weights")
+        return weights.to(self.client_vectors)
 
     def _aggregated(self, name: str) -> Tensor:
         value = getattr(self, name)
@@ -388,7 +443,13 @@ def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
     clients = [model for model in starts if isinstance(model, Client)]
     answers = iter(map_clients(clients, _asked_start))
-    return [next(answers) if isinstance(model, Client) else model for model in starts]
+    models = []
+    for model in starts:
+        if isinstance(model, Client):
+            models.append(next(answers))
+        else:
+            models.append(model)
+    return models
 
 
 def _asked_start(client: Client) -> Tensor | None:
@@ -418,10 +479,24 @@ def started_from(local: LocalData) -> Tensor:
 declare_answer(started_from, _model_of_the_round)
 
 
-_DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
+def _cached_names() -> list[str]:
+    """Return the names of the attributes that a round computes when they are first asked for."""
+    names = []
+    for name, value in vars(Round).items():
+        if isinstance(value, cached_property):
+            names.append(name)
+    return names
 
 
-def _selected(values: Tensor | Sequence[Any] | None, rows: list[int]) -> Any:
-    if values is None or isinstance(values, Tensor):
-        return None if values is None else values[rows]
+_DERIVED = _cached_names()
+
+
+def _selected(
+    values: Tensor | Sequence[Any] | None,
+    rows: list[int],
+) -> Any:
+    if values is None:
+        return None
+    if isinstance(values, Tensor):
+        return values[rows]
     return [values[row] for row in rows]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.core.client import Direction, Traffic
+from flsv.core.client import MessageRow, Traffic
 from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class ClientUpdate:
     traffic: Traffic | None = None
 
 
+def _no_counts() -> Tensor:
+    return torch.zeros(0, dtype=torch.long)
+
+
 @dataclass
 class FederationState:
     """The state of a federation between two rounds. n = clients, P = length of the vector.
@@ -103,13 +107,13 @@ class FederationState:
     trained: dict[int, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
     client_scores: dict[str, Tensor] = field(default_factory=dict)
-    participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    updates_received: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    participations: Tensor = field(default_factory=_no_counts)
+    updates_received: Tensor = field(default_factory=_no_counts)
     start: dict[str, float | None] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
-    pending_traffic: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
+    pending_traffic: list[MessageRow] = field(default_factory=list)
 
     def model(self) -> Tensor:
         """Return the global model, a vector of parameters and buffers."""
@@ -125,15 +129,16 @@ class FederationState:
         """Store the next global model, the weights, and who took part or sent an update."""
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
-        self.weights = torch.full((self.num_clients,), float("nan"))
-        self.weights[ids] = torch.tensor(
-            on_host(round.aggregation_weights), dtype=self.weights.dtype
-        )
+        weights = torch.full((self.num_clients,), float("nan"))
+        aggregation_weights = on_host(round.aggregation_weights)
+        weights[ids] = torch.tensor(aggregation_weights, dtype=weights.dtype)
+
+        self.weights = weights
         self.participations[ids] += 1
         self.updates_received[list(senders)] += 1
         self.global_vector = round.server_vector
 
-    def note(self, client: int, what: str) -> None:
+    def note(self, client: int, fault: str) -> None:
         """Record a fault of a client in this round, one entry per client and kind.
 
         Example:
@@ -143,34 +148,50 @@ class FederationState:
             >>> state.incidents
             [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2}]
         """
-        for known in self.incidents:
-            if (known["client"], known["what"]) == (client, what):
-                known.update(last=self.round_index, times=known["times"] + 1)
+        for incident in self.incidents:
+            if incident["client"] == client and incident["what"] == fault:
+                incident["last"] = self.round_index
+                incident["times"] += 1
                 return
-        index = self.round_index
+
         self.incidents.append(
-            {"client": client, "what": what, "first": index, "last": index, "times": 1}
+            {
+                "client": client,
+                "what": fault,
+                "first": self.round_index,
+                "last": self.round_index,
+                "times": 1,
+            }
         )
 
     def to(self, device: torch.device) -> None:
         """Move the models in ``starts`` and ``trained`` to a device."""
-        self.starts = {client: model.to(device) for client, model in self.starts.items()}
-        self.trained = {client: model.to(device) for client, model in self.trained.items()}
+        self.starts = _moved(self.starts, device)
+        self.trained = _moved(self.trained, device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all fields that a checkpoint does not store elsewhere."""
-        return {name: _copied(getattr(self, name)) for name in self._saved()}
+        state = {}
+        for name in self._saved():
+            state[name] = _copied(getattr(self, name))
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update({name: _copied(state[name]) for name in self._saved()})
+        for name in self._saved():
+            setattr(self, name, _copied(state[name]))
 
     def _saved(self) -> list[str]:
-        return [
-            each.name for each in fields(self) if each.name not in ("num_clients", "global_vector")
-        ]
+        names = [field_of_state.name for field_of_state in fields(self)]
+        return [name for name in names if name not in ("num_clients", "global_vector")]
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
-    return dict(value) if isinstance(value, dict) else copy.deepcopy(value)
+    if isinstance(value, dict):
+        return dict(value)
+    return copy.deepcopy(value)
+
+
+def _moved(models: Mapping[int, Tensor], device: torch.device) -> dict[int, Tensor]:
+    return {client: model.to(device) for client, model in models.items()}

@@ -93,17 +93,23 @@ class Component(ValidatedArguments, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs, by default the :attr:`saved` attributes."""
-        return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
+        state = {}
+        for name in self.saved:
+            state[name.lstrip("_")] = _shallow_copy(getattr(self, name))
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         for name in self.saved:
-            setattr(self, name, _held(state[name.lstrip("_")]))
+            value = state[name.lstrip("_")]
+            setattr(self, name, _shallow_copy(value))
 
 
-def _held(value: Any) -> Any:
+def _shallow_copy(value: Any) -> Any:
     """Copy a value shallowly, but return a tensor itself."""
-    return value if isinstance(value, Tensor) else copy(value)
+    if isinstance(value, Tensor):
+        return value
+    return copy(value)
 
 
 class Strategy(Component):
@@ -180,7 +186,11 @@ class Strategy(Component):
         """
         return {}
 
-    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
+    def before_filters(
+        self,
+        updates: Sequence[ClientUpdate],
+        clients: Sequence[Client],
+    ) -> None:
         """Inspect the finite updates before filters change them. Any of the n clients may be asked for values."""
 
     def end_round(self, round: Round) -> None:

@@ -53,7 +53,7 @@ def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
     """Return the map between a module and its shared vectors ``[P]``."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
     kept, constant = sharing(config.share, module, config.head)
-    return ParameterSpace(module, config.head, private, kept=kept, constant=constant)
+    return ParameterSpace(module, config.head, private, kept_names=kept, constant=constant)
 
 
 class Engine:
