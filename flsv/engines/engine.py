@@ -51,9 +51,13 @@ Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
     """Return the map between a module and its shared vectors ``[P]``."""
-    private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
-    kept, constant = sharing(config.share, module, config.head)
-    return ParameterSpace(module, config.head, private, kept_names=kept, constant=constant)
+    private_patterns: list[str] = []
+    for strategy in config.strategies.values():
+        private_patterns += strategy.private
+    kept_names, constant = sharing(config.share, module, config.head)
+    return ParameterSpace(
+        module, config.head, private_patterns, kept_names=kept_names, constant=constant
+    )
 
 
 class Engine:

@@ -63,18 +63,29 @@ class LightningFit:
         run_state: RunState,
         extension: RunExtension,
     ) -> None:
-        self.trainer, self.data, self.extension = trainer, data, extension
-        self.config, self.metrics = config, metrics
-        self.state, self.run_state = state, run_state
-        self.fitting, self._finished = True, False
-        self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
+        self.trainer = trainer
+        self.data = data
+        self.config = config
+        self.metrics = metrics
+        self.state = state
+        self.run_state = run_state
+        self.extension = extension
+
+        self.fitting = True
+        self._finished = False
+        self.requested_seed: int | str | None = config.seed
+        if config.seed is None:
+            self.requested_seed = os.environ.get("PL_GLOBAL_SEED")
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
-        self.average, self.finetuning = RoundAverage(), FinetuningState()
+        self.average = RoundAverage()
+        self.finetuning = FinetuningState()
+
         self._undo = ExitStack()
         self.files = config.reporting.files and leaves_files(trainer)
         if self.files and trainer.is_global_zero:
-            self._undo.callback(FolderLock(run_folder(trainer)).release)
+            folder_lock = FolderLock(run_folder(trainer))
+            self._undo.callback(folder_lock.release)
         self.loop = FederatedFitLoop(trainer)
         self._undo.callback(self.loop.give_back)
 
@@ -82,33 +93,59 @@ class LightningFit:
 
     def set_up(self, settings: Mapping[str, str]) -> None:
         """Prepare the trainer and the metrics, before the module is on its device. ``settings`` describe the loop."""
-        trainer, config, data, state = self.trainer, self.config, self.data, self.state
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
-        self.run_state.identity = fit_identity(settings, data)
+        self.run_state.identity = fit_identity(settings, self.data)
+        self._set_up_metrics()
+
+        state = self.state
+        num_clients = self.data.num_clients
+        state.seed = self._agreed_seed()
+        state.num_clients = num_clients
+        if len(state.participations) != num_clients:
+            state.participations = torch.zeros(num_clients, dtype=torch.long)
+            state.updates_received = torch.zeros(num_clients, dtype=torch.long)
+        self._set_up_trainer()
+
+    def _set_up_metrics(self) -> None:
+        """Tell the metrics of the data, and check that they can be computed from them."""
+        config = self.config
+        data = self.data
+        class_counts = None
+        if not config.private:
+            class_counts = data.known_class_counts
         self.metrics.bind(
-            data.num_clients,
-            data.num_classes,
-            data.class_names,
-            None if config.private else data.known_class_counts,
-            data.client_names,
+            num_clients=data.num_clients,
+            num_classes=data.num_classes,
+            class_names=data.class_names,
+            class_counts=class_counts,
+            client_names=data.client_names,
         )
         warn_of_rarity(self.metrics.performances.values(), data)
         check_metric_shapes(
-            config.strategies, self.metrics.metrics, data.num_clients, data.num_classes
+            config.strategies,
+            self.metrics.metrics,
+            num_clients=data.num_clients,
+            num_classes=data.num_classes,
         )
         warn_of_noise(config.privacy, self.metrics.update_metrics)
-        state.seed = self._agreed_seed()
-        state.num_clients = data.num_clients
-        if len(state.participations) != data.num_clients:
-            state.participations, state.updates_received = torch.zeros(
-                2, data.num_clients, dtype=torch.long
-            )
+
+    def _set_up_trainer(self) -> None:
+        """Set the trainer's numbers of batches and steps to those of a federation."""
+        trainer = self.trainer
+        work_by_client = {}
+        for client, name in enumerate(self.data.client_names):
+            work_by_client[client] = self.config.work_of(name)
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
-        limit = trainer.limit_train_batches
-        work = dict(enumerate(map(config.work_of, data.client_names)))
-        self.steps = LocalSteps(trainer, data, config.sampler, state, work, limit)
+        self.steps = LocalSteps(
+            trainer,
+            self.data,
+            sampler=self.config.sampler,
+            state=self.state,
+            work=work_by_client,
+            limit=trainer.limit_train_batches,
+        )
         self._change(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -123,10 +160,10 @@ class LightningFit:
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
-        if self.given_seed is None:
+        if self.requested_seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
         else:
-            seed = int(self.given_seed)
+            seed = int(self.requested_seed)
 
         strategy: Any = self.trainer.strategy
         if not hasattr(strategy, "agree"):
@@ -137,29 +174,41 @@ class LightningFit:
 
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
-        trainer, run_state, config = self.trainer, self.run_state, self.config
+        trainer = self.trainer
+        run_state = self.run_state
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.extension.decide(trainer, self.data, config)
-        engine = self._engine_class()(
-            trainer, self.data, self.state, run_state.store, config, self.steps
+        self.extension.decide(trainer, self.data, self.config)
+
+        make_engine = self._engine_class()
+        engine = make_engine(
+            trainer, self.data, self.state, run_state.store, self.config, self.steps
         )
-        self.federation = FederationRun(
-            config, self.metrics, self.state, engine, trainer.max_epochs
+        federation = FederationRun(
+            config=self.config,
+            metrics=self.metrics,
+            state=self.state,
+            engine=engine,
+            rounds=trainer.max_epochs,
         )
-        self.federation.server.strategies += self.extension.ends(
-            self.federation, module, self._weights
-        )
+        self.federation = federation
+        federation.server.strategies += self.extension.ends(federation, module, self._weights)
+
         self._lengths.restore()
-        self._change((self.data, "round_loader", self.federation.loader))
+        self._change((self.data, "round_loader", federation.loader))
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
-        self.federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
+        federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
+
         lines_on_coalitions = partial(self.extension.told, self.state.num_clients)
         self.reports = RunReports(
-            trainer, self.federation, run_state, self.files, lines_on_coalitions
+            trainer,
+            federation,
+            run_state,
+            files=self.files,
+            lines_on_coalitions=lines_on_coalitions,
         )
 
     def _engine_class(self) -> Callable[..., Engine]:
@@ -173,33 +222,51 @@ class LightningFit:
                 return engine_of_strategy
         return resolve_name(ENGINES[engine])
 
-    def begin_training(self, module: L.LightningModule, loop: L.Callback) -> None:
+    def begin_training(
+        self,
+        module: L.LightningModule,
+        loop: L.Callback,
+    ) -> None:
         """Prepare the engine, the reports and the trainer's hooks for the first round."""
-        trainer, federation, run_state = self.trainer, self.running, self.run_state
+        federation = self.running
         engine = federation.engine
+        run_state = self.run_state
         assert self.reports is not None
         algorithm: Any = federation.config.client_algorithm
         if algorithm is not None:  # this comes before the module's own hooks are patched
-            algorithm.check_fit(trainer, federation.config)
+            algorithm.check_fit(self.trainer, federation.config)
         if run_state.configured_options is not None:
             engine.options.apply(run_state.configured_options)
             run_state.configured_options = None
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
+
         self.extension.planned(self.state.num_clients, federation.server.games, module)
         self.reports.look_at_start()
         self.reports.terminal.text = self._progress
-        self.average = RoundAverage(callbacks_of(trainer))
-        state, self.begin_step = engine.local_training.state, engine.local_training.begin_step
-        self.loop.before_round, self.loop.round = partial(self.begin_round, loop), self.round
-        self.loop.after_round, self.loop.after_fit = self._score_round, self.finish
-        plain, name = trainer.strategy.lightning_module_state_dict, "lightning_module_state_dict"
-        weights = (
-            trainer.strategy,
-            name,
-            lambda: state.global_state_dict() if self.loop.within else plain(),
+        self.average = RoundAverage(callbacks_of(self.trainer))
+        self.begin_step = engine.local_training.begin_step
+        self.loop.before_round = partial(self.begin_round, loop)
+        self.loop.round = self.round
+        self.loop.after_round = self._score_round
+        self.loop.after_fit = self.finish
+        self._deliver_global_model()
+
+    def _deliver_global_model(self) -> None:
+        """Let checkpoints and averages hold the global model, also within a round."""
+        strategy = self.trainer.strategy
+        own_state_dict = strategy.lightning_module_state_dict
+        state = self.running.engine.local_training.state
+
+        def state_dict_of_global_model() -> dict[str, Any]:
+            if self.loop.within:
+                return state.global_state_dict()
+            return own_state_dict()
+
+        self._change(
+            (strategy, "lightning_module_state_dict", state_dict_of_global_model),
+            *self.average.changes,
         )
-        self._change(weights, *self.average.changes)
 
     # ---- the state of the fit
 
@@ -214,16 +281,21 @@ class LightningFit:
 
     @property
     def current_client(self) -> int | None:
-        return self.running.engine.client if self.loop.within else None
+        if not self.loop.within:
+            return None
+        return self.running.engine.client
 
     def place(self) -> str:
         """Describe the client and the round that train now, for messages."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     def _progress(self) -> dict[str, str]:
-        index, rounds = self.state.round_index, self.trainer.max_epochs
+        rounds = self.trainer.max_epochs
+        round_number = self.state.round_index
+        if round_number != rounds:  # the number of the round that is in progress
+            round_number += 1
         return {
-            "round": f"{index + (index != rounds)}/{rounds}",
+            "round": f"{round_number}/{rounds}",
             "client": self.running.engine.place,
         }
 
@@ -241,14 +313,16 @@ class LightningFit:
     def round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.reports is not None
-        trainer, engine, index = self.trainer, self.running.engine, self.state.round_index
-        last = index + 1 == trainer.max_epochs
+        trainer = self.trainer
+        index = self.state.round_index
+        is_last = index + 1 == trainer.max_epochs
         try:
-            complete = self.running.round(self.reports.write, last)
+            complete = self.running.round(self.reports.write, is_last)
         except StopIteration:  # Lightning would take it for the end of the fit
             complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.within = self.state.round_index == index
+
         if not complete:
             if not trainer.should_stop:
                 raise RuntimeError(
@@ -257,12 +331,16 @@ class LightningFit:
                 )
             self.discard(_EARLY)
             return
+
         self.average.end_batch(trainer)
         self.average.end_round(trainer, trainer.lightning_module)
-        engine.finish_epoch()
-        if not last and (why := self.running.spent()):
+        self.running.engine.finish_epoch()
+        if is_last:
+            return
+        reason = self.running.spent()
+        if reason:
             trainer.should_stop = True
-            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
+            warnings.warn(f"training stops after {index + 1} rounds: {reason}.", stacklevel=2)
 
     # ---- between rounds
 
@@ -275,10 +353,9 @@ class LightningFit:
         if ended:  # the module holds what the run delivers, and a round that was begun is discarded
             self.extension.end_round(module, last_round, skips_scored=False)
         elif not self.loop.within:
+            skips_scored = not self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
-                self.extension.end_round(
-                    module, last_round, skips_scored=not self.trainer.validating
-                )
+                self.extension.end_round(module, last_round, skips_scored)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -293,11 +370,12 @@ class LightningFit:
     def saved(self) -> dict[str, Any]:
         """Score the last round, and return the state that the next one needs."""
         self._score_round()
-        engine = None if self.federation is None else self.federation.engine
-        return {
-            **self.run_state.state_dict(engine),
-            "finetuned": self.finetuning.state(self.loop.within),
-        }
+        engine = None
+        if self.federation is not None:
+            engine = self.federation.engine
+        state = self.run_state.state_dict(engine)
+        state["finetuned"] = self.finetuning.state(self.loop.within)
+        return state
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""
@@ -306,9 +384,9 @@ class LightningFit:
         if self.running.at_server:
             refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
-        checkpoint["loops"]["fit_loop"] = (
-            self.loop.state_dict()
-        )  # after the fit the trainer has its own loop
+
+        # After the fit the trainer has its own loop.
+        checkpoint["loops"]["fit_loop"] = self.loop.state_dict()
         if self.loop.within:
             self.loop.rewind(checkpoint)
         else:
@@ -319,31 +397,53 @@ class LightningFit:
     def finish(self) -> None:
         """Value the last round, train missing coalitions, and write the final results."""
         assert self.reports is not None
-        last_round = self.state.round_index - 1
         late_values = self.metrics.end_run()
-        late_scores = self.state.client_scores if self.running.end_run() else {}
+        late_scores: Mapping[str, torch.Tensor] = {}
+        if self.running.end_run():
+            late_scores = self.state.client_scores
         self._score_round(ended=True)
+        self._warn_of_filters()
+        self._finished = True
+        if self.state.global_vector is not None:
+            self._write_late(late_values, late_scores)
+        self.reports.finish()
+
+    def _warn_of_filters(self) -> None:
+        """Show what filters have noticed in the whole run."""
         notices: list[str] = []
         for update_filter in self.config.filters:
             notices += update_filter.notices.at_the_end()
         if notices:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
-        self._finished = True
-        if self.state.global_vector is not None:
-            values_by_round = {last_round: late_values} if late_values or late_scores else {}
-            for index, values in self.extension.train(self._ended_run()).items():
-                values_by_round[index] = {**values_by_round.get(index, {}), **values}
-            self.reports.write_late(values_by_round, late_scores)
-        self.reports.finish()
+
+    def _write_late(
+        self,
+        late_values: Mapping[str, torch.Tensor],
+        late_scores: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Train the missing coalitions, and write their values with those of the last round."""
+        assert self.reports is not None
+        values_by_round: dict[int, Mapping[str, torch.Tensor]] = {}
+        if late_values or late_scores:
+            last_round = self.state.round_index - 1
+            values_by_round[last_round] = late_values
+        for index, values in self.extension.train(self._ended_run()).items():
+            values_by_round[index] = {**values_by_round.get(index, {}), **values}
+        self.reports.write_late(values_by_round, late_scores)
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""
+        folder = None
+        if self.files:
+            folder = run_folder(self.trainer)
+        settings = self.run_state.identity.flat()
+        settings["seed"] = str(self.state.seed)
         return EndedRun(
             trainer=self.trainer,
             data=self.data,
             seed=self.state.seed,
-            folder=run_folder(self.trainer) if self.files else None,
-            settings=self.run_state.identity.flat() | {"seed": str(self.state.seed)},
+            folder=folder,
+            settings=settings,
             resumed=self.run_state.resumed,
             weights=self._weights(),
             games=self.running.server.games,
@@ -390,4 +490,5 @@ class LightningFit:
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes, each ``(object, name, value)``, until the fit's end."""
-        self._undo.callback(PatchedAttributes(list(changes)).restore)
+        patches = PatchedAttributes(list(changes))
+        self._undo.callback(patches.restore)

@@ -177,7 +177,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
-        self.state, self.run_state = FederationState(), RunState()
+        self.state = FederationState()
+        self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
         self._extension.reset()
 
@@ -194,11 +195,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
-        functions = {
-            name: given.pop(name) for name in ("engine", "share") if name in given
-        }  # not copied
-        return type(self)(**copy.deepcopy(given), **functions, **changes)
+        arguments = {}
+        functions = {}
+        for name in _ARGUMENTS:
+            if name in changes:
+                continue
+            if name in ("engine", "share"):  # not copied
+                functions[name] = getattr(self.config, name)
+            else:
+                arguments[name] = getattr(self.config, name)
+        return type(self)(**copy.deepcopy(arguments), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
         """Return a new loop with the same arguments that writes no files."""
@@ -206,10 +212,17 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     # ---- Lightning's hooks
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
+    def setup(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        stage: str,
+    ) -> None:
+        check_saved = partial(check_checkpoint, trainer, self.state_key, self.check_state)
+        install(trainer, check_saved)
         if stage != "fit":
             return
+
         data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
         if 0 < trainer.current_epoch < self.round_index:
@@ -221,15 +234,31 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         if self._extension.prepare(trainer, pl_module):
             return  # this process has become a coalition's, whose own loop is set up
-        parts = self.config, self.contribution_metrics, self.state, self.run_state, self._extension
-        self._lightning_fit = LightningFit(trainer, data, *parts)
+
+        self._lightning_fit = LightningFit(
+            trainer=trainer,
+            data=data,
+            config=self.config,
+            metrics=self.contribution_metrics,
+            state=self.state,
+            run_state=self.run_state,
+            extension=self._extension,
+        )
         self._lightning_fit.set_up(self._described)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         self.run_state.find_table(trainer.ckpt_path, self.state.seed)
         self._fit.start(pl_module)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         self._fit.begin_training(pl_module, self)
 
     def on_before_optimizer_step(
@@ -237,11 +266,19 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ) -> None:
         self._fit.begin_step(optimizer)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         self._fit.end()
 
     def on_exception(
@@ -250,7 +287,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._lightning_fit is not None:
             self._lightning_fit.fail(pl_module, exception)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        stage: str,
+    ) -> None:
         if stage == "fit" and self._lightning_fit is not None:
             self._lightning_fit.close()
 
@@ -258,13 +300,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs, except the global model."""
+        if self._lightning_fit is None:
+            state_of_run = self.run_state.state_dict()
+        else:
+            state_of_run = self._lightning_fit.saved()
         return {
             **self.state.state_dict(),
-            **(
-                self.run_state.state_dict()
-                if self._lightning_fit is None
-                else self._lightning_fit.saved()
-            ),
+            **state_of_run,
             **self.config.state_dict(),
             "metrics": self.contribution_metrics.state_dict(),
             "coalitions": self._extension.state_dict(),
@@ -281,14 +323,20 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.config.load_state_dict(state_dict)
             self._extension.load_state_dict(state_dict["coalitions"])
 
-    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
+    def check_state(
+        self,
+        state_dict: dict[str, Any],
+        max_epochs: int | None = None,
+    ) -> None:
         """Check that this fit can resume from a saved ``state_dict`` of a loop.
 
         Raises:
             ConfigurationError: the fit cannot resume. The message names the difference.
         """
-        seed = self._lightning_fit and self._lightning_fit.given_seed
-        check_state(state_dict, self.run_state.identity, seed, max_epochs)
+        seed = None
+        if self._lightning_fit is not None:
+            seed = self._lightning_fit.requested_seed
+        check_state(state_dict, self.run_state.identity, seed, max_epochs=max_epochs)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -300,12 +348,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the present fit, its trainer and data."""
-        run = None if self._lightning_fit is None else self._lightning_fit.federation
-        given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
+        engine = None
+        if self._lightning_fit is not None and self._lightning_fit.federation is not None:
+            engine = self._lightning_fit.federation.engine
         return {
             **vars(self),
-            **given,
-            "run_state": self.run_state.copy(None if run is None else run.engine),
+            # Lightning sets these two to the module's methods.
+            "log": None,
+            "log_dict": None,
+            "run_state": self.run_state.copy(engine),
             "_lightning_fit": None,
         }
 
@@ -331,8 +382,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
         the high ends ``[n]`` of the values' intervals. An attribute is None if the metric has no such values.
         """
-        values = self.contribution_metrics.contributions
-        return {name: contribution(self.metrics[name], value) for name, value in values.items()}
+        contributions = {}
+        for name, value in self.contribution_metrics.contributions.items():
+            contributions[name] = contribution(self.metrics[name], value)
+        return contributions
 
     @property
     def round_index(self) -> int:
@@ -364,9 +417,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
-    clients, channel, space = (
-        property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space")
-    )
+    clients = property(attrgetter("run.clients"))
+    channel = property(attrgetter("run.channel"))
+    space = property(attrgetter("run.space"))
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
     @property
@@ -389,7 +442,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def current_client(self) -> int | None:
         """Return the id of the client that trains now, if any."""
-        return None if self._lightning_fit is None else self._lightning_fit.current_client
+        if self._lightning_fit is None:
+            return None
+        return self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
@@ -399,8 +454,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the current values, weights and scores as a tidy DataFrame. It has the columns of
         :func:`flsv.read_run`. :meth:`history` returns all rounds.
         """
-        names = None if self._lightning_fit is None else self._lightning_fit.data.client_names
-        return current_table(self.contribution_metrics, self.state, names)
+        client_names = None
+        if self._lightning_fit is not None:
+            client_names = self._lightning_fit.data.client_names
+        return current_table(self.contribution_metrics, self.state, client_names)
 
     def history(self) -> pandas.DataFrame:
         """Return the values of all rounds, as :func:`flsv.read_run` does.

@@ -50,6 +50,7 @@ from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 
 class RunReports:
@@ -60,36 +61,43 @@ class RunReports:
         trainer: L.Trainer,
         federation: FederationRun,
         run_state: RunState,
+        *,
         files: bool,
-        told: Callable[[], list[str]],
+        lines_on_coalitions: Callable[[], list[str]],
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
-        self._federation, self._told = federation, told
-        self._state, self._config, self._data = (
-            federation.state,
-            federation.config,
-            federation.engine.data,
-        )
-        metrics, reporting = federation.metrics.metrics, self._config.reporting
-        names = self._data.client_names, self._data.class_names
+        self._federation = federation
+        self._lines_on_coalitions = lines_on_coalitions
+        self._state = federation.state
+        self._config = federation.config
+        self._data = federation.engine.data
+        self._metrics = federation.metrics.metrics
         self._events = partial(events_of, self._config.filters, self._state)
-        self.results = RoundResults(metrics, *names)
-        self._known = self.results.rows(self._state.round_index, federation.metrics.contributions)
+        self.results = RoundResults(self._metrics, self._data.client_names, self._data.class_names)
+        self._rows_at_start = self.results.rows(
+            self._state.round_index, federation.metrics.contributions
+        )
         self._logged: set[tuple[Any, ...]] = set()
+
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
-        described = hyperparameters(self._config, metrics, self._data, self._state.seed)
-        before, run_state.csv = run_state.csv, None
+        settings = hyperparameters(
+            self._config, self._metrics, data=self._data, seed=self._state.seed
+        )
+        earlier_csv = run_state.csv
+        run_state.csv = None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
-            csv = self._csv(folder / CONTRIBUTIONS, before)
+            csv = self._csv(folder / CONTRIBUTIONS, earlier_csv)
             run_state.csv = str(csv.path.resolve())
-            identity = run_state.identity.plain()
-            self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
+            record = self._record(run_state.identity.plain(), settings)
+            self.sinks += [csv, Record(folder, record, self._events)]
         if files:
             self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
-        self.sinks += self._loggers(described)
-        self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
-        self._monitored = Monitored(trainer, metrics)
+        self.sinks += self._loggers(settings)
+
+        prints_table = self._prints and self._config.reporting.table
+        self.terminal = Terminal(trainer, self._data.client_names, prints_table, files)
+        self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
     @property
@@ -99,51 +107,81 @@ class RunReports:
     def _draws(self, index: int) -> bool:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
-    def _csv(self, path: Path, before: str | None) -> CSV:
-        """Return the sink that writes ``contributions.csv`` to ``path``, after a resumed run's rows in ``before``."""
-        csv, first = CSV(path, self._data.client_names), self._state.round_index
-        earlier = path.resolve() if before is None else Path(before)
-        if first > 0 and earlier.is_file():
-            self.results.resume(self._known)
-        kept = csv.begin(first, earlier if earlier != path.resolve() else None)
-        # In another folder the loggers begin anew.
-        self._logged = {row[:5] for row in kept} if earlier == path.resolve() else set()
+    def _csv(self, path: Path, earlier_csv: str | None) -> CSV:
+        """Return the sink that writes ``contributions.csv`` to ``path``, after the rows of a resumed run's file."""
+        csv = CSV(path, self._data.client_names)
+        first_round = self._state.round_index
+        earlier_path = path.resolve()
+        if earlier_csv is not None:
+            earlier_path = Path(earlier_csv)
+        if first_round > 0 and earlier_path.is_file():
+            self.results.resume(self._rows_at_start)
+
+        if earlier_path != path.resolve():
+            csv.begin(first_round, earlier_path)
+            return csv  # in another folder the loggers begin anew
+        earlier_rows = csv.begin(first_round)
+        self._logged = {row[:5] for row in earlier_rows}
         return csv
 
-    def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-        state, metrics = self._state, self._federation.metrics.metrics
-        roles = {**self._config.strategies, "privacy": self._config.privacy}
-        about = identity, state.round_index, version("flsv"), self._events()
-        content = record_of(self._trainer, self._data, metrics, roles, described, *about)
-        return content | ({"run": state.run} if state.run else {})
+    def _record(
+        self,
+        identity: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        record = record_of(
+            self._trainer,
+            self._data,
+            metrics=self._metrics,
+            algorithm={**self._config.strategies, "privacy": self._config.privacy},
+            settings=settings,
+            identity=identity,
+            first_round=self._state.round_index,
+            version=version("flsv"),
+            events=self._events(),
+        )
+        if self._state.run:
+            record["run"] = self._state.run
+        return record
 
-    def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Log the hyper-parameters and the ``described`` settings, and return the sinks for the trainer's loggers."""
-        trainer, data, first = self._trainer, self._data, self._state.round_index
-        metrics, reporting = self._federation.metrics.metrics, self._config.reporting
-        module, names = trainer.lightning_module, (data.client_names, data.class_names)
-        merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        classes = (
-            None if data.known_class_counts is None else data.class_names
-        )  # sites' samples are counted as of one
-        draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
-        per_class = curves_of(metrics, reporting.per_class)
+    def _loggers(self, settings: Mapping[str, Any]) -> list[Sink]:
+        """Log the hyper-parameters and the ``settings``, and return the sinks for the trainer's loggers."""
+        first_round = self._state.round_index
+        names: dict[str, Any] = {
+            "client_names": self._data.client_names,
+            "class_names": self._data.class_names,
+        }
+        all_settings = {
+            **self._trainer.lightning_module.hparams_initial,
+            **getattr(self._data, "hparams_initial", {}),
+            **settings,
+        }
+        per_class = curves_of(self._metrics, self._config.reporting.per_class)
+
         sinks: list[Sink] = []
-        others = []
-        for logger in trainer.loggers:
+        tracked_loggers = []
+        for logger in self._trainer.loggers:
+            is_tensorboard = isinstance(logger, TensorBoardLogger)
             # In a resumed run, other loggers have the settings already, and may refuse others.
-            if first == 0 or isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(merged)
+            if first_round == 0 or is_tensorboard:
+                logger.log_hyperparams(all_settings)
             # In a fast_dev_run a logger's experiment is a dummy.
-            if isinstance(logger, TensorBoardLogger) and isinstance(
-                logger.experiment, SummaryWriter
-            ):
-                board = TensorBoard(logger, metrics, *names, per_class)
-                board.begin(first, merged, draw)
+            if is_tensorboard and isinstance(logger.experiment, SummaryWriter):
+                board = TensorBoard(logger, self._metrics, per_class=per_class, **names)
+                board.begin(first_round, all_settings, self._draw_partition)
                 sinks.append(board)
             else:
-                others.append(logger)
-        return [*sinks, Trackers(others, per_class, *names)] if others else sinks
+                tracked_loggers.append(logger)
+        if tracked_loggers:
+            sinks.append(Trackers(tracked_loggers, per_class=per_class, **names))
+        return sinks
+
+    def _draw_partition(self) -> Figure:
+        class_names = None  # sites' samples are counted as of one class
+        if self._data.known_class_counts is not None:
+            class_names = self._data.class_names
+        figure, _ = plot_partition(self._data.class_counts, class_names, self._data.client_names)
+        return figure
 
     def begin_round(self) -> None:
         for sink in self.sinks:
@@ -151,15 +189,18 @@ class RunReports:
 
     def write(self, round: Round) -> None:
         """Make the result of a round, and pass it to all sinks."""
-        state, federation = self._state, self._federation
+        state = self._state
+        federation = self._federation
         assert state.weights is not None
+        losses = {}
+        if round.losses is not None:
+            losses = dict(zip(on_host(round.client_ids), on_host(round.losses)))
+
         result = self.results.round_result(
             state.round_index,
             federation.metrics.contributions,
             state.weights,
-            losses={}
-            if round.losses is None
-            else dict(zip(on_host(round.client_ids), on_host(round.losses))),
+            losses=losses,
             norms=federation.server.norms,
             scores=state.client_scores,
             evaluated=federation.evaluated,
@@ -199,32 +240,37 @@ class RunReports:
 
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether the loggers have a result's rows from an earlier process."""
-        return bool(result.changes) and {row[:5] for row in result.changes} <= self._logged
+        keys = {row[:5] for row in result.changes}
+        return bool(keys) and keys <= self._logged
 
     @property
     def _learning_is_told(self) -> bool:
         """Return whether the output includes the model's performance at the start and the end."""
-        reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
-        return (
-            bool(metrics)
-            and (reporting.files or reporting.table)
-            and not self._trainer.fast_dev_run
-        )
+        if not self._metrics or self._trainer.fast_dev_run:
+            return False
+        reporting = self._config.reporting
+        return reporting.files or reporting.table
 
     def look_at_start(self) -> None:
         """Store the initial model's performance in the federation's state."""
-        if self._state.round_index == 0 and self._learning_is_told:
-            self._state.start = {
-                name: told["value"] for name, told in performances(self._federation).items()
-            }
+        if self._state.round_index > 0 or not self._learning_is_told:
+            return
+        scores = {}
+        for name, performance in performances(self._federation).items():
+            scores[name] = performance["value"]
+        self._state.start.update(scores)
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
         if self._trainer.fast_dev_run:
             rank_zero_info(f"flsv: {self._tried()}")
-        result = self._result(learning_record(self._federation) if self._learning_is_told else {})
+        learning: dict[str, Any] = {}
+        if self._learning_is_told:
+            learning = learning_record(self._federation)
+        result = self._result(learning)
+
         # That a round was the last is not known in a run that ends early.
         index = result.round_index
         is_due = self._config.reporting.draws(index, rounds=index + 1)
@@ -236,36 +282,40 @@ class RunReports:
 
     def _tried(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
-        data, found = self._data, list[str]()
-        for measures, ask in (
-            ("what validation logs", self._log_names),
-            ("accuracy", self._classified),
-        ):
-            try:
-                found.append(f"Values by {measures}: {ask(data.val_dataloader())}")
-            except ConfigurationError as error:
-                found.append(f"No values by {measures}: {error}")
-        return " ".join(
-            [
-                f"a batch of each of {data.num_clients} clients was trained, and nothing is kept.",
-                *found,
-            ]
-        )
+        lines = [
+            f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept.",
+            self._values_by("what validation logs", self._log_names),
+            self._values_by("accuracy", self._classified),
+        ]
+        return " ".join(lines)
+
+    def _values_by(
+        self,
+        measures: str,
+        ask: Callable[[Any], str],
+    ) -> str:
+        """Say what ``ask`` returns of the validation data about performance ``measures``, or why there are none."""
+        try:
+            return f"Values by {measures}: {ask(self._data.val_dataloader())}"
+        except ConfigurationError as error:
+            return f"No values by {measures}: {error}"
 
     def _log_names(self, loaders: Any) -> str:
-        if not is_overridden("validation_step", self._trainer.lightning_module, L.LightningModule):
+        module = self._trainer.lightning_module
+        if not is_overridden("validation_step", module, L.LightningModule):
             raise ConfigurationError("there is no validation_step.")
-        kept = keep_batches(self._trainer, [islice(each, 1) for each in each_loader(loaders)])
-        names = ValidatedModels(
-            self._trainer, self._federation.engine.space, kept, names=()
-        ).logged()
-        return f"performance one of {names}, with a mode."
+        one_batch_each = [islice(loader, 1) for loader in each_loader(loaders)]
+        batches = keep_batches(self._trainer, one_batch_each)
+        space = self._federation.engine.space
+        models = ValidatedModels(self._trainer, space, batches, names=())
+        return f"performance one of {models.logged()}, with a mode."
 
     def _classified(self, loaders: Any) -> str:
         if self._data.no_classes is not None:
             raise ConfigurationError(f"{self._data.no_classes}.")
-        try_forward(self._trainer, loaders, self._data.num_classes, "forward(x)")
-        return f"performance accuracy, of {self._data.num_classes} classes."
+        num_classes = self._data.num_classes
+        try_forward(self._trainer, loaders, num_classes, "forward(x)")
+        return f"performance accuracy, of {num_classes} classes."
 
     def stopped(self) -> None:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
@@ -284,7 +334,7 @@ class RunReports:
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         state = self._state
-        metrics = self._federation.metrics.metrics
+        metrics = self._metrics
         values = self._federation.metrics.contributions
         last_round = max(state.round_index - 1, 0)
 
@@ -305,7 +355,7 @@ class RunReports:
             if to_pay_by(metrics[name]):
                 kinds_to_pay_by[name] = type(metrics[name]).__name__
 
-        lines_on_coalitions = self._told()
+        lines_on_coalitions = self._lines_on_coalitions()
         learning_record = {**learning}
         if lines_on_coalitions:
             learning_record["coalitions"] = lines_on_coalitions
@@ -343,12 +393,14 @@ class ClientPictures(Sink):
     """Sink that writes the pictures and tables that clients have stored."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
-        self._engine, self._folder = engine, folder
+        self._engine = engine
+        self._folder = folder
 
     def write(self, result: RoundResult) -> None:
-        if result.drawn:
-            cohort = [row.client for row in result.table if row.metric == "weight"]
-            self._engine.write_artifacts(cohort, result.round_index, self._folder)
+        if not result.drawn:
+            return
+        cohort = [row.client for row in result.table if row.metric == "weight"]
+        self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 
 # ---- values between two rounds
@@ -373,83 +425,120 @@ class Contribution(Tensor):
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch names the option
         text = str(self.as_subclass(Tensor).__repr__(**options))
-        return text if self.pending is None else f"{text} ({self.pending})"
+        if self.pending is None:
+            return text
+        return f"{text} ({self.pending})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
-        found = self.detach().clone().as_subclass(Contribution)
-        found.by_class, found.interval = copy.deepcopy((self.by_class, self.interval), memo)
-        found.pending = self.pending
-        return found
+        copied = self.detach().clone().as_subclass(Contribution)
+        copied.by_class = copy.deepcopy(self.by_class, memo)
+        copied.interval = copy.deepcopy(self.interval, memo)
+        copied.pending = self.pending
+        return copied
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
     """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
-    whole = overall(metric, value)
-    found = whole.as_subclass(Contribution)
-    found.by_class = value if value.ndim == 2 else None
-    found.pending = getattr(metric, "pending", None)
-    found.interval = (
-        metric.intervals(value=whole)
-        if isinstance(metric, ContributionMetric) and whole.ndim
-        else None
-    )
-    return found
+    client_values = overall(metric, value)
+    contributions = client_values.as_subclass(Contribution)
+    contributions.by_class = value if value.ndim == 2 else None
+    contributions.interval = None
+    if isinstance(metric, ContributionMetric) and client_values.ndim:
+        contributions.interval = metric.intervals(value=client_values)
+    contributions.pending = getattr(metric, "pending", None)
+    return contributions
 
 
 def current_table(
     board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
-    last = {"weight": state.weights, **state.client_scores}
     results = RoundResults(board.metrics, client_names or _names(board, state))
-    return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
+    rows = results.rows(
+        max(0, state.round_index - 1),
+        board.contributions,
+        weight=state.weights,
+        **state.client_scores,
+    )
+    return tidy(frame(rows))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
     """Return the clients' names as the metrics know them, else their ids."""
-    bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
-    return list(next(filter(None, bound), map(str, range(len(state.participations)))))
+    for metric in board.metrics.values():
+        names = getattr(metric, "client_names", None)
+        if names:
+            return list(names)
+    return [str(client) for client in range(len(state.participations))]
 
 
-def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
+def events_of(
+    filters: Sequence[UpdateFilter],
+    state: FederationState,
+) -> list[Event]:
     """Return one event for each client and kind of fault in the run."""
-    known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
-    for each in filters:
-        for fault, clients in each.notices.state_dict().items():
-            for client, times in clients.items():
-                if times > known.get((client, fault), 0):
-                    state.note(client, fault)
-    groups = {client: group for each in filters for group in each.groups for client in group}
+    _note_faults(filters, state)
+    group_of_client: dict[int, Sequence[int]] = {}
+    for update_filter in filters:
+        for group in update_filter.groups:
+            group_of_client |= dict.fromkeys(group, group)
+
     events = []
     for incident in state.incidents:
-        client, what = incident["client"], incident["what"]
-        of = int(state.updates_received[client]) if what in (NOT_FINITE, LARGE) else None
-        others = (
-            [other for other in groups.get(client, ()) if other != client] if what == COPY else []
-        )
-        events.append(Event(**incident, of=of, others=others))
+        client = incident["client"]
+        fault = incident["what"]
+        num_updates = None
+        if fault in (NOT_FINITE, LARGE):
+            num_updates = int(state.updates_received[client])
+        copies = []
+        if fault == COPY:
+            copies = [member for member in group_of_client.get(client, ()) if member != client]
+        events.append(Event(**incident, of=num_updates, others=copies))
     return events
+
+
+def _note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> None:
+    """Add to the incidents what filters have noticed since the last call."""
+    times_noted = {}
+    for incident in state.incidents:
+        times_noted[incident["client"], incident["what"]] = incident["times"]
+
+    for update_filter in filters:
+        for fault, times_by_client in update_filter.notices.state_dict().items():
+            for client, times in times_by_client.items():
+                if times > times_noted.get((client, fault), 0):
+                    state.note(client, fault)
 
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
     # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
     # by another measure.
-    model, scores, found = run.state.model(), dict[Any, Any](), {}
+    model = run.state.model()
+    scores_by_evaluator: dict[Any, Any] = {}
+    entries = {}
     for name, measure in run.metrics.performances.items():
-        other = measure if isinstance(measure, ModelScore) else None
-        key = None if other is None else other.evaluator
-        if key not in scores:
+        evaluator = None
+        score_name = measure
+        if isinstance(measure, ModelScore):
+            evaluator = measure.evaluator
+            score_name = measure.name
+        if evaluator not in scores_by_evaluator:
             assert run.server.games is not None
-            scores[key] = run.server.games.evaluator_of(measure)(model[None])
-        value = float(scores[key].value(measure if other is None else other.name).mean())
-        support = scores[key].support if measure == "accuracy" else None
-        found[name] = {
+            evaluate = run.server.games.evaluator_of(measure)
+            scores_by_evaluator[evaluator] = evaluate(model[None])
+
+        scores = scores_by_evaluator[evaluator]
+        value = float(scores.value(score_name).mean())
+        majority = None
+        if measure == "accuracy" and scores.support is not None:
+            majority = float(scores.support.max() / scores.support.sum())
+        entries[name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
-            "majority": None if support is None else float(support.max() / support.sum()),
+            "majority": majority,
         }
-    return found
+    return entries
 
 
 def learning_record(run: FederationRun) -> dict[str, Any]:

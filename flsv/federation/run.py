@@ -47,43 +47,49 @@ class FederationRun:
         engine: Engine,
         rounds: int | None,
     ) -> None:
-        self.config, self.metrics, self.state, self.engine, self.rounds = (
-            config,
-            metrics,
-            state,
-            engine,
-            rounds,
-        )
-        self.evaluated = self.at_server = False
-        module, data, self.space = engine.trainer.lightning_module, engine.data, engine.space
-        self.clients, self.channel, space = (
-            engine.manager.clients,
-            engine.manager.channel,
-            engine.space,
-        )
-        num_classes = data.num_classes if data.no_classes is None else None
-        check_space(space, metrics, config.uploads, config.head, num_classes)
-        warn_of_sharing(space, module, bool(config.evaluation.every))
+        self.config = config
+        self.metrics = metrics
+        self.state = state
+        self.engine = engine
+        self.rounds = rounds
+        self.evaluated = False
+        self.at_server = False
+        self.space = engine.space
+        self.clients = engine.manager.clients
+        self.channel = engine.manager.channel
+
+        module = engine.trainer.lightning_module
+        data = engine.data
+        num_classes = None
+        if data.no_classes is None:
+            num_classes = data.num_classes
+        check_space(self.space, metrics, config.uploads, head=config.head, num_classes=num_classes)
+        warn_of_sharing(self.space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
+
         metrics.to(module.device)
         state.to(module.device)
-        state.global_vector = space.read(module)
-        self.server = RoundServer(metrics, config.strategies, space, self.channel, config.filters)
+        state.global_vector = self.space.read(module)
+        self.server = RoundServer(
+            metrics=metrics,
+            strategies=config.strategies,
+            space=self.space,
+            channel=self.channel,
+            filters=config.filters,
+        )
 
     # ---- before the first round
 
     def info(self) -> FederationInfo:
         """Return the description of the federation that strategies get before the first round."""
-        engine, state = self.engine, self.state
-        given = (
-            state.model(),
-            engine.space,
-            engine.data,
-            state.seed,
-            engine.trainer.optimizers,
-            self.metrics.metrics,
+        return self.config.federation_info(
+            global_vector=self.state.model(),
+            space=self.space,
+            data=self.engine.data,
+            seed=self.state.seed,
+            optimizers=self.engine.trainer.optimizers,
+            metrics=self.metrics.metrics,
         )
-        return self.config.federation_info(*given)
 
     def begin(self, resumed: bool) -> None:
         """Begin or resume the strategies and filters, and draw the first cohort."""
@@ -93,6 +99,7 @@ class FederationRun:
                 part.resume(info)
             else:
                 part.begin(info)
+
         self._priors = self.metrics.with_priors()
         # A checkpoint holds the next cohort; a sampler that needs clients' answers draws later.
         if not self.state.cohort and not self.config.sampler.asks:
@@ -109,7 +116,8 @@ class FederationRun:
         measures = dict(self.metrics.performances)
         for role, strategy in self.config.strategies.items():
             if any(VOCABULARY[name].plays for name in reads_of(strategy)):
-                measures[f"{role} {strategy!r}"] = attribute_of(strategy, "measured_by", "accuracy")
+                measure = attribute_of(strategy, "measured_by", "accuracy")
+                measures[f"{role} {strategy!r}"] = measure
 
         games = self.engine.games(measures, self.metrics.evaluating)
         if games is not None:
@@ -117,22 +125,21 @@ class FederationRun:
 
     def draw_cohort(self) -> None:
         """Draw the cohort of the next round, before its batches are made."""
-        state, sampler = self.state, self.config.sampler
+        state = self.state
         # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
         self._priors = self.metrics.with_priors()
-        draw = generator_for(state.seed, "cohort", state.round_index)
-        before = len(self.channel.messages)
+        num_earlier_messages = len(self.channel.messages)
         state.cohort = cohort_of(
-            sampler,
-            state.num_clients,
-            self._priors,
-            draw,
-            state.round_index,
-            self.clients,
-            state.model(),
+            sampler=self.config.sampler,
+            num_clients=state.num_clients,
+            contributions=self._priors,
+            generator=generator_for(state.seed, "cohort", state.round_index),
+            round_index=state.round_index,
+            clients=self.clients,
+            model=state.model(),
         )
         # Messages of the draw are counted in the coming round, and saved in the checkpoint before that round.
-        state.pending_traffic = self.channel.pop_since(before)
+        state.pending_traffic = self.channel.pop_since(num_earlier_messages)
 
     def loader(self) -> Iterable[Any]:
         if not self.state.cohort:
@@ -146,7 +153,11 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.local_training.state.remember()
 
-    def round(self, write: Callable[[Round], None], last: bool) -> bool:
+    def round(
+        self,
+        write: Callable[[Round], None],
+        last: bool,
+    ) -> bool:
         """Run a round, pass it to ``write``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
@@ -162,49 +173,66 @@ class FederationRun:
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
         state = self.state
-        if why := self.spent():  # a resumed run, or min_epochs
+        reason = self.spent()
+        if reason:  # a resumed run, or min_epochs
             raise ConfigurationError(
-                f"there is no budget for another round: {why}. Raise max_epsilon, or stop here."
+                f"there is no budget for another round: {reason}. Raise max_epsilon, or stop here."
             )
         self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
-        instructions, model = self._instruct(state.cohort), state.model()
+        instructions = self._instruct(state.cohort)
         if any(upload.reference == "global" for upload in self.config.uploads):
-            for client, told in instructions.items():
-                if told.start is not model:
-                    instructions[client] = replace(
-                        told, tensors={**told.tensors, GLOBAL_MODEL: model}
-                    )
+            self._add_global_model(instructions)
         return instructions
+
+    def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
+        """Send the global model to the clients that start from another one, in place."""
+        model = self.state.model()
+        for client, instruction in instructions.items():
+            if instruction.start is not model:
+                tensors = {**instruction.tensors, GLOBAL_MODEL: model}
+                instructions[client] = replace(instruction, tensors=tensors)
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return its view of the round."""
-        state, engine, self.at_server = self.state, self.engine, True
-        sampler, index = self.config.sampler, state.round_index
-        # A function, which computes each client's probability [n] to be drawn.
-        chances = partial(chances_of, sampler, state.num_clients, self._priors, index, state.cohort)
-        self.server.send(
-            {client: told for client, told in instructions.items() if client in engine.heard}
-        )
+        self.at_server = True
+        state = self.state
+        engine = self.engine
+        heard_instructions = {}
+        for client, instruction in instructions.items():
+            if client in engine.heard:
+                heard_instructions[client] = instruction
+        self.server.send(heard_instructions)
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
+
+        # A function, which computes each client's probability [n] to be drawn.
+        chances = partial(
+            chances_of,
+            self.config.sampler,
+            state.num_clients,
+            contributions=self._priors,
+            round_index=state.round_index,
+            cohort=state.cohort,
+        )
         with self._warnings_once():
             round = self.server.receive(
-                engine.updates,
-                engine.matrix,
-                instructions,
-                state,
-                self.clients,
-                engine.manager.server,
-                chances,
-                engine.broken,
+                updates=engine.updates,
+                matrix=engine.matrix,
+                instructions=instructions,
+                state=state,
+                clients=self.clients,
+                server_data=engine.manager.server,
+                chances=chances,
+                broken=engine.broken,
             )
-        sent = {update.client_id for update in engine.updates}
-        engine.leave_out(sent.difference(on_host(round.client_ids)))
+        senders = {update.client_id for update in engine.updates}
+        engine.leave_out(senders.difference(on_host(round.client_ids)))
         return round
 
     def _finish(self, round: Round) -> Round:
         """Compute metrics and the aggregate, and write the next global model into the module."""
-        state, engine = self.state, self.engine
+        state = self.state
+        engine = self.engine
         with self._warnings_once():
             round = self.server.finish(round, state)
             clients_with_updates = [update.client_id for update in engine.updates]
@@ -216,16 +244,17 @@ class FederationRun:
 
     def _evaluate_clients(self) -> None:
         """Keep the clients' trained models, and score their own models, in rounds in which that is asked for."""
-        evaluation, state = self.config.evaluation, self.state
+        evaluation = self.config.evaluation
+        state = self.state
         if evaluation.keeps:
             for client, model in self.engine.trained().items():
                 state.trained[client] = model.clone()
 
-        number_of_rounds = state.round_index + 1
-        is_last = number_of_rounds == self.rounds or bool(self.spent())
-        self.evaluated = evaluation.every > 0 and (
-            is_last or number_of_rounds % evaluation.every == 0
-        )
+        num_rounds = state.round_index + 1
+        is_last = num_rounds == self.rounds or bool(self.spent())
+        self.evaluated = False
+        if evaluation.every > 0:
+            self.evaluated = is_last or num_rounds % evaluation.every == 0
         if self.evaluated:
             state.client_scores = self.engine.own_scores(self._instruct)
 
@@ -236,6 +265,7 @@ class FederationRun:
         is_due = self.config.evaluation.every and self.engine.begun and not self.evaluated
         if not is_due or not self.state.round_index:
             return False
+
         module = self.engine.trainer.lightning_module
         with lent(module, self.space):
             self.state.client_scores = self.engine.own_scores(self._instruct)
@@ -255,8 +285,12 @@ class FederationRun:
 
     def spent(self) -> str | None:
         """Return why the privacy budget does not allow another round, or None."""
-        loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
-        return loss.spent() if isinstance(loss, PrivacyLoss) else None
+        if self.config.privacy is None:
+            return None
+        loss = self.metrics.metrics.get("epsilon")
+        if isinstance(loss, PrivacyLoss):
+            return loss.spent()
+        return None
 
     def received(self) -> dict[int, Tensor]:
         return self.engine.received(self._instruct)
@@ -287,16 +321,21 @@ class RunState:
     resumed: bool = False
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
-        clients, buffers = self.store.state_dict(), self.buffers
-        if engine is not None and engine.begun:
-            clients, buffers = engine.kept(), engine.local_training.state.buffers()
+        clients = self.store.state_dict()
+        buffers = self.buffers
+        configured_options = self.configured_options
+        shared = self.shared
+        if engine is not None:
+            configured_options = engine.options.configured_options
+            shared = engine.space.described()
+            if engine.begun:
+                clients = engine.kept()
+                buffers = engine.local_training.state.buffers()
         return {
             "clients": clients,
             "buffers": buffers,
-            "configured_options": self.configured_options
-            if engine is None
-            else engine.options.configured_options,
-            "shared": self.shared if engine is None else engine.space.described(),
+            "configured_options": configured_options,
+            "shared": shared,
             "finetuned": self.finetuned,
             "csv": self.csv,
             "identity": self.identity.plain(),
@@ -307,11 +346,18 @@ class RunState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load everything except the fingerprint of data and settings. That of the present fit stays."""
         self.store.load_state_dict(state["clients"])
-        self.buffers, self.configured_options = state["buffers"], state["configured_options"]
-        self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
+        self.buffers = state["buffers"]
+        self.configured_options = state["configured_options"]
+        self.shared = state["shared"]
+        self.finetuned = state["finetuned"]
+        self.csv = state["csv"]
         self.resumed = True
 
-    def find_table(self, checkpoint: str | Path | None, seed: int) -> None:
+    def find_table(
+        self,
+        checkpoint: str | Path | None,
+        seed: int,
+    ) -> None:
         """Find the table of the run that is resumed: beside its checkpoint, or else where it was recorded."""
         if self.csv is None or checkpoint is None:
             return
@@ -342,5 +388,6 @@ class RunState:
         """Copy this state, with the clients' present states in ``engine``, if any."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
-        copied.identity, copied.resumed = self.identity, self.resumed
+        copied.identity = self.identity
+        copied.resumed = self.resumed
         return copied

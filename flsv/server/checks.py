@@ -37,18 +37,19 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
     """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
     for direction in ("sends", "reports"):
-        taken: dict[str, str] = {}
+        strategy_by_name: dict[str, str] = {}
         for role, strategy in strategies.items():
             for name in getattr(strategy, direction):
-                if name in taken:
+                if name in strategy_by_name:
                     raise ConfigurationError(
-                        f"{role} {strategy!r} and {taken[name]} both declare {direction} = {name!r}: rename one."
+                        f"{role} {strategy!r} and {strategy_by_name[name]} both declare {direction} = {name!r}: "
+                        "rename one."
                     )
                 if direction == "reports" and name in VOCABULARY:
                     raise ConfigurationError(
                         f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
                     )
-                taken[name] = f"{role} {strategy!r}"
+                strategy_by_name[name] = f"{role} {strategy!r}"
     return [name for strategy in strategies.values() for name in strategy.reports]
 
 
@@ -173,28 +174,24 @@ def _who(
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
     """Check that the module defines the methods with which metrics evaluate models."""
-    asked = {
-        name: getattr(metric, "performance", "accuracy")
-        for name, metric in metrics.evaluating.items()
-    }
-    logged = [
-        name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)
-    ]
-    called = [name for name in {**metrics.performances, **asked} if name not in logged]
-    validates = is_overridden("validation_step", module, L.LightningModule)
-    calls = is_overridden("forward", module, L.LightningModule)
-    other = (
+    measures = dict(metrics.performances)
+    for name, metric in metrics.evaluating.items():
+        measures[name] = getattr(metric, "performance", "accuracy")
+    names_by_logs = [name for name, measure in measures.items() if is_logged(measure)]
+    names_by_forward = [name for name in measures if name not in names_by_logs]
+
+    remedy = (
         "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
     )
-    if logged and not validates:
+    if names_by_logs and not is_overridden("validation_step", module, L.LightningModule):
         raise ConfigurationError(
-            f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
-            f"Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. {other}"
+            f"metrics {names_by_logs} ask for what {type(module).__name__} logs in validation_step, which is not "
+            f"defined. Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. {remedy}"
         )
-    if called and not calls:
+    if names_by_forward and not is_overridden("forward", module, L.LightningModule):
         raise ConfigurationError(
-            f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
-            f"[B, M], or name what validation_step logs as performance, with a mode. {other}"
+            f"metrics {names_by_forward} call {type(module).__name__}.forward(x), which is not defined. Let it return "
+            f"the logits [B, M], or name what validation_step logs as performance, with a mode. {remedy}"
         )
 
 
@@ -228,28 +225,20 @@ def check_space(
     """Check what ``uploads``, ``metrics`` and ``head`` require of the module's layers, after these are made."""
     for upload in uploads:
         upload.check(space)
-    # Metrics that train coalitions are tried: their scores may not depend on what stays.
-    games = [
-        name
-        for name in metrics.game_metrics
-        if attribute_of(metrics.metrics[name], "trains") is None
-    ]
-    if (kept := space.kept_names) and games:
-        raise ConfigurationError(
-            f"metrics {games} evaluate models on the server's validation set, and the server has no "
-            f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "
-            "metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
-        )
-    if not (metrics.head_metrics or head) or (space.unshared_head and not metrics.head_metrics):
+    _check_games(space, metrics)
+    if not (metrics.head_metrics or head):
         return
+    if space.unshared_head and not metrics.head_metrics:
+        return
+
     if space.unshared_head:
         raise ConfigurationError(
             f"metrics {metrics.head_metrics} compare the clients' classifier heads, and the head "
             f"{space.unshared_head!r} is not shared. Share it, name another layer with ClassSpecificShapley(head=...), "
             "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
-    asking = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
     if space.head is None:
+        asking = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
         raise ConfigurationError(
             f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
             "own. Name the last layer with ClassSpecificShapley(head=...), or leave those metrics out."
@@ -259,6 +248,22 @@ def check_space(
             f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
             "Give the module as many outputs as there are classes, or name its classifier: "
             "ClassSpecificShapley(head=...)."
+        )
+
+
+def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
+    """Check that the server has the whole model if a metric evaluates models on its validation set."""
+    # Metrics that train coalitions are tried: their scores may not depend on what stays.
+    names = []
+    for name in metrics.game_metrics:
+        if attribute_of(metrics.metrics[name], "trains") is None:
+            names.append(name)
+    unshared = space.kept_names
+    if names and unshared:
+        raise ConfigurationError(
+            f"metrics {names} evaluate models on the server's validation set, and the server has no "
+            f"whole model: {unshared[0]!r} and {len(unshared) - 1} more tensors stay at their clients. Share them, or "
+            "use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )
 
 
@@ -274,16 +279,16 @@ def check_metric_shapes(
         if strategy.metric is None or strategy.metric_shape is None:
             continue
         metric = metrics[strategy.metric]
-        given = _shape(metric)
+        shape = _shape(metric)
         # A user's own metric may not know its size before the first update.
-        if given is None or given[:1] != (num_clients,):
+        if shape is None or shape[:1] != (num_clients,):
             continue
-        needed = tuple(sizes[letter] for letter in strategy.metric_shape)
-        if given != needed:
+        expected_shape = tuple(sizes[letter] for letter in strategy.metric_shape)
+        if shape != expected_shape:
             letters = ", ".join(strategy.metric_shape)
             raise ConfigurationError(
-                f"{role} {strategy!r} needs a metric [{letters}] = {list(needed)}, and {strategy.metric!r} "
-                f"({type(metric).__name__}) gives {list(given)}. Name a metric with {_MEANING[strategy.metric_shape]}."
+                f"{role} {strategy!r} needs a metric [{letters}] = {list(expected_shape)}, and {strategy.metric!r} "
+                f"({type(metric).__name__}) gives {list(shape)}. Name a metric with {_MEANING[strategy.metric_shape]}."
             )
 
 
@@ -301,7 +306,9 @@ def _shape(metric: Metric) -> tuple[int, ...] | None:
         value = type(metric).compute(metric)
     except Exception:
         return None
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape)
 
 
 def federated_data(trainer: L.Trainer) -> FederatedDataModule:
@@ -361,34 +368,36 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
     """Check the callbacks, and move finetuning callbacks behind the loop."""
     callbacks: list[L.Callback] = callbacks_of(trainer)
     check_lightning(*callbacks)
-    if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         raise ConfigurationError(
             "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "
             "trains. Use lightning.pytorch.callbacks.WeightAveraging, which averages the global models, these "
             "statistics included; to anneal the learning rate, return torch.optim.swa_utils.SWALR from "
             "configure_optimizers."
         )
-    averaging = [c for c in callbacks if isinstance(c, WeightAveraging)]
-    if len(averaging) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(type(c).__name__ for c in averaging)}: a checkpoint has room for one averaged model. Keep "
-            "one of them."
-        )
-    for callback in averaging:
-        own = [
-            name
-            for name in REPLACED
-            if getattr(type(callback), name) is not getattr(WeightAveraging, name, None)
-        ]
-        if own:
-            raise ConfigurationError(
-                f"{type(callback).__name__} has its own {own[0]}, which would average clients in the middle of their "
-                "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, with "
-                "the global model."
-            )
-    changing = [c for c in callbacks if isinstance(c, BaseFinetuning)]
-    if changing:
-        rest = [c for c in callbacks if c not in changing]
-        place = rest.index(loop) + 1
+    _check_averaging([callback for callback in callbacks if isinstance(callback, WeightAveraging)])
+
+    finetuning = [callback for callback in callbacks if isinstance(callback, BaseFinetuning)]
+    if finetuning:
+        reordered = [callback for callback in callbacks if callback not in finetuning]
+        behind_loop = reordered.index(loop) + 1
+        reordered[behind_loop:behind_loop] = finetuning
         # mypy: set by Lightning's connectors
-        trainer.callbacks = [*rest[:place], *changing, *rest[place:]]  # type: ignore[attr-defined]
+        trainer.callbacks = reordered  # type: ignore[attr-defined]
+
+
+def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
+    """Check that at most one model is averaged, and between rounds only."""
+    if len(callbacks) > 1:
+        names = [type(callback).__name__ for callback in callbacks]
+        raise ConfigurationError(
+            f"{' and '.join(names)}: a checkpoint has room for one averaged model. Keep one of them."
+        )
+    for callback in callbacks:
+        for name in REPLACED:
+            if getattr(type(callback), name) is not getattr(WeightAveraging, name, None):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} has its own {name}, which would average clients in the middle of their "
+                    "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, "
+                    "with the global model."
+                )

@@ -49,17 +49,18 @@ class ContributionMetrics:
         _ = self.fields  # raises now if a metric asks for an unknown field
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name != "fields"
-        }  # holds functions: not picklable
+        state = dict(vars(self))
+        state.pop("fields", None)  # holds functions: not picklable
+        return state
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
         """Return the round's field for each argument of each metric's ``update``, ``{metric: {argument: field}}``. A
         field is the name of an attribute of the round, or a function of the round."""
-        return {
-            name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()
-        }
+        fields = {}
+        for name, metric in self.metrics.items():
+            fields[name] = _fields(name, metric, self._reported)
+        return fields
 
     @cached_property
     def reads(self) -> dict[str, tuple[str, ...]]:
@@ -78,11 +79,12 @@ class ContributionMetrics:
     @property
     def class_metrics(self) -> list[str]:
         """Return the names of the metrics that need training samples with classes."""
-        return [
-            name
-            for name, m in self.metrics.items()
-            if attribute_of(m, "needs_classes", name in self.head_metrics)
-        ]
+        names = []
+        for name, metric in self.metrics.items():
+            reads_head = name in self.head_metrics
+            if attribute_of(metric, "needs_classes", reads_head):
+                names.append(name)
+        return names
 
     @property
     def game_metrics(self) -> list[str]:
@@ -93,10 +95,10 @@ class ContributionMetrics:
     def performances(self) -> dict[str, Any]:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.games.performance`. It is accuracy for a metric that declares none."""
-        return {
-            name: attribute_of(self.metrics[name], "measured_by", "accuracy")
-            for name in self.game_metrics
-        }
+        performances = {}
+        for name in self.game_metrics:
+            performances[name] = attribute_of(self.metrics[name], "measured_by", "accuracy")
+        return performances
 
     @property
     def update_metrics(self) -> list[str]:
@@ -129,21 +131,21 @@ class ContributionMetrics:
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
         """Return ``{name: metric}``, the metrics for which clients evaluate models on their own validation samples."""
-        return {
-            n: m
-            for n, m in self.metrics.items()
-            if isinstance(m, ContributionMetric) and m.evaluates
-        }
+        evaluating = {}
+        for name, metric in self.metrics.items():
+            if isinstance(metric, ContributionMetric) and metric.evaluates:
+                evaluating[name] = metric
+        return evaluating
 
     def with_priors(self) -> dict[str, Tensor]:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
         value of clients that never took part."""
-        known = dict(self.contributions)
-        for name, value in known.items():
+        contributions = dict(self.contributions)
+        for name, value in contributions.items():
             prior = attribute_of(self.metrics.get(name), "prior")
             if prior is not None:
-                known[name] = torch.where(value.isnan(), prior, value)
-        return known
+                contributions[name] = torch.where(value.isnan(), prior, value)
+        return contributions
 
     def bind(
         self,
@@ -169,7 +171,10 @@ class ContributionMetrics:
     def to(self, device: torch.device) -> None:
         for metric in self.metrics.values():
             metric.to(device)
-        self.contributions = {name: value.to(device) for name, value in self.contributions.items()}
+        moved = {}
+        for name, value in self.contributions.items():
+            moved[name] = value.to(device)
+        self.contributions = moved
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
@@ -199,15 +204,17 @@ class ContributionMetrics:
         metric.update(**arguments)
 
         value = metric.compute()
-        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        is_matrix = isinstance(value, Tensor) and value.ndim in (1, 2)
         num_clients = self._num_clients
-        if not is_matrix or len(value) != num_clients:
-            raise ValueError(
-                f"metric {name!r}: compute() must give one row per client, [{num_clients}] or [{num_clients}, M]; "
-                f"it gave {shape}."
-            )
-        self.contributions[name] = value.detach()
+        shape: Any = type(value).__name__
+        if isinstance(value, Tensor):
+            shape = list(value.shape)
+            if value.ndim in (1, 2) and len(value) == num_clients:
+                self.contributions[name] = value.detach()
+                return
+        raise ValueError(
+            f"metric {name!r}: compute() must give one row per client, [{num_clients}] or [{num_clients}, M]; "
+            f"it gave {shape}."
+        )
 
     @torch.no_grad()
     def end_run(self) -> dict[str, Tensor]:
@@ -229,10 +236,10 @@ class ContributionMetrics:
         return names
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "metrics": {name: metric.state_dict() for name, metric in self.metrics.items()},
-            "contributions": dict(self.contributions),
-        }
+        states = {}
+        for name, metric in self.metrics.items():
+            states[name] = metric.state_dict()
+        return {"metrics": states, "contributions": dict(self.contributions)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, metric in self.metrics.items():

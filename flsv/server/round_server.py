@@ -197,19 +197,20 @@ class RoundServer:
 
     def _filtered(self, cohort: Cohort) -> Cohort:
         """Apply the filters one after the other, and issue their warnings."""
-        sent = len(cohort.updates)
-        for each in self.filters:
-            cohort = each.apply(cohort)
+        was_sent = bool(cohort.updates)
+        for update_filter in self.filters:
+            cohort = update_filter.apply(cohort)
             if not cohort.updates:
                 break
+
         if cohort.warnings:
             warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
-            excluded = ", or one that is far too large" if sent else ""
-            hints = " ".join(filter(None, (each.hint() for each in self.filters)))
+            excluded = ", or one that is far too large" if was_sent else ""
+            hints = [update_filter.hint() for update_filter in self.filters]
             raise NoModel(
                 f"round {cohort.round_index + 1}: every client of the cohort returned a model with NaN or infinite "
-                f"entries{excluded}. {hints}"
+                f"entries{excluded}. {' '.join(filter(None, hints))}"
             )
         return cohort
 
@@ -224,10 +225,13 @@ class RoundServer:
         """
         starts: list[Start] = []
         for update in cohort.updates:
-            start_vector = instructions[update.client_id].start
-            if start_vector is None and self.personalizer is not None:
-                start_vector = self.personalizer.started(update)
-            starts.append(clients[update.client_id] if start_vector is None else start_vector)
+            initial_model = instructions[update.client_id].start
+            if initial_model is None and self.personalizer is not None:
+                initial_model = self.personalizer.started(update)
+            if initial_model is None:
+                starts.append(clients[update.client_id])
+            else:
+                starts.append(initial_model)
 
         if self.personalizer is None or self.personalizer.collaborates:
             # Known before any metric is updated: a client that does not answer is left out of all of them.
@@ -238,16 +242,16 @@ class RoundServer:
             return self._asked(starts, cohort)
 
     def _asked(self, starts: Sequence[Start], cohort: Cohort) -> tuple[list[Start], list[int]]:
-        known_starts: list[Start] = []
+        initial_models: list[Start] = []
         silent: list[int] = []
-        start_vectors = asked_starts(starts)
-        for client, vector, start_vector in zip(cohort.ids, cohort.matrix, start_vectors):
-            if start_vector is None:
+        answers = asked_starts(starts)
+        for client, vector, answer in zip(cohort.ids, cohort.matrix, answers):
+            if answer is None:
                 silent.append(client)
-                known_starts.append(vector)
+                initial_models.append(vector)
             else:
-                known_starts.append(start_vector.to(vector))
-        return known_starts, silent
+                initial_models.append(answer.to(vector))
+        return initial_models, silent
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.
@@ -272,12 +276,14 @@ class RoundServer:
         vector, weights = self._aggregated(round)
         # One wait for both: the state keeps the weights on the host.
         vector_sum = copied([vector.sum(), weights])[0]
-        finite = bool(vector_sum.isfinite()) or all_finite(vector)
-        if not finite:
+        is_finite = bool(vector_sum.isfinite()) or all_finite(vector)
+        if not is_finite:
             self._warn_of_aggregate(round, state)
-            vector, weights = round.global_vector.clone(), torch.zeros_like(weights)
+            vector = round.global_vector.clone()
+            weights = torch.zeros_like(weights)
+
         round = round.aggregated(vector, weights)
-        if finite:
+        if is_finite:
             self._measure(round, "aggregation")
         round = self._personalized(round, state)
         self._measure(round, "personalization")
@@ -285,7 +291,8 @@ class RoundServer:
             known_round = self._read_by(strategy, round, "personalization")
             strategy.end_round(known_round)
             trained = strategy.coalition_models(known_round)
-            round = round if trained is None else round.with_coalitions(trained)
+            if trained is not None:
+                round = round.with_coalitions(trained)
         self._measure(round, "exchange")
         if self.games is not None:
             self.games.end()
@@ -310,10 +317,10 @@ class RoundServer:
         return torch.cat([moved, vector[cut:]]), weights
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
-        what = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"
+        fault = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"
         if state.weights is not None and not state.weights.nan_to_num().any():
-            raise NoModel(f"{what}, for the second time running.")
-        warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
+            raise NoModel(f"{fault}, for the second time running.")
+        warnings.warn(f"{fault}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(
         self,
@@ -331,8 +338,9 @@ class RoundServer:
 
         for client, model in result.starts.items():
             model = model.detach()
-            # A view would keep, and save, the whole tensor that it is a view of.
-            state.starts[client] = model.clone() if model._is_view() else model
+            if model._is_view():  # it would keep, and save, the whole tensor that it is a view of
+                model = model.clone()
+            state.starts[client] = model
         return round.personalized(result.peer_values)
 
     def _read_by(
@@ -360,10 +368,13 @@ def _stacked_reports(
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:
     """Stack the clients' reports to ``[k, ...]``, padded with NaN where one is shorter."""
-    longest = max((len(report) for report in reports if report.ndim), default=0)
-    if all(len(report) == longest for report in reports if report.ndim):
+    lengths = [len(report) for report in reports if report.ndim]
+    longest = max(lengths, default=0)
+    if all(length == longest for length in lengths):
         return torch.stack(list(reports))
-    filled = reports[0].new_full((len(reports), longest, *reports[0].shape[1:]), float("nan"))
-    for row, report in zip(filled, reports):
+
+    shape = (len(reports), longest, *reports[0].shape[1:])
+    padded = reports[0].new_full(shape, float("nan"))
+    for row, report in zip(padded, reports):
         row[: len(report)] = report
-    return filled
+    return padded
