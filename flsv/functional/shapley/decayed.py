@@ -77,19 +77,31 @@ def decayed_shapley(
         raise ConfigurationError(
             f"decayed_shapley(threshold={threshold}): above decay={decay} no round would count. Lower the threshold."
         )
-    total = torch.full(values.shape[1:], torch.nan, dtype=torch.float64, device=values.device)
-    for index, row in enumerate(values):
-        if factor := round_factor(index, decay, threshold):
-            here = ~row.isnan()
-            shares = round_shares(row[here])[0] if normalize else row[here].double()
-            total[here] = total[here].nan_to_num() + factor * shares
+    num_clients = values.shape[1]
+    total = values.new_full((num_clients,), torch.nan, dtype=torch.float64)
+    for round_index, round_values in enumerate(values):
+        factor = round_factor(round_index, decay, threshold)
+        if factor == 0:
+            continue
+        took_part = ~round_values.isnan()
+        shares = round_values[took_part].double()
+        if normalize:
+            shares, _, _ = round_shares(shares)
+        sum_before = total[took_part].nan_to_num()
+        total[took_part] = sum_before + factor * shares
     return total
 
 
-def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
+def round_factor(
+    round_index: int,
+    decay: float,
+    threshold: float = 0.0,
+) -> float:
     """Compute decay^(``round_index`` + 1), or 0 if this is below the threshold."""
     factor = decay ** (round_index + 1)
-    return factor if factor >= threshold else 0.0
+    if factor < threshold:
+        return 0.0
+    return factor
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
@@ -99,8 +111,10 @@ def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool
     # Skipped: all values are 0. Flagged: they sum to 0 or less, and are divided by the sum of absolute values, since
     # a division by their sum would credit clients that did harm.
     values = values.double()
-    total, absolute = float(values.sum()), float(values.abs().sum())
-    if absolute < epsilon:
+    total = float(values.sum())
+    absolute_total = float(values.abs().sum())
+    if absolute_total < epsilon:
         return torch.zeros_like(values), True, False
-    flagged = total < epsilon
-    return values / (absolute if flagged else total), False, flagged
+    if total < epsilon:
+        return values / absolute_total, False, True
+    return values / total, False, False

@@ -76,69 +76,116 @@ class _Strata:
     # SV_i.
 
     def __init__(self, run: Sampling, generator: Generator | None) -> None:
-        self.run, self.generator = run, generator
+        self.run = run
+        self.generator = generator
         self.num_players = run.num_players
         empty, grand = run.empty_and_grand()
         self.gain = grand - empty
-        self.sizes = [Moments() for _ in range(self.num_players - 1)]
+        num_sizes = self.num_players - 1
+        self.sizes = [Moments() for _ in range(num_sizes)]
 
     def fill(self, per_size: int) -> None:
         """Draw samples until the budget is spent, of sizes in random order. A sample takes ``per_size`` evaluations."""
-        run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
+        budget = self.run.budget - 2  # without the empty and the grand coalition
+        num_sizes = self.num_players - 1
+        num_inner_sizes = self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
-        all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
-        count = strata if all_sizes else (run.budget - 2) // per_size
-        sizes = random_permutations(1, strata, self.generator)[0][:count]
-        self.add(sizes, *self.coalitions(sizes))
-        draws = 0
+        num_drawn = num_sizes
+        if budget < 2 * self.num_players + num_inner_sizes * per_size:
+            num_drawn = budget // per_size
+        permutations = random_permutations(
+            count=1,
+            num_players=num_sizes,
+            generator=self.generator,
+        )
+        sizes = permutations[0, :num_drawn]
+        with_base, with_other = self.coalitions(sizes)
+        self.add(sizes, with_base, with_other)
+
+        if len(sizes) == num_sizes and num_inner_sizes > 0:
+            self._fill_inner_sizes(num_inner_sizes, per_size)
+
+    def _fill_inner_sizes(self, num_inner_sizes: int, per_size: int) -> None:
+        """Draw further samples, until the budget is spent, of the sizes that have several coalitions a player."""
         # More draws than the budget has evaluations only repeat evaluated coalitions.
-        while len(sizes) == strata and inner > 0 and draws < run.budget:
-            passes = max(run.left // (inner * per_size), 1)
-            again = 1 + random_permutations(passes, inner, self.generator).flatten()
-            with_base, with_other = self.coalitions(again)
-            affordable = run.affordable(torch.cat([with_base, with_other], dim=1))
+        num_draws = 0
+        while num_draws < self.run.budget:
+            cost_of_pass = num_inner_sizes * per_size
+            passes = max(self.run.left // cost_of_pass, 1)
+            permutations = random_permutations(
+                count=passes,
+                num_players=num_inner_sizes,
+                generator=self.generator,
+            )
+            sizes = permutations.flatten() + 1
+            with_base, with_other = self.coalitions(sizes)
+            pairs = [with_base, with_other]
+            affordable = self.run.affordable(torch.cat(pairs, dim=1))
             if affordable:
-                self.add(again[:affordable], with_base[:affordable], with_other[:affordable])
-            draws += affordable
-            if affordable < len(again):
+                self.add(
+                    sizes=sizes[:affordable],
+                    with_base=with_base[:affordable],
+                    with_other=with_other[:affordable],
+                )
+            num_draws += affordable
+            if affordable < len(sizes):
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Draw, for each player i except the base player, coalitions S of the given sizes ``[R]`` without these two.
         Return S + base player and S + i, both bool ``[R, n-1, n]``.
         """
-        others = self.num_players - 1
-        free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
-        drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
-        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(
-            free, drawn
+        # Rows and columns of a square [n - 1, n - 1] are the players except the base player.
+        num_others = self.num_players - 1
+        identity = torch.eye(num_others, dtype=torch.bool)
+        is_free = ~identity.expand(len(sizes), -1, -1)
+        repeated_sizes = sizes.repeat_interleave(num_others)
+        draws = random_coalitions(
+            sizes=repeated_sizes,
+            num_players=num_others - 1,
+            generator=self.generator,
         )
-        nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
-        return (
-            torch.cat([~nobody, inner], dim=2),
-            torch.cat([nobody, inner | torch.eye(others, dtype=torch.bool)], dim=2),
-        )
+        members = torch.zeros_like(is_free)
+        members = members.masked_scatter(is_free, draws)
 
-    def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
+        base_is_out = torch.zeros_like(members[:, :, :1])
+        with_base = torch.cat([~base_is_out, members], dim=2)
+        with_other = torch.cat([base_is_out, members | identity], dim=2)
+        return with_base, with_other
+
+    def add(
+        self,
+        sizes: Tensor,
+        with_base: Tensor,
+        with_other: Tensor,
+    ) -> None:
         """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
-        both = self.run(torch.stack([with_base, with_other]))
-        gaps = both[0] - both[1]
-        zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
-        differences = torch.cat([zero, gaps], dim=1)
-        values = (self.gain + differences.sum(dim=1, keepdim=True)) / self.num_players - differences
+        coalitions = torch.stack([with_base, with_other])
+        base_utilities, other_utilities = self.run(coalitions)
+        gaps = base_utilities - other_utilities  # [sizes, n - 1, M]
+        base_gap = torch.zeros_like(gaps[:, :1])
+        differences = torch.cat([base_gap, gaps], dim=1)
+        sum_of_values = self.gain + differences.sum(dim=1, keepdim=True)
+        base_value = sum_of_values / self.num_players
+        values = base_value - differences
         for size in sizes.unique().tolist():
-            self.sizes[size].add(values[sizes == size])
+            has_size = sizes == size
+            self.sizes[size].add(values[has_size])
 
     def values(self) -> Tensor:
         """Return the estimated Shapley values ``[n, M]``, means over the coalition sizes."""
-        return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
+        sampled = [moments for moments in self.sizes if moments.count]
+        means = [moments.mean for moments in sampled]
+        return torch.stack(means).mean(dim=0)
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
         # The smallest and the largest size have one S per player only and need one sample; all others need two.
-        inner = self.sizes[1:-1]
-        if any(moments.count < 1 for moments in self.sizes) or any(
-            moments.count < 2 for moments in inner
-        ):
+        inner_sizes = self.sizes[1:-1]
+        counts = [moments.count for moments in self.sizes]
+        has_spread = all(count >= 2 for count in counts[1:-1])
+        if min(counts) < 1 or not has_spread:
             return torch.full_like(self.values(), torch.nan)
-        return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
+        variances = [moments.stderr.square() for moments in inner_sizes]
+        variance = torch.stack(variances).sum(dim=0)
+        return variance.sqrt() / len(self.sizes)

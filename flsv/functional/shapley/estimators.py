@@ -33,7 +33,9 @@ _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def estimator_of(
-    estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
+    estimator: str | Estimator,
+    num_players: int,
+    arguments: Mapping[str, Any],
 ) -> Estimator:
     """Return an estimator with its arguments bound, ``f(utility, num_players, *, generator)``. A name is looked up,
     ``"auto"`` chooses by the number of players.
@@ -50,24 +52,31 @@ def estimator_of(
     return partial(surrogate_shapley, **{"budget": budget, **arguments})
 
 
-def check_estimator(owner: str, estimator: str | Estimator, arguments: Mapping[str, Any]) -> None:
+def check_estimator(
+    owner: str,
+    estimator: str | Estimator,
+    arguments: Mapping[str, Any],
+) -> None:
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
     names = ["auto", *ESTIMATORS]
-    if not callable(estimator) and estimator not in names:
+    if callable(estimator):
+        function = estimator
+    elif estimator not in names:
         raise ConfigurationError(
             f"{owner}(estimator={estimator!r}): expected a function or one of {names}."
         )
-    function = (
-        estimator
-        if callable(estimator)
-        else ESTIMATORS["surrogate" if estimator == "auto" else estimator]
-    )
+    elif estimator == "auto":
+        function = ESTIMATORS["surrogate"]
+    else:
+        function = ESTIMATORS[estimator]
+
+    def size(masks: torch.Tensor) -> torch.Tensor:
+        return masks.sum(1).double()
+
     try:
         inspect.signature(function).bind(None, 1, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
             # An argument that is out of range is so with any number of players, and a game of one player takes no time.
-            function(
-                lambda masks: masks.sum(1).double(), 1, generator=torch.Generator(), **arguments
-            )
+            function(size, 1, generator=torch.Generator(), **arguments)
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error

@@ -19,40 +19,55 @@ from flsv.functional.shapley.game import (
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
-_CHUNK = (
-    2**16
-)  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
+#: Masks per call of the utility: a few MB, and enough to outweigh the overhead of a call.
+_CHUNK = 2**16
 
 
-def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """List the coalitions ``start`` to ``stop - 1`` as masks, bool ``[stop - start, n]``. Bit i of a coalition's number
+def all_coalitions(
+    num_players: int,
+    begin: int = 0,
+    end: int | None = None,
+) -> Tensor:
+    """List the coalitions ``begin`` to ``end - 1`` as masks, bool ``[end - begin, n]``. Bit i of a coalition's number
     is set if player i is a member.
     """
-    numbers = torch.arange(start, 2**num_players if stop is None else stop)
-    return (numbers[:, None] & (1 << torch.arange(num_players))) != 0
+    if end is None:
+        end = 2**num_players
+    numbers = torch.arange(begin, end)
+    bits = 1 << torch.arange(num_players)
+    return (numbers[:, None] & bits) != 0
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
-    # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
-    # utility has the value 0 exactly.
     num_players = len(table).bit_length() - 1
+    # Striking bit i out of a coalition number leaves a number below 2^(n-1) with the same other bits, in order: one
+    # vector of weights serves every player.
     sizes = torch.zeros(1, dtype=torch.int64)
     for _ in range(num_players - 1):
         sizes = torch.cat([sizes, sizes + 1])
-    # Striking bit i out of a coalition number leaves a number below 2^(n-1) with the same other bits, in order: one
-    # vector of weights serves every player.
-    weight = [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
-    weights = torch.tensor(weight, dtype=torch.float64)[sizes]
+    counts = [math.comb(num_players - 1, size) for size in range(num_players)]
+    weight_of_size = [1 / (num_players * count) for count in counts]
+    weights = torch.tensor(weight_of_size, dtype=torch.float64)[sizes]
+
+    # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
+    # utility has the value 0 exactly.
     values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
-    for i in range(num_players):
-        pairs = table.view(2 ** (num_players - 1 - i), 2, 2**i, -1)
+    for player in range(num_players):
+        low = 2**player
+        high = 2 ** (num_players - 1 - player)
+        pairs = table.view(high, 2, low, -1)
         marginals = pairs[:, 1] - pairs[:, 0]
-        values[i] = weights @ marginals.reshape(len(weights), -1)
+        values[player] = weights @ marginals.reshape(len(weights), -1)
     return values
 
 
-def check_enumerable(name: str, num_players: int, budget: int | None, alternatives: str) -> None:
+def check_enumerable(
+    name: str,
+    num_players: int,
+    budget: int | None,
+    alternatives: str,
+) -> None:
     """Raise ConfigurationError above 22 players, or if the budget does not suffice for all coalitions."""
     check_num_players(num_players)
     if num_players > MAX_EXACT_PLAYERS:
@@ -106,17 +121,22 @@ def exact_shapley(
     """
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives)
-    total = 2**num_players
-    answers = [
-        evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
-        for start in range(0, total, _CHUNK)
-    ]
-    answer = answers[0] if len(answers) == 1 else torch.cat(answers)
-    values = shapley_of_table(answer.reshape(total, -1).to("cpu", torch.float64)).to(
-        result_dtype(answer)
-    )
-    values = values if answer.ndim == 2 else values[:, 0]
-    return ShapleyEstimate(values, torch.zeros_like(values), total)
+    num_coalitions = 2**num_players
+    answers = []
+    for begin in range(0, num_coalitions, _CHUNK):
+        end = min(begin + _CHUNK, num_coalitions)
+        masks = all_coalitions(num_players, begin, end)
+        answers.append(evaluate(utility, masks))
+
+    utilities = answers[0]
+    if len(answers) > 1:
+        utilities = torch.cat(answers)
+    table = utilities.reshape(num_coalitions, -1)
+    values = shapley_of_table(table.to("cpu", torch.float64))
+    values = values.to(result_dtype(utilities))
+    if utilities.ndim == 1:
+        values = values[:, 0]
+    return ShapleyEstimate(values, torch.zeros_like(values), num_coalitions)
 
 
 def leave_one_out(
@@ -147,7 +167,8 @@ def leave_one_out(
         tensor([1., 0., 0.])
     """
     game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1)
-    everybody = torch.ones(1, num_players, dtype=torch.bool)
-    utilities = game(torch.cat([everybody, ~torch.eye(num_players, dtype=torch.bool)]))
+    grand = torch.ones(1, num_players, dtype=torch.bool)
+    all_but_one = ~torch.eye(num_players, dtype=torch.bool)
+    utilities = game(torch.cat([grand, all_but_one]))
     values = utilities[0] - utilities[1:]
     return game.estimate(values, torch.zeros_like(values))

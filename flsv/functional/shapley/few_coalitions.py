@@ -104,7 +104,9 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
 @checked
 def few_coalitions_shapley(
-    masks: Tensor, utilities: Tensor, noise: NonNegative | None = None
+    masks: Tensor,
+    utilities: Tensor,
+    noise: NonNegative | None = None,
 ) -> ShapleyEstimate:
     """Compute Shapley values from some coalitions' utilities, by a Gaussian process.
 
@@ -136,25 +138,61 @@ def few_coalitions_shapley(
         >>> few_coalitions_shapley(masks, utilities).values
         tensor([0.5675, 1.1588, 1.7500, 3.5237], dtype=torch.float64)
     """
-    columns = torch.as_tensor(utilities).detach().cpu().double()
-    flat = columns.ndim == 1
-    columns = columns[:, None] if flat else columns
+    columns = torch.as_tensor(utilities).detach()
+    columns = columns.cpu().double()
+    is_scalar = columns.ndim == 1
+    if is_scalar:
+        columns = columns[:, None]
     _check(masks, columns)
-    n = masks.shape[1]
-    if len(masks) == 2**n:
-        table = dict(zip(map(tuple, masks.tolist()), columns))
-        exact = exact_shapley(
-            lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n
-        ).values
-        exact = exact[:, 0] if flat else exact
-        return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
-    solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
-    values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
-    first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
-    values = values + (columns[last] - columns[first] - values.sum(0)) / n
-    return ShapleyEstimate(
-        values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks)
-    )
+
+    if len(masks) == 2 ** masks.shape[1]:
+        values = _exact_values(masks, columns)
+        stderr = torch.zeros_like(values)
+    else:
+        values, stderr = _fitted_values(masks, columns, noise)
+    if is_scalar:
+        values = values[:, 0]
+        stderr = stderr[:, 0]
+    return ShapleyEstimate(values, stderr, len(masks))
+
+
+def _exact_values(masks: Tensor, columns: Tensor) -> Tensor:
+    """Compute Shapley values ``[n, M]`` from the utilities ``[2^n, M]`` of all coalitions, in any order."""
+    coalitions = map(tuple, masks.tolist())
+    utility_of_coalition = dict(zip(coalitions, columns))
+
+    def utility(rows: Tensor) -> Tensor:
+        row_utilities = []
+        for row in rows.tolist():
+            row_utilities.append(utility_of_coalition[tuple(row)])
+        return torch.stack(row_utilities)
+
+    return exact_shapley(utility, masks.shape[1]).values
+
+
+def _fitted_values(
+    masks: Tensor,
+    columns: Tensor,
+    noise: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Fit a Gaussian process to each of M games. Return the Shapley values and their standard errors, ``[n, M]``."""
+    num_players = masks.shape[1]
+    columns_of_values = []
+    columns_of_stderr = []
+    for column in columns.T:
+        game_values, game_stderr = _solve(masks.cpu(), column, noise)
+        columns_of_values.append(game_values)
+        columns_of_stderr.append(game_stderr)
+    values = torch.stack(columns_of_values, dim=1)
+    stderr = torch.stack(columns_of_stderr, dim=1)
+
+    # The gap between the sum of the values and the gain of all is divided equally.
+    sizes = masks.sum(1)
+    empty = int(sizes.argmin())
+    grand = int(sizes.argmax())
+    gain = columns[grand] - columns[empty]
+    gap = gain - values.sum(0)
+    return values + gap / num_players, stderr
 
 
 def retrained_shapley(
@@ -178,45 +216,75 @@ def retrained_shapley(
         >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
         (tensor([2., 3.], dtype=torch.float64), tensor([0.3701, 0.3701], dtype=torch.float64))
     """
-    found = few_coalitions_shapley(masks, utilities.T)
-    return found.values.mean(1), interval_over_seeds(found.values.T, found.stderr.mean(1), level)
+    estimate = few_coalitions_shapley(masks, utilities.T)  # a game for each seed
+    fit_stderr = estimate.stderr.mean(1)
+    half_widths = interval_over_seeds(estimate.values.T, fit_stderr, level)
+    return estimate.values.mean(1), half_widths
 
 
-def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+def _solve(
+    masks: Tensor,
+    utilities: Tensor,
+    noise: float | None,
+) -> tuple[Tensor, Tensor]:
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
-    n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
+    mean = utilities.mean()
+    scale = float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
-        nothing = torch.zeros(n, dtype=torch.float64)
-        return nothing, nothing
+        zeros = torch.zeros(masks.shape[1], dtype=torch.float64)
+        return zeros, zeros
     y = (utilities - mean) / scale
-    kernel = torch.full(
-        (len(masks), len(masks)), CONSTANT, dtype=torch.float64
-    )  # a constant's values are 0
-    values, before = (
-        torch.zeros(len(masks), n, dtype=torch.float64),
-        torch.zeros(n, dtype=torch.float64),
-    )
-    for part in PARTS:
-        gram_matrix = gram(part, masks, masks)
-        # Each part has unit variance over the coalitions, as in surrogate_shapley.
-        weight = 1 / float((gram_matrix.diagonal().mean() - gram_matrix.mean()).clamp_min(1e-12))
-        kernel += weight * gram_matrix
-        values += weight * kernel_shapley(part, masks)
-        before += weight * prior_variance(part, n)
+    kernel, kernel_values, prior = _kernel_of_parts(masks)
+
+    # Marginal likelihood in the kernel's eigenvectors, a row for each ridge penalty. A penalty is the noise variance in
+    # units of the signal variance, which is the variance of one part.
     eigenvalues, vectors = torch.linalg.eigh(kernel)
-    shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
-    signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
-    loss = signal.log() + shrunk.log().mean(1)
-    # A ridge penalty is the noise variance in units of the signal variance, which is the variance of one part.
-    enough = PENALTIES * signal * scale**2 >= (noise or 0.0) ** 2
-    likely = enough & (PENALTIES <= MOST_NOISE)
-    if likely.any():
-        at = int(torch.where(likely, loss, torch.inf).argmin())
-    else:  # the given noise exceeds MOST_NOISE
-        at = int(enough.int().argmax()) if enough.any() else -1
-    inverse = (vectors / shrunk[at]) @ vectors.T
-    variance = signal[at] * (before - (values * (inverse @ values)).sum(0)).clamp_min(0)
-    return scale * values.T @ inverse @ y, scale * variance.sqrt()
+    spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
+    power = (vectors.T @ y).square()
+    signal = (power / spectra).mean(1)
+    signal = signal.clamp_min(1e-12)
+    loss = signal.log() + spectra.log().mean(1)
+    noise_variance = PENALTIES * signal * scale**2
+    least_noise = noise or 0.0
+    chosen = _least_loss(loss, noise_variance >= least_noise**2)
+
+    inverse = (vectors / spectra[chosen]) @ vectors.T
+    solved = inverse @ kernel_values
+    explained = (kernel_values * solved).sum(0)
+    unexplained = (prior - explained).clamp_min(0)
+    variance = signal[chosen] * unexplained
+    values = scale * kernel_values.T @ inverse @ y
+    return values, scale * variance.sqrt()
+
+
+def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the kernel matrix ``[K, K]``, the Shapley values ``[K, n]`` of its rows, and the values' prior variance
+    ``[n]``."""
+    count, num_players = masks.shape
+    # The values of the constant are 0.
+    kernel = torch.full((count, count), CONSTANT).double()
+    values = torch.zeros(count, num_players).double()
+    prior = torch.zeros(num_players).double()
+    for part in PARTS:
+        matrix = gram(part, masks, masks)
+        # Each part has unit variance over the coalitions, as in surrogate_shapley.
+        variance = matrix.diagonal().mean() - matrix.mean()
+        weight = 1 / float(variance.clamp_min(1e-12))
+        kernel += weight * matrix
+        values += weight * kernel_shapley(part, masks)
+        prior += weight * prior_variance(part, num_players)
+    return kernel, values, prior
+
+
+def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
+    """Return which penalty has the least loss, of those with enough noise, but at most MOST_NOISE."""
+    is_likely = is_enough & (PENALTIES <= MOST_NOISE)
+    if is_likely.any():
+        likely_loss = loss.where(is_likely, torch.inf)
+        return int(likely_loss.argmin())
+    if is_enough.any():  # the noise asked for exceeds MOST_NOISE
+        return int(is_enough.int().argmax())
+    return -1
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
@@ -224,9 +292,10 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
     # It is the player's value in the game T -> phi(T), with phi(T) its value in the game S -> k(S, T). phi(T) depends
     # only on the size of T and on whether T contains the player.
     sizes = torch.arange(num_players + 1)
-    first = sizes[:, None] > torch.arange(num_players)  # row s: players 0 to s - 1
-    inside = kernel_shapley(kernel, first)[1:, 0]  # values of player 0, for |T| = 1 to n
-    outside = kernel_shapley(kernel, first)[:-1, -1]  # of the last player, for |T| = 0 to n - 1
+    coalitions = sizes[:, None] > torch.arange(num_players)  # row s: players 0 to s - 1
+    values = kernel_shapley(kernel, coalitions)
+    inside = values[1:, 0]  # values of player 0, for |T| = 1 to n
+    outside = values[:-1, -1]  # of the last player, for |T| = 0 to n - 1
     return float((inside - outside).mean())
 
 
@@ -244,9 +313,12 @@ def _check(masks: Tensor, columns: Tensor) -> None:
         )
     if len(masks.unique(dim=0)) < len(masks):
         raise ValueError("A coalition occurs twice: average its utilities before the call.")
-    if not {0, masks.shape[1]} <= set(masks.sum(1).tolist()):
+    num_players = masks.shape[1]
+    sizes = masks.sum(1).tolist()
+    if 0 not in sizes or num_players not in sizes:
         raise ValueError("the empty and the grand coalition must be among the masks.")
-    if not columns.isfinite().all():
+    is_finite = columns.isfinite().all(1)
+    if not is_finite.all():
         raise ValueError(
-            f"the utility of coalitions {masks[~columns.isfinite().all(1)].int().tolist()} is not finite."
+            f"the utility of coalitions {masks[~is_finite].int().tolist()} is not finite."
         )

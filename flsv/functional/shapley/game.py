@@ -57,34 +57,36 @@ def check_num_players(num_players: int) -> None:
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     """Compute K distinct keys of coalitions ``[K, n]``: integers up to 64 players, byte strings beyond."""
     packed = np.packbits(masks.numpy(), axis=1)
-    width = packed.shape[1]
+    count, width = packed.shape
     if width > 8:
         return packed.view(f"S{width}").ravel().tolist()
-    words = np.zeros((len(packed), 8), dtype=np.uint8)
+    words = np.zeros((count, 8), dtype=np.uint8)
     words[:, :width] = packed
     return words.view(np.uint64).ravel().tolist()
 
 
-def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Return ``{key: position}``, the first position of each key that is not in ``known``."""
-    new: dict[Key, int] = {}
+def first_positions(keys: Iterable[Key], stored: Container[Key] = ()) -> dict[Key, int]:
+    """Return ``{key: position}``, the first position of each key that is not in ``stored``."""
+    positions: dict[Key, int] = {}
     for position, key in enumerate(keys):
-        if key not in known:
-            new.setdefault(key, position)
-    return new
+        if key not in stored:
+            positions.setdefault(key, position)
+    return positions
 
 
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
     """Evaluate coalitions by one call of ``utility``, and check the result's shape and finiteness."""
     values = torch.as_tensor(utility(masks)).detach()
-    if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
+    count = len(masks)
+    if values.ndim not in (1, 2) or len(values) != count:
         raise ValueError(
             f"utility(masks) returned shape {tuple(values.shape)} for masks of shape {tuple(masks.shape)}; expected "
-            f"[{masks.shape[0]}] or [{masks.shape[0]}, M]: one utility, or M of them, per row of masks."
+            f"[{count}] or [{count}, M]: one utility, or M of them, per row of masks."
         )
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        row = int((~finite.reshape(len(masks), -1).all(dim=1)).nonzero()[0])
+    is_finite = torch.isfinite(values)
+    if not is_finite.all():
+        is_valid = is_finite.reshape(count, -1).all(dim=1)
+        row = int((~is_valid).nonzero()[0])
         members = masks[row].nonzero().flatten().tolist()
         raise ValueError(
             f"the utility of coalition {members} is {values[row].tolist()}; every coalition needs a finite utility. "
@@ -95,7 +97,9 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 def result_dtype(values: Tensor) -> torch.dtype:
     """Return float64 for float64 utilities, otherwise float32."""
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
+    if values.dtype == torch.float64:
+        return torch.float64
+    return torch.float32
 
 
 class MemoizedGame:
@@ -116,52 +120,66 @@ class MemoizedGame:
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        flat = masks.reshape(-1, self.num_players)
-        keys = coalition_keys(flat)
+        coalitions = masks.reshape(-1, self.num_players)
+        keys = coalition_keys(coalitions)
         if keys:
-            self._evaluate_new(flat, keys)
-        rows = torch.tensor(list(map(self._rows.__getitem__, keys)), dtype=torch.int64)
-        return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
+            self._evaluate_new(coalitions, keys)
+        rows = torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)
+        utilities = self._values[rows]
+        return utilities.reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
         """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
         groups, size = masks.shape[:2]
-        new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
-        first = torch.tensor(list(new.values()), dtype=torch.int64)
-        return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
+        coalitions = masks.reshape(-1, self.num_players)
+        positions = first_positions(coalition_keys(coalitions), self._rows)
+        new_positions = torch.tensor(list(positions.values()), dtype=torch.int64)
+        group_of_new = new_positions // max(size, 1)
+        return torch.bincount(group_of_new, minlength=groups).cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
         """Return the utilities ``[M]`` of the empty and of the grand coalition."""
-        ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
-        return ends[0], ends[1]
+        masks = torch.zeros(2, self.num_players, dtype=torch.bool)
+        masks[1] = True
+        empty, grand = self(masks)
+        return empty, grand
 
     def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
         """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
-
-        def shaped(x: Tensor) -> Tensor:
-            return (x if self._vector else x[:, 0]).to(self._dtype)
-
-        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations)
+        if not self._vector:
+            values = values[:, 0]
+            stderr = stderr[:, 0]
+        return ShapleyEstimate(
+            values=values.to(self._dtype),
+            stderr=stderr.to(self._dtype),
+            evaluations=self.evaluations,
+        )
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
         """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
-        rows, new = self._rows, first_positions(keys, self._rows)
-        if not new:
+        positions = first_positions(keys, self._rows)
+        if not positions:
             return
-        values = evaluate(self.utility, masks[list(new.values())])
-        vector = values.ndim == 2
-        table = values.reshape(len(new), -1).to("cpu", torch.float64)
-        if not rows:
-            self._vector, self._dtype = vector, result_dtype(values)
+        values = evaluate(self.utility, masks[list(positions.values())])
+        is_vector = values.ndim == 2
+        table = values.reshape(len(positions), -1)
+        table = table.to("cpu", torch.float64)
+
+        width = self._values.shape[1]
+        if not self._rows:
+            self._vector = is_vector
+            self._dtype = result_dtype(values)
             self._values = table
-        elif vector != self._vector or table.shape[1] != self._values.shape[1]:
+        elif is_vector != self._vector or table.shape[1] != width:
+            shape = f"[K, {width}]" if self._vector else "[K]"
             raise ValueError(
-                f"utility(masks) returned {tuple(values.shape)} now and [K{', ' if self._vector else ''}"
-                f"{self._values.shape[1] if self._vector else ''}] before; the number of columns must not change."
+                f"utility(masks) returned {tuple(values.shape)} now and {shape} before; the number of columns must not "
+                "change."
             )
         else:
             self._values = torch.cat([self._values, table])
-        rows.update(zip(new, range(len(rows), len(rows) + len(new)), strict=True))
+        for row, key in enumerate(positions, start=len(self._rows)):
+            self._rows[key] = row
 
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
@@ -175,16 +193,20 @@ class Sampling(MemoizedGame):
     # the players' numbering.
 
     def __init__(
-        self, name: str, utility: Utility, num_players: int, budget: int | None, minimum: int
+        self,
+        name: str,
+        utility: Utility,
+        num_players: int,
+        budget: int | None,
+        minimum: int,
     ) -> None:
         super().__init__(utility, num_players)
-        everything = 2**num_players
-        minimum, budget = (
-            min(minimum, everything),
-            check_argument(name, "budget", budget, int | None),
-        )
+        num_coalitions = 2**num_players
+        minimum = min(minimum, num_coalitions)
+        budget = check_argument(name, "budget", budget, int | None)
         if budget is None:
-            budget = min(max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum), everything)
+            budget = max(DEFAULT_EVALUATIONS_PER_PLAYER * num_players, minimum)
+            budget = min(budget, num_coalitions)
         if budget < minimum:
             raise ConfigurationError(
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
@@ -203,4 +225,5 @@ class Sampling(MemoizedGame):
 
     def affordable(self, groups: Tensor) -> int:
         """Return how many groups of coalitions ``[G, K, n]`` the remaining budget covers. Groups are taken in order."""
-        return int((self.cost(groups) <= self.left).sum())
+        is_affordable = self.cost(groups) <= self.left
+        return int(is_affordable.sum())

@@ -58,14 +58,17 @@ def gradient_shapley(
         if weighting.shape != slopes.shape:
             raise ValueError(f"expected fixed weights [{clients}], got {list(weighting.shape)}.")
         return -(weighting.to(slopes) * slopes).to(dtype)
-    # With weights 1/|S| a client's term is divided among all clients: it gets `own` of it, all together 1/k.
-    own, total = (
-        float((1 / torch.arange(1, clients + 1, dtype=torch.float64)).sum()) / clients,
-        1 / clients,
-    )
+
+    # With weights 1/|S| a client's term is divided among all clients: all together get 1/k, it (1 + 1/2 + ... + 1/k)/k,
+    # and the others the difference, in equal parts.
+    sizes = torch.arange(1, clients + 1, dtype=torch.float64)
+    client_part = float((1 / sizes).sum()) / clients
     if clients == 1:
-        return -(own * slopes).to(dtype)
-    return -(own * slopes + (total - own) / (clients - 1) * (slopes.sum() - slopes)).to(dtype)
+        return -(client_part * slopes).to(dtype)
+    part_of_another = (1 / clients - client_part) / (clients - 1)
+    slopes_of_others = slopes.sum() - slopes
+    values = client_part * slopes + part_of_another * slopes_of_others
+    return -values.to(dtype)
 
 
 @checked
@@ -92,10 +95,10 @@ def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
         tensor([1.7500, 1.5000, 1.0000], dtype=torch.float64)
     """
     weights = torch.zeros(len(lrs), dtype=torch.float64)
-    later = 0.0
-    for t in reversed(range(len(lrs))):
-        later = lrs[t] + momentum * later
-        weights[t] = later
+    weight = 0.0
+    for step in reversed(range(len(lrs))):
+        weight = lrs[step] + momentum * weight
+        weights[step] = weight
     return weights
 
 
@@ -135,7 +138,10 @@ def client_in_run_values(
             f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M]."
         )
     weights = aggregation_weights.double()
-    products, parts = gradient_products.to(weights), class_values.to(weights)
+    products = gradient_products.to(weights)
     value = gradient_shapley(products, weighting=weights, server_lr=server_lr)
-    parts = server_lr * weights[:, None] * parts
-    return torch.cat([parts, (value - parts.sum(1))[:, None]], dim=1)
+
+    factors = server_lr * weights[:, None]
+    class_parts = factors * class_values.to(weights)  # [k, M]
+    rest_of_value = value - class_parts.sum(1)
+    return torch.cat([class_parts, rest_of_value[:, None]], dim=1)

@@ -16,7 +16,14 @@ CHUNK_ENTRIES = 8_000_000
 
 
 @checked
-def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) -> Tensor:
+def knn_shapley(
+    x: Tensor,
+    y: Tensor,
+    x2: Tensor,
+    y2: Tensor,
+    *,
+    k: Count = 10,
+) -> Tensor:
     """Compute Shapley values of training samples in the game of a k-nearest-neighbor classifier.
 
     The utility v(S) of a set S of training samples is the fraction of a validation sample's k nearest neighbors in S
@@ -51,14 +58,35 @@ def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) 
     """
     check_labeled(x, y, x2, y2)
     m = len(x)
-    rank = torch.arange(1, m, device=x.device, dtype=torch.float64)
-    step = rank.clamp(max=k) / (rank * k)
-    total = torch.zeros(m, device=x.device, dtype=torch.float64)
-    for rows in torch.arange(len(x2), device=x.device).split(max(1, CHUNK_ENTRIES // m)):
-        order = squared_distances(x2[rows], x).argsort(dim=1, stable=True)
-        match = (y[order] == y2[rows, None]).double()
-        last = match[:, -1:] * (min(k, m) / (m * k))
-        gains = (match[:, :-1] - match[:, 1:]) * step
-        values = torch.cat([gains.flip(1).cumsum(1).flip(1) + last, last], 1)
+    num_rows = max(1, CHUNK_ENTRIES // m)
+    validation_samples = torch.arange(len(x2), device=x.device)
+    total = x.new_zeros(m, dtype=torch.float64)
+    for rows in validation_samples.split(num_rows):
+        # order [rows, m]: the training samples, nearest first.
+        distances = squared_distances(x2[rows], x)
+        order = distances.argsort(dim=1, stable=True)
+        labels = y2[rows].unsqueeze(1)
+        is_match = (y[order] == labels).double()
+        values = _values_by_rank(is_match, k)
         total.index_add_(0, order.flatten(), values.flatten())
-    return (total / len(x2)).to(x.dtype)
+    mean = total / len(x2)
+    return mean.to(x.dtype)
+
+
+def _values_by_rank(is_match: Tensor, k: int) -> Tensor:
+    """Compute the training samples' values ``[rows, m]`` for each validation sample, nearest first."""
+    # The value of a sample is that of the next farther one plus the step between the two.
+    m = is_match.shape[1]
+    ranks = torch.arange(1, m, device=is_match.device)
+    ranks = ranks.double()
+    step_weights = ranks.clamp(max=k) / (ranks * k)
+    nearer = is_match[:, :-1]
+    farther = is_match[:, 1:]
+    steps = (nearer - farther) * step_weights
+    farthest_first = steps.flip(1)
+    sums_from_farthest = farthest_first.cumsum(1).flip(1)
+
+    farthest_weight = min(k, m) / (m * k)
+    farthest_value = is_match[:, -1:] * farthest_weight
+    nearer_values = sums_from_farthest + farthest_value
+    return torch.cat([nearer_values, farthest_value], 1)

@@ -10,14 +10,21 @@ from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate
 from flsv.utilities.declared import Count, NonNegative, checked
 
 
-def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
+def random_permutations(
+    count: int,
+    num_players: int,
+    generator: Generator | None = None,
+) -> Tensor:
     """Draw independent uniform orders of the n players, int ``[count, n]``."""
     # In float64 ties, which would favor low indices, have a probability below 1e-10 for a thousand players.
-    return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
+    numbers = torch.rand(count, num_players, generator=generator, dtype=torch.float64)
+    return numbers.argsort(dim=1)
 
 
 def random_coalitions(
-    sizes: Tensor, num_players: int, generator: Generator | None = None
+    sizes: Tensor,
+    num_players: int,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Draw independent coalitions of the given sizes ``[K]``, bool ``[K, n]``. All coalitions of a size are equally
     likely.
@@ -30,8 +37,10 @@ def prefixes(permutations: Tensor) -> Tensor:
     """List the proper prefixes of each order as coalitions, bool ``[P, n-1, n]``: its first 1, 2, ..., n - 1
     players.
     """
+    num_players = permutations.shape[1]
     ranks = permutations.argsort(dim=1)
-    return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
+    sizes = torch.arange(1, num_players)
+    return ranks[:, None, :] < sizes[:, None]
 
 
 class Moments:
@@ -44,13 +53,14 @@ class Moments:
 
     def add(self, samples: Tensor) -> None:
         """Add a batch of samples ``[B, ...]``."""
-        count, mean = len(samples), samples.mean(dim=0)
-        shift, total = mean - self.mean, self.count + count
-        self._squares = (
-            self._squares
-            + (samples - mean).square().sum(dim=0)
-            + shift**2 * (self.count * count / total)
-        )
+        count = len(samples)
+        mean = samples.mean(dim=0)
+        total = self.count + count
+        shift = mean - self.mean
+
+        squares_within = (samples - mean).square().sum(dim=0)
+        squares_between = shift**2 * (self.count * count / total)
+        self._squares = self._squares + squares_within + squares_between
         self.mean = self.mean + shift * (count / total)
         self.count = total
 
@@ -59,38 +69,61 @@ class Moments:
         """Compute the standard error of ``mean``. NaN below two samples."""
         if self.count < 2:
             return torch.full_like(self.mean, torch.nan)
-        return (self._squares / (self.count - 1) / self.count).sqrt()
+        variance = self._squares / (self.count - 1)
+        return (variance / self.count).sqrt()
 
 
 _MAX_BATCH = 2**16  # coalitions per batch
 
 
 def marginals_along(
-    game: MemoizedGame, permutations: Tensor, truncation: float | Tensor | None = None
+    game: MemoizedGame,
+    permutations: Tensor,
+    truncation: float | Tensor | None = None,
 ) -> Tensor:
     """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``. Contributions are 0
     once an order's utility is within ``truncation`` of the grand coalition's.
     """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
-    path = empty.repeat(count, num_players + 1, 1)
+    path = empty.repeat(count, num_players + 1, 1)  # [P, n + 1, M]
     path[:, -1] = grand
     masks = prefixes(permutations)
     if truncation is None:
         path[:, 1:-1] = game(masks)
     else:
-        running = torch.arange(count)
-        for position in range(num_players):
-            close = ((grand - path[running, position]).abs() <= truncation).all(dim=1)
-            # The contributions of the later players of a truncated order are 0.
-            path[running[close], position + 1 :] = path[running[close], position].unsqueeze(1)
-            running = running[~close]
-            if len(running) == 0:
-                break
-            if position + 1 < num_players:
-                path[running, position + 1] = game(masks[running, position])
+        _fill_truncated(path, game, masks, grand=grand, truncation=truncation)
+
     steps = path.diff(dim=1)
-    return torch.empty_like(steps).scatter_(1, permutations.unsqueeze(-1).expand_as(steps), steps)
+    players = permutations.unsqueeze(-1).expand_as(steps)
+    return torch.empty_like(steps).scatter_(1, players, steps)
+
+
+def _fill_truncated(
+    path: Tensor,
+    game: MemoizedGame,
+    masks: Tensor,
+    *,
+    grand: Tensor,
+    truncation: float | Tensor,
+) -> None:
+    """Fill in the utilities along orders, in place. An order ends where its utility is close to the grand
+    coalition's."""
+    count, num_utilities, _ = path.shape
+    num_players = num_utilities - 1
+    running = torch.arange(count)
+    for position in range(num_players):
+        utilities = path[running, position]
+        gap = (grand - utilities).abs()
+        is_close = (gap <= truncation).all(dim=1)
+        # The contributions of the later players of a truncated order are 0.
+        truncated = running[is_close]
+        path[truncated, position + 1 :] = utilities[is_close].unsqueeze(1)
+        running = running[~is_close]
+        if len(running) == 0:
+            break
+        if position + 1 < num_players:
+            path[running, position + 1] = game(masks[running, position])
 
 
 @checked
@@ -141,16 +174,19 @@ def permutation_shapley(
     group = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    run = Sampling(
-        "permutation_shapley", utility, num_players, budget, 2 + group * (num_players - 1)
-    )
+    minimum = 2 + group * (num_players - 1)
+    run = Sampling("permutation_shapley", utility, num_players, budget, minimum)
     if truncation is None and num_permutations is None and run.buys_all:
         return exact_shapley(utility, num_players)
+
     # More orders than the budget has evaluations only repeat coalitions.
-    most = -(-(run.budget if num_permutations is None else num_permutations) // group)
-    moments, pairs = _sample_orders(run, group, most, generator, truncation)
+    max_orders = run.budget
+    if num_permutations is not None:
+        max_orders = num_permutations
+    max_groups = (max_orders + group - 1) // group
+    moments, num_distinct = _sample_orders(run, group, max_groups, generator, truncation)
     stderr = moments.stderr
-    if pairs < 2 and num_players > 2:  # repeats of the first pair are no further samples
+    if num_distinct < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
     return run.estimate(moments.mean, stderr)
 
@@ -158,44 +194,58 @@ def permutation_shapley(
 def _sample_orders(
     run: Sampling,
     group: int,
-    most: int,
+    max_groups: int,
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample up to ``most`` groups of ``group`` orders within the budget. Return the moments of the marginal
-    contributions and the number of distinct groups.
+    """Sample up to ``max_groups`` groups of ``group`` orders within the budget. Return the moments of the groups'
+    means, and how many groups are distinct.
     """
-    moments, different, affordable, n = Moments(), set[tuple[int, ...]](), 0, run.num_players
-    per_group = max(group * (n - 1), 1)
+    moments = Moments()
+    distinct_orders = set[tuple[int, ...]]()
+    num_players = run.num_players
+    cost_of_group = max(group * (num_players - 1), 1)
+    max_batch = max(_MAX_BATCH // cost_of_group, 1)
+    affordable = 0
     run.empty_and_grand()
-    while moments.count < most:
+    while moments.count < max_groups:
         # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
-        safe = most if run.budget >= 2**n else run.left // per_group
-        batch = min(
-            max(safe, 2 * affordable, 8), most - moments.count, max(_MAX_BATCH // per_group, 1)
-        )
-        orders = random_permutations(batch, n, generator)
+        safe = max_groups
+        if run.budget < 2**num_players:
+            safe = run.left // cost_of_group
+        batch = max(safe, 2 * affordable, 8)
+        batch = min(batch, max_groups - moments.count, max_batch)
+        orders = random_permutations(batch, num_players, generator)
         if group == 2:
             orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
-        affordable = batch if batch <= safe else run.affordable(prefixes(orders).view(batch, -1, n))
+
+        affordable = batch
+        if batch > safe:
+            coalitions = prefixes(orders).view(batch, -1, num_players)
+            affordable = run.affordable(coalitions)
         if affordable:
-            taken = orders[: affordable * group]
-            samples = marginals_along(run, taken, truncation)
-            moments.add(samples.view(-1, group, *samples.shape[1:]).mean(dim=1))
-            first = taken[
-                ::group
-            ]  # of a pair, the order that begins with the lower player stands for both
-            first = torch.where(
-                (first[:, :1] <= first[:, -1:]) | (group == 1), first, first.flip(1)
-            )
-            different.update(map(tuple, first.tolist()))
+            affordable_orders = orders[: affordable * group]
+            samples = marginals_along(run, affordable_orders, truncation)
+            samples = samples.view(-1, group, *samples.shape[1:])
+            moments.add(samples.mean(dim=1))
+            distinct_orders |= _representatives(affordable_orders, group)
         # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
         if affordable == 0 or (truncation is None and affordable < batch):
             break
-    return moments, len(different)
+    return moments, len(distinct_orders)
 
 
-_MIN_ORDERS, _LAST = 30, 10
+def _representatives(orders: Tensor, group: int) -> set[tuple[int, ...]]:
+    """Return an order for each group. Of a pair, that which begins with the lower player stands for both."""
+    representatives = orders[::group]
+    if group == 2:
+        is_ascending = representatives[:, :1] <= representatives[:, -1:]
+        representatives = representatives.where(is_ascending, representatives.flip(1))
+    return set(map(tuple, representatives.tolist()))
+
+
+_MIN_ORDERS = 30
+_LAST = 10
 
 
 @checked
@@ -247,26 +297,29 @@ def gtg_shapley(
     game = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1)
     empty, grand = game.empty_and_grand()
     size = torch.maximum(grand.abs(), empty.abs())
-    if round_truncation is not None and bool(
-        ((grand - empty).abs() <= round_truncation * size).all()
-    ):
-        zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
-        return game.estimate(zeros, torch.full_like(zeros, torch.nan))
+    if round_truncation is not None:
+        is_small = (grand - empty).abs() <= round_truncation * size
+        if is_small.all():
+            zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
+            return game.estimate(zeros, torch.full_like(zeros, torch.nan))
 
-    close = None if truncation is None else truncation * size
+    tolerance = None
+    if truncation is not None:
+        tolerance = truncation * size
+    cost_of_cycle = max(num_players * (num_players - 1), 1)
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
     while len(samples) < game.budget:  # more orders than evaluations only repeat coalitions
-        cycles = (
-            1
-            if convergence is not None
-            else max(game.left // max(num_players * (num_players - 1), 1), 1)
-        )
+        cycles = 1
+        if convergence is None:
+            cycles = max(game.left // cost_of_cycle, 1)
         orders = _guided(num_players, cycles, generator)
         affordable = game.affordable(prefixes(orders))
         if affordable:
-            samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
-            leaders = torch.cat([leaders, orders[:affordable, 0]])
+            affordable_orders = orders[:affordable]
+            marginals = marginals_along(game, affordable_orders, tolerance)
+            samples = torch.cat([samples, marginals])
+            leaders = torch.cat([leaders, affordable_orders[:, 0]])
         if affordable < len(orders) and (affordable == 0 or truncation is None):
             break
         if convergence is not None and _converged(samples, convergence):
@@ -274,44 +327,56 @@ def gtg_shapley(
     return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
 
 
-def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
+def _guided(
+    num_players: int,
+    cycles: int,
+    generator: Generator | None,
+) -> Tensor:
     """Draw orders int ``[cycles * n, n]`` in which every player is first once per cycle."""
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
-    others = random_permutations(len(leaders), num_players, generator)
-    others = others[others != leaders].view(len(leaders), num_players - 1)
-    return torch.cat([leaders, others], dim=1)
+    count = len(leaders)
+    permutations = random_permutations(count, num_players, generator)
+    followers = permutations[permutations != leaders]
+    followers = followers.view(count, num_players - 1)
+    return torch.cat([leaders, followers], dim=1)
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
     """Return whether the running mean of marginal contributions has converged, by the rule of the authors' code."""
-    if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
+    count, num_players = samples.shape[:2]
+    if count < max(_MIN_ORDERS, num_players):
         return False
-    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(
-        len(samples) - _LAST, len(samples) + 1
-    ).view(-1, 1, 1)
-    change = (recent[:-1] - recent[-1]).abs() / recent[-1].abs().clamp_min(1e-12)
-    return bool((change.mean(dim=1) < threshold).all())
+    counts = torch.arange(count - _LAST, count + 1)
+    sums = samples.cumsum(dim=0)
+    means = sums[-_LAST - 1 :] / counts.view(-1, 1, 1)
+    final_mean = means[-1]
+    distance = (means[:-1] - final_mean).abs()
+    relative_change = distance / final_mean.abs().clamp_min(1e-12)
+    is_small = relative_change.mean(dim=1) < threshold
+    return bool(is_small.all())
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
     """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
     # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]
-    led = torch.zeros(num_players, dtype=torch.float64).index_add_(
-        0, leaders, torch.ones(count, dtype=torch.float64)
-    )
-    freedom = count - int((led > 0).sum())
+    num_led = torch.bincount(leaders, minlength=num_players)
+    has_led = num_led > 0
+    freedom = count - int(has_led.sum())
     if count < 2 or freedom < 2:
-        return torch.full(
-            samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64
-        )
-    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(
-        0, leaders, samples
-    )
-    means = totals / led.clamp_min(1).view(-1, 1, 1)
-    within = (samples - means[leaders]).square().sum(dim=0) / freedom
-    rest = count % num_players
-    between = (
-        means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
-    )
-    return (within / count + between / count**2).sqrt()
+        no_spread = 0.0 if num_players == 1 else torch.nan
+        return torch.full(samples.shape[1:], no_spread, dtype=torch.float64)
+
+    totals = samples.new_zeros(num_players, *samples.shape[1:])
+    totals.index_add_(0, leaders, samples)
+    divisors = num_led.clamp_min(1).view(-1, 1, 1)
+    means = totals / divisors
+    squares = (samples - means[leaders]).square()
+    variance = squares.sum(dim=0) / freedom / count
+
+    num_in_last_cycle = count % num_players
+    if num_in_last_cycle and has_led.all():
+        share_missing = 1 - num_in_last_cycle / num_players
+        between_leaders = means.var(dim=0) * num_in_last_cycle * share_missing
+        variance = variance + between_leaders / count**2
+    return variance.sqrt()

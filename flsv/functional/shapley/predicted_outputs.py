@@ -41,7 +41,8 @@ from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
 #: Factor of the inner product in the kernel, and the squared width of its Gaussian part.
-LINEAR, WIDTH = 4.0, 0.5
+LINEAR = 4.0
+WIDTH = 0.5
 #: The variance that is added to the kernel's diagonal.
 NOISE = 1e-3
 #: The largest norm of a model's centered logits, as a multiple of the median over the single clients' models.
@@ -59,25 +60,36 @@ Score = Callable[[Tensor], Tensor]
 
 def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
     """Compute each member's share of its coalition's total weight, float64 ``[K, n]``. 0 in the empty coalition."""
-    own = masks.double() * weights.double().cpu()
-    return own / own.sum(1, keepdim=True).clamp_min(1e-300)
+    weights = weights.double().cpu()
+    member_weights = masks.double() * weights
+    totals = member_weights.sum(1, keepdim=True)
+    return member_weights / totals.clamp_min(1e-300)
 
 
-def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+def interpolation_weights(
+    masks: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
     of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
     """
-    points, at = coalition_shares(trained, weights), coalition_shares(masks, weights)
-    inverse = torch.linalg.inv(
-        _kernel(points, points) + NOISE * torch.eye(len(points), dtype=torch.float64)
-    )
+    trained_shares = coalition_shares(trained, weights)
+    shares = coalition_shares(masks, weights)
+    noise = NOISE * torch.eye(len(trained)).double()
+    kernel = _kernel(trained_shares, trained_shares)
+    inverse = torch.linalg.inv(kernel + noise)
+
+    # mean: generalized least squares; the process is fitted to the deviations from it.
     mean = inverse.sum(0) / inverse.sum()
-    centered = inverse - inverse.sum(1, keepdim=True) * mean
-    return mean + _kernel(at, points) @ centered
+    row_sums = inverse.sum(1, keepdim=True)
+    centered = inverse - row_sums * mean
+    return mean + _kernel(shares, trained_shares) @ centered
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
-    return LINEAR * a @ b.T + torch.exp(-torch.cdist(a, b).square() / WIDTH)
+    squared_distances = torch.cdist(a, b).square()
+    return LINEAR * a @ b.T + torch.exp(-squared_distances / WIDTH)
 
 
 def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
@@ -86,11 +98,16 @@ def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
     """
     # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
     # interpolation.
-    centered = logits - logits.mean(-1, keepdim=True)
-    norms = centered.norm(dim=-1).flatten(1).mean(1)
+    means = logits.mean(-1, keepdim=True)
+    centered = logits - means
+    norms = centered.norm(dim=-1)  # [T, V, ...]
+    norms = norms.flatten(1).mean(1)
     limit = CAP * norms[singles].median()
-    factor = (limit / norms.clamp_min(1e-300)).clamp(max=1)
-    return centered * factor.view(-1, *[1] * (logits.ndim - 1))
+    factor = limit / norms.clamp_min(1e-300)
+    factor = factor.clamp(max=1)
+    while factor.ndim < logits.ndim:
+        factor = factor.unsqueeze(-1)
+    return centered * factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,59 +140,99 @@ class PredictedGame:
         *,
         logits: bool,
     ) -> None:
-        utilities = torch.as_tensor(utilities).detach().double().cpu()
-        count, n = trained.shape
-        if trained.dtype != torch.bool or (len(utilities), len(outputs), len(weights)) != (
-            count,
-            count,
-            n,
-        ):
-            raise ValueError(
-                f"expected trained bool [T, n], T utilities and outputs, and n weights; got {list(trained.shape)}, "
-                f"{list(utilities.shape)}, {list(outputs.shape)} and {list(weights.shape)}."
-            )
-        if not utilities.isfinite().all() or not outputs.isfinite().all():
-            raise ValueError("expected finite utilities and outputs of the trained coalitions.")
+        utilities = torch.as_tensor(utilities).detach()
+        utilities = utilities.double().cpu()
+        _check_trained(trained, utilities, outputs, weights)
         sizes = trained.sum(1)
-        alone = sizes == 1
-        if not {0, n} <= set(sizes.tolist()) or not trained[alone].any(0).all():
-            raise ValueError(
-                "expected the empty and the grand coalition, and each player alone, among the trained."
-            )
-        self._known = dict(zip(coalition_keys(trained.cpu()), utilities.reshape(count, -1)))
-        self._weights, self._score = weights, score
-        self._trained, self._shape = trained[sizes > 0].cpu(), outputs.shape[1:]
-        given = outputs[sizes > 0]
-        given = cap_logits(given, alone[sizes > 0]) if logits else given
-        self._outputs = given.flatten(1)
-        order = trained[alone].int().argmax(1).argsort()
-        own = outputs[alone][order]
-        self._logits, self._own = logits, (own.softmax(-1) if logits else own).flatten(1)
+        is_single = sizes == 1
+        has_members = sizes > 0
+
+        rows = utilities.reshape(len(trained), -1)
+        self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
+        self._weights = weights
+        self._score = score
+        self._logits = logits
+        self._trained = trained[has_members].cpu()
+        self._shape = outputs.shape[1:]
+
+        member_outputs = outputs[has_members]
+        if logits:
+            member_outputs = cap_logits(member_outputs, is_single[has_members])
+        self._outputs = member_outputs.flatten(1)
+
+        players = trained[is_single].int().argmax(1)
+        order = players.argsort()
+        single_outputs = outputs[is_single][order]  # in the players' order
+        if logits:
+            single_outputs = single_outputs.softmax(-1)
+        self._single_outputs = single_outputs.flatten(1)
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
-        missing = torch.tensor([place for place, key in enumerate(keys) if key not in self._known])
-        width = len(next(iter(self._known.values())))
-        found = torch.empty(len(masks), 2, width, dtype=torch.float64)
-        for place, key in enumerate(keys):
-            if key in self._known:
-                found[place] = self._known[key]
-        if len(missing):
-            for part in missing.split(max(1, CHUNK // max(1, self._outputs.shape[1]))):
-                interpolated, ensemble = (
-                    self._score(each).double().cpu() for each in self._predict(masks[part])
-                )
-                found[part] = torch.stack([interpolated, ensemble], 1).view(len(part), 2, width)
-        return found.flatten(1)
+        width = len(next(iter(self._utilities.values())))
+        utilities = torch.empty(len(masks), 2, width).double()
+        untrained = []
+        for position, key in enumerate(keys):
+            if key in self._utilities:
+                utilities[position] = self._utilities[key]
+            else:
+                untrained.append(position)
+
+        if untrained:
+            num_outputs = max(1, self._outputs.shape[1])
+            num_coalitions = max(1, CHUNK // num_outputs)
+            for positions in torch.tensor(untrained).split(num_coalitions):
+                scores = self._predicted_utilities(masks[positions])
+                utilities[positions] = scores.view(len(positions), 2, width)
+        return utilities.flatten(1)
+
+    def _predicted_utilities(self, masks: Tensor) -> Tensor:
+        """Return the utilities ``[c, 2, ...]`` of c coalitions by interpolation and by ensemble."""
+        interpolated, ensemble = self._predict(masks)
+        by_interpolation = self._score(interpolated).double().cpu()
+        by_ensemble = self._score(ensemble).double().cpu()
+        return torch.stack([by_interpolation, by_ensemble], 1)
 
     def _predict(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
-        mixing = interpolation_weights(masks, self._trained, self._weights).to(self._outputs)
-        interpolated = (mixing @ self._outputs).view(-1, *self._shape)
-        ensemble = (coalition_shares(masks, self._weights).to(self._own) @ self._own).view(
-            -1, *self._shape
+        mixing = interpolation_weights(masks, self._trained, self._weights)
+        interpolated = mixing.to(self._outputs) @ self._outputs
+        shares = coalition_shares(masks, self._weights)
+        ensemble = shares.to(self._single_outputs) @ self._single_outputs
+        if self._logits:  # an ensemble averages probabilities
+            ensemble = ensemble.clamp_min(LEAST).log()
+        interpolated = interpolated.view(-1, *self._shape)
+        ensemble = ensemble.view(-1, *self._shape)
+        return interpolated, ensemble
+
+
+def _check_trained(
+    trained: Tensor,
+    utilities: Tensor,
+    outputs: Tensor,
+    weights: Tensor,
+) -> None:
+    """Raise ValueError unless shapes fit, numbers are finite and the needed coalitions are there."""
+    count, num_players = trained.shape
+    if (
+        trained.dtype != torch.bool
+        or len(utilities) != count
+        or len(outputs) != count
+        or len(weights) != num_players
+    ):
+        raise ValueError(
+            f"expected trained bool [T, n], T utilities and outputs, and n weights; got {list(trained.shape)}, "
+            f"{list(utilities.shape)}, {list(outputs.shape)} and {list(weights.shape)}."
         )
-        return interpolated, ensemble.clamp_min(LEAST).log() if self._logits else ensemble
+    if not utilities.isfinite().all() or not outputs.isfinite().all():
+        raise ValueError("expected finite utilities and outputs of the trained coalitions.")
+    sizes = trained.sum(1)
+    has_all_singles = trained[sizes == 1].any(0).all()
+    has_ends = {0, num_players} <= set(sizes.tolist())
+    if not has_ends or not has_all_singles:
+        raise ValueError(
+            "expected the empty and the grand coalition, and each player alone, among the trained."
+        )
 
 
 def predicted_shapley(
@@ -217,40 +274,54 @@ def predicted_shapley(
         >>> predicted_shapley(trained, accuracy(logits), logits, torch.ones(2), accuracy, logits=True).values
         tensor([0.2500, 0.2500], dtype=torch.float64)
     """
-    n = trained.shape[1]
+    num_players = trained.shape[1]
     game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
-    if n <= MOST_PREDICTED:
-        found = exact_shapley(game, n)
+    if num_players <= MOST_PREDICTED:
+        estimate = exact_shapley(game, num_players)
     else:
-        found = permutation_shapley(
-            game,
-            n,
-            budget=2**MOST_PREDICTED,
-            generator=generator or torch.Generator().manual_seed(0),
-        )
-    stderr = found.stderr.double().view(n, 2, -1).square().mean(1).sqrt()
-    both = found.values.double().view(n, 2, *torch.as_tensor(utilities).shape[1:])
-    return _mean(both, stderr.view(both[:, 0].shape), found.evaluations)
+        if generator is None:
+            generator = torch.Generator().manual_seed(0)
+        budget = 2**MOST_PREDICTED
+        estimate = permutation_shapley(game, num_players, budget=budget, generator=generator)
+
+    # The game has its M utilities by interpolation, then by ensemble: [n, 2 M].
+    game_shape = torch.as_tensor(utilities).shape[1:]
+    values = estimate.values.double().view(num_players, 2, *game_shape)
+    stderr = estimate.stderr.double().view(values.shape)
+    stderr = stderr.square().mean(1).sqrt()
+    return _mean(values, stderr, estimate.evaluations)
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:
     """Compute Shapley values from all coalitions' utilities by interpolation and by ensemble, ``[2^n, 2]`` or ``[2^n,
     2, M]``.
     """
-    both = shapley_of_table(tables.double().flatten(1)).view(-1, *tables.shape[1:])
-    return _mean(both, torch.zeros_like(both[:, 0]), len(tables))
+    values = shapley_of_table(tables.double().flatten(1))
+    values = values.view(-1, *tables.shape[1:])
+    no_error = torch.zeros_like(values[:, 0])
+    return _mean(values, no_error, len(tables))
 
 
-def _mean(both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
-    return PredictedValues(both.mean(1), stderr, evaluations, disagreement=both[:, 0] - both[:, 1])
+def _mean(
+    values: Tensor,
+    stderr: Tensor,
+    evaluations: int,
+) -> PredictedValues:
+    """Average the two predictions ``[n, 2, ...]``."""
+    return PredictedValues(
+        values=values.mean(1),
+        stderr=stderr,
+        evaluations=evaluations,
+        disagreement=values[:, 0] - values[:, 1],
+    )
 
 
 def whole_layers(trained: Tensor) -> bool:
     """Return whether ``trained`` contains each player alone, and all or no coalitions of every other size."""
-    n, counts = (
-        trained.shape[1],
-        torch.bincount(trained.sum(1), minlength=trained.shape[1] + 1).tolist(),
-    )
-    return counts[1] == n and all(
-        count in (0, math.comb(n, size)) for size, count in enumerate(counts)
-    )
+    num_players = trained.shape[1]
+    sizes = trained.sum(1)
+    counts = torch.bincount(sizes, minlength=num_players + 1).tolist()
+    if counts[1] != num_players:
+        return False
+    full_counts = [math.comb(num_players, size) for size in range(num_players + 1)]
+    return all(count in (0, full) for count, full in zip(counts, full_counts))

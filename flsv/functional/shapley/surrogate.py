@@ -28,23 +28,37 @@ Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 broadcast."""
 
 
-def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+def membership(
+    j: Tensor,
+    s: Tensor,
+    t: Tensor,
+) -> Tensor:
     """Return the kernel j between coalitions S and T, for additive games. j is |S n T|, s is |S|, t is |T|."""
     return j + 0 * s
 
 
-def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+def pairs(
+    j: Tensor,
+    s: Tensor,
+    t: Tensor,
+) -> Tensor:
     """Return the kernel j (j - 1) / 2 between coalitions S and T. It is for games with interactions of two players. j
     is |S n T|, s is |S|, t is |T|.
     """
     return j * (j - 1) / 2 + 0 * s
 
 
-def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+def averaged_membership(
+    j: Tensor,
+    s: Tensor,
+    t: Tensor,
+) -> Tensor:
     """Return the kernel j / (s t) between coalitions S and T, or 0 if one is empty. It is for games that are linear in
     the average update. j is |S n T|, s is |S|, t is |T|.
     """
-    return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
+    product = s * t
+    kernel = j / product.clamp_min(1)
+    return kernel.where(product > 0, 0.0)
 
 
 def gaussian(squared_width: float) -> Kernel:
@@ -52,19 +66,37 @@ def gaussian(squared_width: float) -> Kernel:
     membership vector of coalition S, and c_S = 0 if S is empty.
     """
 
-    def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(
-            t > 0, 1 / t.clamp_min(1), 0.0
-        )
-        return torch.exp(-(own - 2 * averaged_membership(j, s, t)) / (2 * squared_width))
+    def kernel(
+        j: Tensor,
+        s: Tensor,
+        t: Tensor,
+    ) -> Tensor:
+        # |c_S - c_T|^2 = |c_S|^2 + |c_T|^2 - 2 c_S . c_T, with |c_S|^2 = 1 / |S|.
+        squared_norms = _inverse_size(s) + _inverse_size(t)
+        product = averaged_membership(j, s, t)
+        squared_distance = squared_norms - 2 * product
+        return torch.exp(-squared_distance / (2 * squared_width))
 
     return kernel
 
 
-def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
-    """Compute the kernel matrix ``[A, B]`` between coalitions ``left [A, n]`` and ``right [B, n]``."""
-    left, right = left.to(torch.float64), right.to(torch.float64)
-    return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
+def _inverse_size(size: Tensor) -> Tensor:
+    inverse = 1 / size.clamp_min(1)
+    return inverse.where(size > 0, 0.0)
+
+
+def gram(
+    kernel: Kernel,
+    coalitions: Tensor,
+    coalitions2: Tensor,
+) -> Tensor:
+    """Compute the kernel matrix ``[A, B]`` between ``coalitions [A, n]`` and ``coalitions2 [B, n]``."""
+    coalitions = coalitions.to(torch.float64)
+    coalitions2 = coalitions2.to(torch.float64)
+    num_common = coalitions @ coalitions2.T
+    sizes = coalitions.sum(dim=1, keepdim=True)
+    sizes2 = coalitions2.sum(dim=1)
+    return kernel(num_common, sizes, sizes2)
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
@@ -77,45 +109,61 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     #  outside(t) = 1/n sum_s sum_j C(t, j) C(n-1-t, s-j) / C(n-1, s) [k(j, s+1, t) - k(j, s, t)]
     num_players = coalitions.shape[1]
     sizes = coalitions.sum(dim=1)
-    inside, outside = torch.zeros(2, num_players + 1, dtype=torch.float64)
-    s = torch.arange(num_players, dtype=torch.float64).view(-1, 1)
+    inside = torch.zeros(num_players + 1).double()
+    outside = torch.zeros(num_players + 1).double()
+    s = torch.arange(num_players).double().unsqueeze(1)
     for size in sizes.unique().tolist():
-        t = torch.tensor(float(size), dtype=torch.float64)
-        j = torch.arange(size + 1, dtype=torch.float64)
-        here = kernel(j, s, t)
+        t = torch.tensor(size).double()
+        j = torch.arange(size + 1).double()
+        predecessors = kernel(j, s, t)  # [s, j]
         if size < num_players:
-            gain = kernel(j, s + 1, t) - here
-            outside[size] = (
-                _hypergeometric(num_players - 1, size, size) * gain
-            ).sum() / num_players
+            gain = kernel(j, s + 1, t) - predecessors
+            probability = _hypergeometric(
+                population=num_players - 1,
+                marked=size,
+                max_hits=size,
+            )
+            outside[size] = (probability * gain).sum() / num_players
         if size > 0:
-            gain = kernel(j + 1, s + 1, t) - here
-            inside[size] = (
-                _hypergeometric(num_players - 1, size - 1, size) * gain
-            ).sum() / num_players
-    return torch.where(coalitions, inside[sizes].unsqueeze(1), outside[sizes].unsqueeze(1))
+            gain = kernel(j + 1, s + 1, t) - predecessors
+            probability = _hypergeometric(
+                population=num_players - 1,
+                marked=size - 1,
+                max_hits=size,
+            )
+            inside[size] = (probability * gain).sum() / num_players
+
+    value_of_member = inside[sizes].unsqueeze(1)
+    value_of_outsider = outside[sizes].unsqueeze(1)
+    return torch.where(coalitions, value_of_member, value_of_outsider)
 
 
 @lru_cache(maxsize=128)
-def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
-    """Compute hypergeometric probabilities ``[population + 1, most + 1]``. Entry (d, h) is that of h ``marked``
+def _hypergeometric(
+    population: int,
+    marked: int,
+    max_hits: int,
+) -> Tensor:
+    """Compute hypergeometric probabilities ``[population + 1, max_hits + 1]``. Entry (d, h) is that of h ``marked``
     elements among d drawn ones.
     """
-    drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
-    hits = torch.arange(most + 1, dtype=torch.float64)
-    possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)
-    log_factorial = torch.lgamma(torch.arange(population + 1, dtype=torch.float64) + 1)
+    numbers = torch.arange(population + 1).double()
+    num_drawn = numbers.unsqueeze(1)
+    hits = torch.arange(max_hits + 1).double()
+    misses = num_drawn - hits
+    unmarked = population - marked
+    is_possible = (hits <= marked) & (misses >= 0) & (misses <= unmarked)
+    log_factorial = torch.lgamma(numbers + 1)
 
     def log_choose(n: int, k: Tensor) -> Tensor:
         k = k.clamp(0, n).long()
-        return log_factorial[n] - log_factorial[k] - log_factorial[n - k]
+        log_quotient = log_factorial[n] - log_factorial[k]
+        return log_quotient - log_factorial[n - k]
 
     log_probability = (
-        log_choose(marked, hits)
-        + log_choose(population - marked, drawn - hits)
-        - log_choose(population, drawn)
+        log_choose(marked, hits) + log_choose(unmarked, misses) - log_choose(population, num_drawn)
     )
-    return torch.where(possible, log_probability.exp(), 0.0)
+    return torch.where(is_possible, log_probability.exp(), 0.0)
 
 
 @dataclass
@@ -130,7 +178,7 @@ class Layer:
     minimum: int
     sizes: int
     masks: Tensor
-    seen: set[int | bytes] = field(default_factory=set)
+    keys: set[int | bytes] = field(default_factory=set)
 
 
 class PairedSample:
@@ -139,71 +187,114 @@ class PairedSample:
     # The pairs of sizes 1 and n - 1 are always drawn completely: they weigh most in the Shapley kernel.
 
     def __init__(self, num_players: int, generator: Generator | None = None) -> None:
-        self.num_players, self.generator = num_players, generator
-        self.layers: list[Layer] = []
-        for size in range(1, num_players // 2 + 1):
-            middle = 2 * size == num_players
-            capacity = math.comb(num_players, size) // (2 if middle else 1)
-            minimum = min(num_players if size == 1 else 2, capacity)
-            empty = torch.empty(0, num_players, dtype=torch.bool)
-            self.layers.append(Layer(size, capacity, minimum, 1 if middle else 2, empty))
+        self.num_players = num_players
+        self.generator = generator
+        sizes = range(1, num_players // 2 + 1)
+        self.layers = [self._empty_layer(size) for size in sizes]
         self.minimum = sum(layer.minimum for layer in self.layers)
         self.capacity = sum(layer.capacity for layer in self.layers)
 
+    def _empty_layer(self, size: int) -> Layer:
+        capacity = math.comb(self.num_players, size)
+        sizes = 2
+        if 2 * size == self.num_players:  # both halves of a pair have the same size
+            capacity = capacity // 2
+            sizes = 1
+        minimum = self.num_players if size == 1 else 2
+        return Layer(
+            size=size,
+            capacity=capacity,
+            minimum=min(minimum, capacity),
+            sizes=sizes,
+            masks=torch.empty(0, self.num_players, dtype=torch.bool),
+        )
+
     def draw(self, total: int) -> None:
         """Draw ``total`` pairs. The numbers per size are optimal if utilities have the same variance at all sizes."""
-        # With m draws a layer adds 1 / (s (n - s) m) to the variance.
-        n = self.num_players
-        counts = [layer.minimum for layer in self.layers]
-        share = [layer.sizes / math.sqrt(layer.size * (n - layer.size)) for layer in self.layers]
-        heap = [
-            ((counts[k] + 1) / share[k], k)
-            for k in range(len(counts))
-            if counts[k] < self.layers[k].capacity
-        ]
-        heapq.heapify(heap)
-        for _ in range(min(total, self.capacity) - sum(counts)):
-            _, k = heapq.heappop(heap)
-            counts[k] += 1
-            if counts[k] < self.layers[k].capacity:
-                heapq.heappush(heap, ((counts[k] + 1) / share[k], k))
+        counts = self._optimal_counts(total)
         for layer, count in zip(self.layers, counts, strict=True):
             if count == layer.capacity:
-                members = torch.tensor(list(itertools.combinations(range(n), layer.size)))
-                members = members[torch.randperm(len(members), generator=self.generator)]
-                everything = torch.zeros(len(members), n, dtype=torch.bool).scatter_(
-                    1, members, True
-                )
-                self._add(layer, everything, count)
+                self._add(layer, self._shuffled_coalitions(layer.size), count)
             while len(layer.masks) < count:
-                sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
-                self._add(layer, random_coalitions(sizes, n, self.generator), count)
+                num_draws = count - len(layer.masks) + 4
+                sizes = torch.full((num_draws,), layer.size)
+                masks = random_coalitions(
+                    sizes=sizes,
+                    num_players=self.num_players,
+                    generator=self.generator,
+                )
+                self._add(layer, masks, count)
 
-    def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
+    def _optimal_counts(self, total: int) -> list[int]:
+        """Return how many of ``total`` pairs to draw from each layer."""
+        # With m draws a layer adds 1 / (s (n - s) m) to the variance. The next pair goes to the layer that has the
+        # fewest for its share.
+        counts = [layer.minimum for layer in self.layers]
+        shares = []
+        for layer in self.layers:
+            product = layer.size * (self.num_players - layer.size)
+            shares.append(layer.sizes / math.sqrt(product))
+
+        heap: list[tuple[float, int]] = []
+
+        def push(index: int) -> None:
+            if counts[index] < self.layers[index].capacity:
+                priority = (counts[index] + 1) / shares[index]
+                heapq.heappush(heap, (priority, index))
+
+        for index in range(len(counts)):
+            push(index)
+        num_free = min(total, self.capacity) - sum(counts)
+        for _ in range(num_free):
+            _, index = heapq.heappop(heap)
+            counts[index] += 1
+            push(index)
+        return counts
+
+    def _shuffled_coalitions(self, size: int) -> Tensor:
+        """Return all coalitions of a size in a random order, bool ``[K, n]``."""
+        players = range(self.num_players)
+        combinations = itertools.combinations(players, size)
+        members = torch.tensor(list(combinations))
+        count = len(members)
+        order = torch.randperm(count, generator=self.generator)
+        shuffled = members[order]
+        masks = torch.zeros(count, self.num_players).bool()
+        return masks.scatter_(1, shuffled, True)
+
+    def _add(
+        self,
+        layer: Layer,
+        masks: Tensor,
+        count: int,
+    ) -> None:
         """Add new coalitions to a layer until it has ``count``."""
         if 2 * layer.size == self.num_players:
-            masks = masks ^ ~masks[:, :1]
-        new = []
+            has_no_first_player = ~masks[:, :1]
+            masks = masks ^ has_no_first_player  # the half with player 0
+        new_positions = []
         for position, key in enumerate(coalition_keys(masks)):
-            if key not in layer.seen and len(layer.seen) < count:
-                layer.seen.add(key)
-                new.append(position)
-        layer.masks = torch.cat([layer.masks, masks[new]])
+            if key not in layer.keys and len(layer.keys) < count:
+                layer.keys.add(key)
+                new_positions.append(position)
+        layer.masks = torch.cat([layer.masks, masks[new_positions]])
 
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
 #: The candidate kernels, each a list of kernels to sum; :func:`fit_surrogate` takes that of the largest likelihood.
 SURROGATES: list[list[Kernel]] = [
-    *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
+    [membership, gaussian(0.1)],
+    [membership, gaussian(0.3)],
+    [membership, gaussian(1.0)],
+    [membership, gaussian(3.0)],
     [membership, pairs, averaged_membership],
     [membership],
 ]
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-CONSTANT = (
-    100.0  # prior variance of the mean utility, in units of the sample's variance: a vague prior
-)
+#: Prior variance of the mean utility, in units of the sample's variance: a vague prior.
+CONSTANT = 100.0
 
 
 @dataclass
@@ -217,62 +308,86 @@ class Surrogate:
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Compute the fitted utilities ``[K, M]`` of masks ``[K, n]``."""
-        kernel = sum(
-            (scale * gram(part, masks, self.coalitions) for part, scale in self.parts),
-            torch.zeros(()),
-        )
+        kernel = torch.zeros(())
+        for part, scale in self.parts:
+            matrix = gram(part, masks, self.coalitions)
+            kernel = kernel + scale * matrix
         return self.offset + kernel @ self.coefficients
 
     def shapley(self) -> Tensor:
         """Compute the fitted game's exact Shapley values ``[n, M]``."""
-        values = sum(
-            (scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts),
-            torch.zeros(()),
-        )
+        values = torch.zeros(())
+        for part, scale in self.parts:
+            part_values = kernel_shapley(part, self.coalitions)
+            values = values + scale * part_values
         return values.T @ self.coefficients
 
 
 def fit_surrogate(
-    candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor
+    candidates: list[list[Kernel]],
+    masks: Tensor,
+    utilities: Tensor,
 ) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[m, M]``.
 
     Its kernel is a sum of kernels, one of ``candidates``. This and the ridge penalty maximize the marginal likelihood.
     """
-    mean, scale = utilities.mean(dim=0), utilities.std(dim=0)
-    scale = torch.where(
-        scale > 1e-12 * (1 + mean.abs()), scale, torch.inf
-    )  # a constant column is all mean
-    y = (utilities - mean) / scale
-    _, parts, vectors, spectrum = min(
-        (_ridge(kernels, masks, y) for kernels in candidates), key=itemgetter(0)
+    mean = utilities.mean(dim=0)
+    deviation = utilities.std(dim=0)
+    # A constant column is all mean.
+    tolerance = 1e-12 * (1 + mean.abs())
+    is_constant = ~(deviation > tolerance)
+    divisors = deviation.masked_fill(is_constant, torch.inf)
+    centered = utilities - mean
+    y = centered / divisors
+    scale = divisors.masked_fill(divisors.isinf(), 0)
+
+    fits = (_ridge(kernels, masks, y) for kernels in candidates)
+    _, parts, vectors, spectrum = min(fits, key=itemgetter(0))
+    coordinates = (vectors.T @ y) / spectrum.unsqueeze(1)
+    dual = vectors @ coordinates
+    squares = vectors.square() / spectrum
+    diagonal_of_inverse = squares.sum(dim=1, keepdim=True)
+    left_out = dual / diagonal_of_inverse
+    total = dual.sum(dim=0)
+    surrogate = Surrogate(
+        parts=parts,
+        coalitions=masks,
+        coefficients=dual * scale,
+        offset=mean + CONSTANT * total * scale,
     )
-    dual = vectors @ ((vectors.T @ y) / spectrum.unsqueeze(1))
-    left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
-    finite = torch.where(scale.isinf(), 0, scale)
-    return Surrogate(
-        parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite
-    ), left_out * finite
+    return surrogate, left_out * scale
 
 
 def _ridge(
-    kernels: list[Kernel], masks: Tensor, y: Tensor
+    kernels: list[Kernel],
+    masks: Tensor,
+    y: Tensor,
 ) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
     """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``. Return the loss, the scaled
     kernels, and the regularized matrix's eigenvectors and eigenvalues.
     """
-    parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
+    count = len(masks)
+    parts: list[tuple[Kernel, float]] = []
+    matrix = torch.full((count, count), CONSTANT).double()
     for kernel in kernels:
         part = gram(kernel, masks, masks)
-        variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
+        variance = part.diagonal().mean() - part.mean()
+        variance = variance.clamp_min(1e-12)
         parts.append((kernel, 1 / float(variance)))
         matrix = matrix + part / variance
+
+    # spectra [penalties, K], power [penalties, M]
     eigenvalues, vectors = torch.linalg.eigh(matrix)
-    shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
-    power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
-    loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
-    at = int(loss.argmin())
-    return float(loss[at]), parts, vectors, shrunk[at]
+    spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
+    squares = (vectors.T @ y).square()
+    power = (squares / spectra[..., None]).mean(dim=1)
+    power = power.clamp_min(1e-12)
+    log_power = power.log().mean(dim=1)
+    log_spectrum = spectra.log().mean(dim=1)
+    loss = log_power + log_spectrum
+    chosen = int(loss.argmin())
+    return float(loss[chosen]), parts, vectors, spectra[chosen]
 
 
 def adjusted_values(
@@ -288,32 +403,56 @@ def adjusted_values(
     # KernelSHAP with the expectation of its matrix in place of the sampled one (Witter, Liu and Musco, arXiv
     # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
     # biases towards the surrogate.
-    layers, n = sample.layers, sample.num_players
-    total = 2 * sum(len(layer.masks) for layer in layers)
-    fitted = [max(2, round(len(layer.masks) * min(1.0, _MAX_FIT / total))) for layer in layers]
-    ends = torch.arange(2)[:, None].expand(2, n).bool()
-    halves = torch.cat([layer.masks[:count] for layer, count in zip(layers, fitted, strict=True)])
-    masks, gains = torch.cat([ends, halves, ~halves]), play(ends)
+    n = sample.num_players
+    halves = _fitted_halves(sample.layers)
+    pairs = torch.cat(halves)
+    empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
+    masks = torch.cat([empty_and_grand, pairs, ~pairs])
+    utilities = play(empty_and_grand)
     game, left_out = fit(masks, play(masks))
-    gap = gains - game(ends)
-    values = game.shapley() + (gap[1] - gap[0]) / n
-    pairs_left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split(fitted)
+    empty_residual, grand_residual = utilities - game(empty_and_grand)
+    gap = grand_residual - empty_residual
+    values = game.shapley() + gap / n
+
+    half_residuals, complement_residuals = left_out[2:].chunk(2)
+    pair_residuals = half_residuals - complement_residuals
+    counts = [len(half) for half in halves]
+    residuals_by_layer = pair_residuals.split(counts)
     variance = torch.zeros(())
-    for layer, unseen in zip(layers, pairs_left_out, strict=True):
+    for layer, unseen in zip(sample.layers, residuals_by_layer, strict=True):
         # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
         share = layer.sizes / (layer.size * (n - layer.size))
-        factor = share * n / 2 * (layer.masks.double() - layer.size / n).unsqueeze(-1)
-        residuals = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
-        values = values + (factor * residuals.unsqueeze(1)).mean(dim=0)
+        deviations = layer.masks.double() - layer.size / n
+        scale = share * n / 2
+        factor = scale * deviations.unsqueeze(-1)  # [m, n, 1]
+        residuals = play(layer.masks) - play(~layer.masks)  # [m, M]
+        residuals = residuals - game(layer.masks) + game(~layer.masks)
+        terms = factor * residuals.unsqueeze(1)
+        values = values + terms.mean(dim=0)
+
         residuals[: len(unseen)] = unseen  # of a fit without the pair
         count = len(layer.masks)
         if count < layer.capacity:
             # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
             # docs/results/intervals_digits.csv.
             terms = factor * residuals.unsqueeze(1)
-            influences = (terms - terms.mean(dim=0)) / (count * (count - 1)) ** 0.5
-            variance = variance + (1 - count / layer.capacity) * influences.square().sum(dim=0)
+            normalization = (count * (count - 1)) ** 0.5
+            influences = (terms - terms.mean(dim=0)) / normalization
+            share_missing = 1 - count / layer.capacity
+            sum_of_squares = influences.square().sum(dim=0)
+            variance = variance + share_missing * sum_of_squares
     return values, variance.sqrt().expand_as(values)
+
+
+def _fitted_halves(layers: list[Layer]) -> list[Tensor]:
+    """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted: all, or a share of each."""
+    total = 2 * sum(len(layer.masks) for layer in layers)
+    share = min(1.0, _MAX_FIT / total)
+    halves = []
+    for layer in layers:
+        count = max(2, round(len(layer.masks) * share))
+        halves.append(layer.masks[:count])
+    return halves
 
 
 def surrogate_shapley(
@@ -355,8 +494,17 @@ def surrogate_shapley(
         tensor(True)
     """
     sample = PairedSample(num_players, generator)
-    run = Sampling("surrogate_shapley", utility, num_players, budget, 2 + 2 * sample.minimum)
+    minimum = 2 + 2 * sample.minimum
+    run = Sampling(
+        "surrogate_shapley",
+        utility,
+        num_players=num_players,
+        budget=budget,
+        minimum=minimum,
+    )
     if run.buys_all or num_players <= 2:
         return exact_shapley(utility, num_players)
     sample.draw((run.budget - 2) // 2)
-    return run.estimate(*adjusted_values(partial(fit_surrogate, SURROGATES), run, sample))
+    fit = partial(fit_surrogate, SURROGATES)
+    values, stderr = adjusted_values(fit, run, sample)
+    return run.estimate(values, stderr)
