@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from dataclasses import replace
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
@@ -416,6 +418,8 @@ class ModelEvaluator(VectorEvaluator):
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
                 self._load(state, build, 0)
                 self._find_form(metric.metric, gives_logits)
+                if self.form is not None and not self.form.classifies:
+                    self.form = replace(self.form, bounded=self._has_bound(state, x))
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
@@ -457,21 +461,62 @@ class ModelEvaluator(VectorEvaluator):
                 stacklevel=5,
             )
 
+    def _has_bound(self, state: LentModule, x: Any) -> bool:
+        """Return whether no output passes some bound, however large the parameters are."""
+        lowest, highest = self._range_of_outputs(state, x, _SCALE)
+        lowest_of_larger, highest_of_larger = self._range_of_outputs(state, x, 10 * _SCALE)
+        if _is_below(lowest, lowest_of_larger):
+            return True
+        return _is_below(-highest, -highest_of_larger)
+
+    def _range_of_outputs(
+        self,
+        state: LentModule,
+        x: Any,
+        scale: float,
+    ) -> tuple[float, float]:
+        """Return the lowest and the highest output of random models."""
+        lowest = inf
+        highest = -inf
+        for outputs in self._outputs_of_random_models(state, x, scale):
+            numbers = outputs[~outputs.isnan()]
+            if len(numbers):
+                lowest = min(lowest, float(numbers.min()))
+                highest = max(highest, float(numbers.max()))
+        return lowest, highest
+
     def _gives_logits(self, state: LentModule, x: Any) -> bool:
         """Return whether the module's outputs are logits: with random parameters a number is outside [0, 1]."""
-        start, cut = self.space.read(self._module), self.space.num_parameters
-        draw = torch.Generator().manual_seed(0)
+        batches_of_outputs = self._outputs_of_random_models(state, x, _SCALE)
+        return any(map(beyond_probabilities, batches_of_outputs))
+
+    def _outputs_of_random_models(
+        self,
+        state: LentModule,
+        x: Any,
+        scale: float,
+    ) -> Iterator[Any]:
+        """Yield outputs of models whose parameters are normal random numbers of the standard deviation ``scale``."""
+        current_vector = self.space.read(self._module)
+        num_parameters = self.space.num_parameters
+        generator = torch.Generator().manual_seed(0)
 
         def build(_: int, out: Tensor) -> None:
-            out.copy_(start)
-            out[:cut] = _SCALE * torch.randn(cut, generator=draw).to(out)
+            out.copy_(current_vector)
+            parameters = scale * torch.randn(num_parameters, generator=generator)
+            out[:num_parameters] = parameters.to(out)
 
         for row in range(_DRAWS):
             self._load(state, build, row)
             with self._context():
-                if beyond_probabilities(self._module(x)):
-                    return True
-        return False
+                outputs = self._module(x)
+            yield outputs
+
+
+def _is_below(bound: float, other_bound: float) -> bool:
+    """Return whether ``bound`` is finite and below ``other_bound``, up to rounding."""
+    rounding = 1e-3 * (1 + abs(bound))
+    return isfinite(bound) and bound - rounding <= other_bound
 
 
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:

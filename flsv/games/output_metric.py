@@ -107,6 +107,8 @@ class OutputForm:
     gives_logits: bool = True
     # Whether outputs are log-probabilities of the labels. The classes are then "another" and "the label".
     of_labels: bool = False
+    # Whether a regression's outputs have a bound, as rates and shares have, which no prediction may pass.
+    bounded: bool = False
 
     @staticmethod
     def of(metric: Metric, shape: tuple[int, ...], y: Tensor, gives_logits: bool) -> OutputForm:

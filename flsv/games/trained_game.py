@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,20 +34,41 @@ class OutputScore:
     logits: bool
     # The clients, if they predict and score. Models [T, P] then take the outputs' place.
     judges: ClientJudges | None = None
+    # Whether predicted outputs stay between those of the trained coalitions.
+    bounded: bool = False
 
     def shapley(
         self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor
     ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
+            score = self.score
+            if self.bounded:
+                has_members = trained.any(1)
+                score = partial(self._score_within, outputs[has_members])
             return predicted_shapley(
-                trained, utilities, outputs, weights, self.score, logits=self.logits
+                trained,
+                utilities,
+                outputs,
+                weights,
+                score,
+                logits=self.logits,
             )
+
         tables = self.judges.predict(outputs, trained, weights)
-        tables = tables.view(*tables.shape[:2], *utilities.shape[1:])
-        numbers = (trained.long() << torch.arange(trained.shape[1])).sum(1)
-        tables[numbers] = utilities.to(tables).unsqueeze(1)  # trained coalitions keep their own
+        shape = tables.shape[:2] + utilities.shape[1:]
+        tables = tables.view(shape)
+        num_clients = trained.shape[1]
+        place_values = 2 ** torch.arange(num_clients)
+        coalition_numbers = (trained * place_values).sum(1)
+        # Trained coalitions keep their own utility in both games.
+        tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
         return values_of_tables(tables)
+
+    def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
+        lowest = trained_outputs.amin(0).to(outputs)
+        highest = trained_outputs.amax(0).to(outputs)
+        return self.score(outputs.clamp(lowest, highest))
 
     @staticmethod
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
@@ -61,7 +83,8 @@ class OutputScore:
         def score(outputs: Tensor) -> Tensor:
             return utility_of(evaluator.score_outputs(outputs, losses=needs_losses), measure)
 
-        return OutputScore(score, evaluator.form.classifies)
+        form = evaluator.form
+        return OutputScore(score, form.classifies, bounded=form.bounded)
 
 
 class TrainedGame:

@@ -25,7 +25,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
-from flsv.games.performance import ModelScore, is_logged
+from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.retraining.after_the_run import AfterTheRun, measures_of
@@ -230,10 +230,17 @@ class CoalitionPlan(RunExtension):
         if not whole_layers(masks):
             return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
         measures = [metric.measured_by for metric in self._metrics.values()]
-        if all(OutputScore.of(games.evaluator_of(each), each) is not None for each in measures):
-            return " The others' outputs are predicted."
-        logged = any(isinstance(each, ModelScore) and is_logged(each) for each in measures)
-        why = "logged values have no outputs" if logged else "their outputs cannot be predicted"
+        output_scores = []
+        for measure in measures:
+            output_scores.append(OutputScore.of(games.evaluator_of(measure), measure))
+        if all(output_scores):
+            text = " The others' outputs are predicted"
+            if any(score.bounded for score in output_scores if score is not None):
+                text += ", between those of the trained coalitions, since forward's have a bound"
+            return f"{text}."
+        why = "their outputs cannot be predicted"
+        if any(map(is_logged, measures)):
+            why = "logged values have no outputs"
         return (
             f" The others' scores are estimated, since {why}. A larger max_fits, or a performance of outputs such as "
             '"accuracy" or a torchmetrics metric, comes closer.'

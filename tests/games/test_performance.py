@@ -16,7 +16,9 @@ from flsv import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
+from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator, performance_of
+from flsv.games.trained_game import OutputScore
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
@@ -314,3 +316,70 @@ def test_class_numbers_are_scored_and_not_predicted() -> None:
     scores = evaluator(model[None])
     assert evaluator.form is None
     assert len(scores.value("metric")) == 1
+
+
+class Exp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        cosines = nn.functional.cosine_similarity(x, self.weight)
+        return cosines[:, None]
+
+
+AFTER_A_LINE = {
+    "a rate": Exp,
+    "a positive number": nn.Softplus,
+    "a share": nn.Sigmoid,
+    "a number in -1 .. 1": nn.Tanh,
+}
+UNBOUNDED = {
+    "a line": nn.Identity,
+    "a leaky number": nn.LeakyReLU,
+}
+
+
+def network_with(layer: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 1), layer())
+
+
+@pytest.mark.parametrize("kind", [*AFTER_A_LINE, *UNBOUNDED, "a cosine"])
+def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
+    net: nn.Module = Cosine(3, 1)
+    if kind != "a cosine":
+        layers = AFTER_A_LINE | UNBOUNDED
+        net = network_with(layers[kind])
+    x = torch.rand(8, 3)
+
+    measure = torchmetrics.MeanSquaredError()
+    scores_models = evaluator(net, measure, [(x, x.sum(1))])
+
+    assert scores_models.form is not None
+    assert scores_models.form.bounded == (kind not in UNBOUNDED)
+
+
+@pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
+def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
+    """Rates far apart, so that a linear prediction would be below 0."""
+    torch.manual_seed(0)
+    x = torch.rand(8, 3)
+    net = network_with(AFTER_A_LINE[kind])
+    deviance = torchmetrics.TweedieDevianceScore(power=1.0)
+    measure = performance_of("mine", deviance, "min")
+    scores_models = evaluator(net, measure, [(x, x.sum(1))])
+
+    trained = few_coalitions(3, "singles")
+    vectors = 3 * torch.randn(len(trained), 4)
+    scores = scores_models(vectors, keep=True)
+    utilities = -scores.value("metric")
+    output_score = OutputScore.of(scores_models, measure)
+    assert output_score is not None
+    assert scores.outputs is not None
+    weights = torch.ones(3)
+    estimate = output_score.shapley(trained, utilities, scores.outputs, weights)
+
+    # Without the bound, the deviance of numbers below 0 is an error.
+    gain = utilities[trained.all(1)] - utilities[~trained.any(1)]
+    assert float(estimate.values.sum()) == pytest.approx(float(gain), rel=1e-4)
