@@ -6,13 +6,19 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter
+import yaml
+from jsonargparse import (
+    SUPPRESS,
+    ActionConfigFile,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+)
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.configs import check_file, find_config
@@ -28,19 +34,70 @@ CONFIG_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """Action of ``--config``, a file or a packaged name. Metrics of several files are merged."""
+    """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
+
+    An optimizer or a schedule of another class than in an earlier file begins anew: the learning rate of SGD means
+    nothing to Adam.
+    """
 
     def __call__(
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
         if isinstance(values, str) and not set("{\n") & set(values):
-            values = str(find_config(values))
-            check_file(Path(values))
-        held = cfg.get(BY_NAME)
+            path = find_config(values)
+            check_file(path)
+            values = str(path)
+            for key, section in _optimizers_in(yaml.safe_load(path.read_text("utf-8"))):
+                earlier_section = cfg.get(key)
+                if _class_of(earlier_section) not in (None, _class_of(section)):
+                    cfg[key] = None
+
+        earlier_metrics = cfg.get(BY_NAME)
         super().__call__(parser, cfg, values, option_string)
-        now = cfg.get(BY_NAME)
-        if isinstance(held, dict) and isinstance(now, dict) and now:
-            cfg[BY_NAME] = {**held, **now}
+        metrics = cfg.get(BY_NAME)
+        if isinstance(earlier_metrics, dict) and isinstance(metrics, dict) and metrics:
+            cfg[BY_NAME] = {**earlier_metrics, **metrics}
+
+
+def with_merged_metrics(words: Sequence[str]) -> list[str]:
+    """Return a command line in which ``--federation.metrics {...}`` adds to the metrics of files, as a file does."""
+    section, name = BY_NAME.split(".")
+    merged = []
+    remaining_words = iter(words)
+    for word in remaining_words:
+        option, equals_sign, value = word.partition("=")
+        if option != f"--{BY_NAME}":
+            merged.append(word)
+            continue
+        if not equals_sign:
+            value = next(remaining_words, "")
+        if value.lstrip().startswith("{"):
+            merged += ["--config", f"{{{section}: {{{name}: {value}}}}}"]
+        else:
+            merged += [option, value]
+    return merged
+
+
+def _optimizers_in(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield ``(key, section)`` of a configuration's optimizers and learning-rate schedules that name a class."""
+    if not isinstance(config, Mapping):
+        return
+    for name, section in config.items():
+        key = f"{path}.{name}" if path else str(name)
+        if name in ("optimizer", "lr_scheduler") and _class_of(section) is not None:
+            yield key, section
+        else:
+            yield from _optimizers_in(section, key)
+
+
+def _class_of(section: Any) -> str | None:
+    """Return the name of the class in a section of a configuration, without its package."""
+    class_path = section
+    if isinstance(section, Mapping | Namespace):
+        class_path = section.get("class_path")
+    if not isinstance(class_path, str):
+        return None
+    return class_path.rpartition(".")[2]
 
 
 class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):

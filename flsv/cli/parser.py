@@ -27,7 +27,15 @@ from flsv.cli.checkpoints import (
     default_checkpoints,
     find_checkpoint,
 )
-from flsv.cli.options import CONFIG_HELP, PARSER, USAGE, ConfigFile, FitParser, import_parts
+from flsv.cli.options import (
+    CONFIG_HELP,
+    PARSER,
+    USAGE,
+    ConfigFile,
+    FitParser,
+    import_parts,
+    with_merged_metrics,
+)
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
 from flsv.engines.ranks import FederatedStrategy, started_by_script
@@ -120,6 +128,9 @@ class FederatedCLI(LightningCLI):
         words = options.get("args")
         if words is None:
             words = sys.argv[1:]
+        if isinstance(words, list):
+            words = with_merged_metrics(words)
+            options["args"] = words
         self._command = next(iter(words), None)
         self._new_folder: Path | None = None
         super().__init__(*arguments, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -51,6 +52,12 @@ from flsv.utilities.host_copies import on_host
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+
+#: Names by which modules log the accuracy of a validation.
+_ACCURACY = re.compile(r"(val|valid|validation)[_/. -]?acc(uracy)?(_epoch)?", re.IGNORECASE)
+#: Largest difference of two accuracies that rounding explains.
+_TOLERANCE = 1e-4
 
 
 class RunReports:
@@ -269,6 +276,7 @@ class RunReports:
         learning: dict[str, Any] = {}
         if self._learning_is_told:
             learning = learning_record(self._federation)
+            self._warn_of_other_accuracies(learning)
         result = self._result(learning)
 
         # That a round was the last is not known in a run that ends early.
@@ -279,6 +287,24 @@ class RunReports:
             if isinstance(sink, TensorBoard) and draws_end:
                 sink.draw(result)
             sink.finish(result)
+
+    def _warn_of_other_accuracies(self, learning: Mapping[str, Any]) -> None:
+        """Warn if the module logs another accuracy of the last validated model than flsv values clients by."""
+        interval = self._trainer.check_val_every_n_epoch
+        if interval is None or self._state.round_index % interval != 0:
+            return  # the last model was not validated
+        for metric, measure in self._federation.metrics.performances.items():
+            accuracy = learning["paid_in"][metric]["end"]
+            if measure != "accuracy" or accuracy is None:
+                continue
+            for name, logged_value in self._logged_numbers().items():
+                if _ACCURACY.fullmatch(name) and abs(logged_value - accuracy) > _TOLERANCE:
+                    rank_zero_warn(
+                        f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
+                        f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
+                        f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
+                    )
+            return  # of all metrics it is the same
 
     def _tried(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""

@@ -166,8 +166,9 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
     """Return lines with the folder of a fit's results, and commands for charts, report, repetition and retraining."""
     folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
-    if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-        lines.append(f"Charts:  tensorboard --logdir {display_path(runs_folder(trainer))}")
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            lines.append(f"Charts:  tensorboard --logdir {display_path(Path(logger.root_dir))}")
     lines.append(f"Report:  flsv report {folder}")
     if (arguments := arguments_of_fit()) is None:
         return lines

@@ -127,3 +127,55 @@ def test_class_is_found_by_its_name_alone_in_a_new_process(option):
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+OPTIMIZERS = {
+    "sgd": "torch.optim.SGD, init_args: {lr: 0.5, weight_decay: 0.3}",
+    "adam": "torch.optim.Adam",
+    "slower": "torch.optim.SGD, init_args: {lr: 0.1}",
+}
+
+
+SECTION = "model: {class_path: ClassifierClient, init_args: {optimizer: {class_path: %s}}}"
+
+
+def configuration(folder, names):
+    """The configuration of a command line with these files, one after the other."""
+    words = []
+    for name in names:
+        path = folder / f"{name}.yaml"
+        path.write_text(SECTION % OPTIMIZERS[name])
+        words += ["--config", str(path)]
+    config = make_cli(words, run=False).config.as_dict()
+    del config["config"]
+    return config
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_optimizer_of_another_class_in_a_later_file_begins_anew(tmp_path):
+    alone = configuration(tmp_path, ["adam"])
+    after_sgd = configuration(tmp_path, ["sgd", "adam"])
+    assert after_sgd == alone
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options(tmp_path):
+    config = configuration(tmp_path, ["sgd", "slower"])
+    optimizer = config["model"]["init_args"]["optimizer"]
+    assert optimizer["init_args"]["lr"] == 0.1
+    assert optimizer["init_args"]["weight_decay"] == 0.3
+
+
+METRICS_OF_COMMAND_LINES = {
+    "added": ("--federation.metrics", "{loo: LeaveOneOut}", ["cssv", "loo"]),
+    "with an equals sign": ("--federation.metrics={loo: LeaveOneOut}", ["cssv", "loo"]),
+    "none": ("--federation.metrics", "{}", []),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+@pytest.mark.parametrize("kind", METRICS_OF_COMMAND_LINES)
+def test_metrics_of_the_command_line_are_merged_as_those_of_files(kind):
+    *arguments, names = METRICS_OF_COMMAND_LINES[kind]
+    loop = federation("digits", arguments=tuple(arguments))
+    assert sorted(loop.metrics) == names

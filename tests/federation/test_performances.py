@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import CosineGradientShapley, PartialFederatedShapley
+from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.results.text import change
 from helpers.data import toy_data
@@ -49,3 +49,67 @@ def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Pa
     run("first", 1)
     assert run("second", 3, tmp_path / "first/last.ckpt") == whole
     assert whole["start"] < whole["end"]
+
+
+class Accuracies(Plain):
+    """Logs the share of samples whose label is at a rank of its outputs, as an accuracy."""
+
+    def __init__(self, name: str, sign: int) -> None:
+        super().__init__()
+        self.name = name
+        self.sign = sign
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        outputs = self.sign * self(x)
+        is_hit = outputs.argmax(1) == y
+        accuracy = is_hit.float().mean()
+        self.log(self.name, accuracy)
+
+
+def fit_with_accuracy(
+    folder: Path,
+    name: str,
+    sign: int,
+) -> None:
+    loop = FederatedLoop(
+        metrics={"loo": LeaveOneOut()},
+        seed=3,
+    )
+    module = Accuracies(name, sign)
+    fit(loop, folder, module, rounds=2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "val_acc",
+        "val/accuracy",
+        "valid_accuracy",
+    ],
+)
+def test_other_accuracy_that_the_module_logs_is_named(
+    tmp_path: Path,
+    name: str,
+) -> None:
+    message = f"logs {name} = 0.* valued by its accuracy of 1"
+    with pytest.warns(UserWarning, match=message):
+        fit_with_accuracy(tmp_path, name, sign=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [
+        ("val_acc", 1),
+        ("val_acc_top5", -1),
+    ],
+)
+def test_same_accuracy_and_other_values_are_not_named(
+    tmp_path: Path,
+    name: str,
+    sign: int,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    fit_with_accuracy(tmp_path, name, sign)
+    messages = [str(warning.message) for warning in recwarn]
+    assert "are valued" not in " ".join(messages)

@@ -10,12 +10,12 @@ from typing import Any
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.results.folder import FolderLock
+from flsv.results.folder import FolderLock, where_results_are
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
@@ -100,3 +100,14 @@ def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
         process.wait()
         FolderLock(tmp_path).release()
         os.killpg(process.pid, signal.SIGKILL)  # its child
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_charts_are_where_tensorboard_writes(tmp_path: Path, is_first: bool) -> None:
+    charts = TensorBoardLogger(tmp_path / "charts", name="hospitals")
+    loggers: list[Any] = [charts, CSVLogger(tmp_path / "tables")]
+    if not is_first:
+        loggers.reverse()
+    trainer = L.Trainer(logger=loggers, enable_progress_bar=False)
+    lines = where_results_are(trainer)
+    assert f"Charts:  tensorboard --logdir {tmp_path}/charts/hospitals" in lines

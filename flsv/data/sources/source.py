@@ -320,7 +320,7 @@ def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, Weight
     sampler = batches.sampler
     dataset: Any = loader.dataset
     if isinstance(sampler, SubsetRandomSampler):
-        # This sampler usually holds out validation samples of the same data set, which must stay dataset out.
+        # This sampler usually holds out validation samples of the same data set, which must stay held out.
         return torch.as_tensor(sampler.indices, dtype=torch.long), None
     if type(sampler) is WeightedRandomSampler:
         draws = WeightedDraws(
