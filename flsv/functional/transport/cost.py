@@ -32,15 +32,21 @@ def check_points(x: Tensor, name: str = "x") -> None:
         raise ConfigurationError(
             f"{name} is empty: a distribution needs at least one sample. Leave this side out."
         )
-    bad = int((~torch.isfinite(x)).any(1).sum())
-    if bad:
+    is_invalid = ~torch.isfinite(x)
+    num_invalid = int(is_invalid.any(1).sum())
+    if num_invalid:
         raise ConfigurationError(
-            f"{name}: {bad} of {len(x)} rows hold NaN or infinite values. Drop or impute them: they have no "
+            f"{name}: {num_invalid} of {len(x)} rows hold NaN or infinite values. Drop or impute them: they have no "
             f"distance to anything."
         )
 
 
-def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
+def check_pair(
+    x: Tensor,
+    x2: Tensor,
+    name: str = "x",
+    name2: str = "x2",
+) -> None:
     """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_points` and have as many features."""
     check_points(x, name)
     check_points(x2, name2)
@@ -51,15 +57,25 @@ def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> Non
         )
 
 
-def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
+def check_labels(
+    y: Tensor,
+    x: Tensor,
+    name: str = "y",
+) -> None:
     """Raise ConfigurationError unless ``y`` has one integer class per row of ``x``."""
-    if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
+    is_integer = not y.is_floating_point() and not y.is_complex()
+    if not is_integer or y.shape != x.shape[:1]:
         raise ConfigurationError(
             f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
         )
 
 
-def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
+def check_labeled(
+    x: Tensor,
+    y: Tensor,
+    x2: Tensor,
+    y2: Tensor,
+) -> None:
     """Raise ConfigurationError unless ``x, y`` and ``x2, y2`` are samples with classes."""
     check_pair(x, x2)
     check_labels(y, x)
@@ -71,18 +87,23 @@ def safe_support(samples: int) -> int:
     return max(0, (samples - 1) // 2)
 
 
-def check_support(support: int, samples: int, who: str = "the client") -> None:
+def check_support(
+    support: int,
+    samples: int,
+    owner: str = "the client",
+) -> None:
     """Raise ConfigurationError unless each of ``support`` returned points is a mean of more than two of the
     ``samples``.
     """
-    if support <= safe_support(samples):
+    limit = safe_support(samples)
+    if support <= limit:
         return
-    advice = (
-        f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"
-    )
+    advice = "Leave it out"
+    if limit:
+        advice = f"Take support={limit} or less"
     raise ConfigurationError(
-        f"support={support}: {who} has {samples} samples, and half as many interpolated points and more give them away "
-        f"(docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
+        f"support={support}: {owner} has {samples} samples, and half as many interpolated points and more give them "
+        f"away (docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
     )
 
 
@@ -115,9 +136,14 @@ class ClassStatistics:
 
     def to(self, device: torch.device) -> ClassStatistics:
         """Return the statistics on a device."""
-        deviations = None if self.deviations is None else self.deviations.to(device)
+        deviations = self.deviations
+        if deviations is not None:
+            deviations = deviations.to(device)
         return ClassStatistics(
-            self.labels.to(device), self.counts.to(device), self.means.to(device), deviations
+            labels=self.labels.to(device),
+            counts=self.counts.to(device),
+            means=self.means.to(device),
+            deviations=deviations,
         )
 
     def index(self, y: Tensor) -> Tensor:
@@ -133,8 +159,10 @@ class ClassStatistics:
             ConfigurationError: a label is not in these statistics.
         """
         y = y.to(self.labels)
-        position = torch.searchsorted(self.labels, y).clamp(max=len(self.labels) - 1)
-        unknown = y[self.labels[position] != y].unique().tolist()
+        last_position = len(self.labels) - 1
+        position = torch.searchsorted(self.labels, y).clamp(max=last_position)
+        is_unknown = self.labels[position] != y
+        unknown = y[is_unknown].unique().tolist()
         if unknown:
             raise ConfigurationError(
                 f"classes {unknown} are not in the statistics, which know {self.labels.tolist()}. Compute "
@@ -144,7 +172,12 @@ class ClassStatistics:
 
 
 @checked
-def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
+def class_statistics(
+    x: Tensor,
+    y: Tensor,
+    *,
+    covariance: Covariance = "diag",
+) -> ClassStatistics:
     """Compute the mean and the deviation of each class that is present.
 
     Covariances divide by a class's number of samples, so that they do not change if every sample is repeated.
@@ -174,17 +207,29 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
     check_labels(y, x)
     labels, index, counts = y.long().unique(return_inverse=True, return_counts=True)
     data = x.detach().double()
-    means = data.new_zeros(len(labels), x.shape[1]).index_add_(0, index, data) / counts[:, None]
+    divisors = counts[:, None]
+    sums = data.new_zeros(len(labels), x.shape[1])
+    means = sums.index_add_(0, index, data) / divisors
+
     deviations = None
     if covariance == "diag":
         squares = (data - means[index]).square_()
-        deviations = (
-            torch.zeros_like(means).index_add_(0, index, squares) / counts[:, None]
-        ).sqrt_()
+        sums_of_squares = torch.zeros_like(means).index_add_(0, index, squares)
+        deviations = (sums_of_squares / divisors).sqrt_()
     elif covariance == "full":
-        deviations = torch.stack([_root(data[index == c] - means[c]) for c in range(len(labels))])
+        roots = []
+        for position, mean in enumerate(means):
+            samples_of_class = data[index == position]
+            roots.append(_root(samples_of_class - mean))
+        deviations = torch.stack(roots)
+
+    if deviations is not None:
+        deviations = deviations.to(x.dtype)
     return ClassStatistics(
-        labels, counts, means.to(x.dtype), None if deviations is None else deviations.to(x.dtype)
+        labels=labels,
+        counts=counts,
+        means=means.to(x.dtype),
+        deviations=deviations,
     )
 
 
@@ -214,20 +259,24 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
         tensor([[ 0., 37.],
                 [37.,  0.]])
     """
-    result = squared_distances(a.means, b.means)
+    distances = squared_distances(a.means, b.means)
     if (a.deviations is None) != (b.deviations is None):
         raise ConfigurationError(
             "the statistics have different covariances: compute both with the same covariance=..."
         )
     if a.deviations is not None and b.deviations is not None:
-        result = result + squared_distances(a.deviations.flatten(1), b.deviations.flatten(1))
-    return result.to(a.means.dtype)
+        vectors = a.deviations.flatten(1)
+        vectors2 = b.deviations.flatten(1)
+        distances = distances + squared_distances(vectors, vectors2)
+    return distances.to(a.means.dtype)
 
 
 def _root(centered: Tensor) -> Tensor:
     """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``."""
-    values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    covariance = centered.T @ centered / len(centered)
+    eigenvalues, vectors = torch.linalg.eigh(covariance)
+    roots = eigenvalues.clamp(min=0).sqrt()
+    return (vectors * roots) @ vectors.T
 
 
 CHUNK_BYTES = 256 * 2**20
@@ -279,22 +328,26 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    labels = None
+    label_costs = None
     if y is not None and y2 is not None and label_weight > 0:
         check_labels(y, x)
         check_labels(y2, x2, "y2")
-        first = class_statistics(x, y, covariance=covariance)
-        other = class_statistics(x2, y2, covariance=covariance)
-        between = label_weight * label_distance(first, other).to(x.dtype)
-        labels = first.index(y), between[:, other.index(y2)]
-    chunk = max(1, CHUNK_BYTES // (16 * len(x2)))
-    result = x.new_empty(len(x), len(x2))
-    for start in range(0, len(x), chunk):
-        rows = slice(start, start + chunk)
-        result[rows] = squared_distances(x[rows], x2).to(x.dtype)
-        if labels is not None:
-            result[rows] += labels[1][labels[0][rows]]
-    return result
+        statistics = class_statistics(x, y, covariance=covariance)
+        statistics2 = class_statistics(x2, y2, covariance=covariance)
+        distances = label_distance(statistics, statistics2).to(x.dtype)
+        # [V, m2]: the costs of a class of x to each sample of x2.
+        costs_by_class = (label_weight * distances)[:, statistics2.index(y2)]
+        label_costs = statistics.index(y), costs_by_class
+
+    num_rows = max(1, CHUNK_BYTES // (16 * len(x2)))
+    cost = x.new_empty(len(x), len(x2))
+    for begin in range(0, len(x), num_rows):
+        rows = slice(begin, begin + num_rows)
+        cost[rows] = squared_distances(x[rows], x2).to(x.dtype)
+        if label_costs is not None:
+            classes, costs_by_class = label_costs
+            cost[rows] += costs_by_class[classes[rows]]
+    return cost
 
 
 @checked
@@ -345,9 +398,13 @@ def label_embedding(
             f'covariance="full" with {x.shape[1]} features would make points of {size} more numbers, above '
             f'{MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (PCA to 50, say).'
         )
-    known = class_statistics(x, y, covariance=covariance) if statistics is None else statistics
-    index, scale = known.index(y), label_weight**0.5
-    parts = [x, scale * known.means[index].to(x)]
-    if known.deviations is not None:
-        parts.append(scale * known.deviations.flatten(1)[index].to(x))
+    if statistics is None:
+        statistics = class_statistics(x, y, covariance=covariance)
+    index = statistics.index(y)
+    scale = label_weight**0.5
+    means = statistics.means[index]
+    parts = [x, scale * means.to(x)]
+    if statistics.deviations is not None:
+        deviations = statistics.deviations.flatten(1)[index]
+        parts.append(scale * deviations.to(x))
     return torch.cat(parts, 1)

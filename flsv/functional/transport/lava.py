@@ -73,38 +73,56 @@ def lava(
         tensor(4)
     """
     check_labeled(x, y, x2, y2)
-    potential, _ = entropic_potentials(_cost(x, y, x2, y2, label_weight), eps, scaling)
-    return calibrated_gradient(
-        potential - self_potential(_cost(x, y, x, y, label_weight), eps, scaling)
-    )
+    cost = _cost(x, y, x2, y2, label_weight)
+    potential, _ = entropic_potentials(cost, eps, scaling)
+    cost = _cost(x, y, x, y, label_weight)
+    potential_to_itself = self_potential(cost, eps, scaling)
+    return calibrated_gradient(potential - potential_to_itself)
 
 
 @checked
-def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
+def class_distances(
+    x: Tensor,
+    y: Tensor,
+    x2: Tensor,
+    y2: Tensor,
+) -> Tensor:
     """Compute squared 2-Wasserstein distances ``[V, V2]`` between two data sets' classes, both in ascending order."""
     # A linear program per pair of classes, whose time grows with the cube of a class's size. If both sides are the same
     # tensors, each pair is solved once.
     check_labeled(x, y, x2, y2)
-    same = x is x2 and y is y2
-    left, right = (
-        [points.double()[classes == c] for c in classes.unique()]
-        for points, classes in ((x, y), (x2, y2))
-    )
-    result = torch.zeros(len(left), len(right), dtype=torch.float64)
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            if same and j <= i:
-                result[i, j] = result[j, i]
+    is_symmetric = x is x2 and y is y2
+    classes = _points_by_class(x, y)
+    classes2 = _points_by_class(x2, y2)
+    distances = torch.zeros(len(classes), len(classes2)).double()
+    for row, points in enumerate(classes):
+        for column, points2 in enumerate(classes2):
+            if is_symmetric and column <= row:
+                distances[row, column] = distances[column, row]
             else:
-                result[i, j] = wasserstein_distance(a, b).square()
-    return result.to(x.device)
+                distance = wasserstein_distance(points, points2)
+                distances[row, column] = distance.square()
+    return distances.to(x.device)
 
 
-def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, label_weight: float) -> Tensor:
+def _points_by_class(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Return the points ``[m_c, d]`` of each class c that is present, ascending, float64."""
+    points = x.double()
+    return [points[y == label] for label in y.unique()]
+
+
+def _cost(
+    x: Tensor,
+    y: Tensor,
+    x2: Tensor,
+    y2: Tensor,
+    label_weight: float,
+) -> Tensor:
     """Compute the ground cost ``[m, m2]`` of features and classes."""
     cost = label_augmented_cost(x, None, x2, None).div_(2)
     if label_weight > 0:
-        between = (label_weight / 2 * class_distances(x, y, x2, y2)).to(cost)
-        rows, columns = (classes.unique(return_inverse=True)[1] for classes in (y, y2))
-        cost += between[rows][:, columns]
+        class_costs = label_weight / 2 * class_distances(x, y, x2, y2)
+        _, classes = y.unique(return_inverse=True)
+        _, classes2 = y2.unique(return_inverse=True)
+        cost += class_costs.to(cost)[classes][:, classes2]
     return cost

@@ -72,81 +72,148 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
         raise ConfigurationError(
             f"potential: expected a vector of at least one number, got {list(potential.shape)}."
         )
-    if len(potential) == 1:
+    count = len(potential)
+    if count == 1:
         return torch.zeros_like(potential)
-    f = potential.double()
-    return ((f - f.mean()) * (len(f) / (len(f) - 1))).to(potential.dtype)
+    centered = potential.double() - potential.double().mean()
+    gradient = centered * (count / (count - 1))
+    return gradient.to(potential.dtype)
 
 
-def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
+def self_potential(
+    cost: Tensor,
+    eps: float,
+    scaling: float,
+) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
     # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
     # alternating updates the two sides' potentials would differ.
-    return _potentials(cost, eps, scaling, _scale_both)[0]
+    potential, _ = _potentials(cost, eps, scaling, finish=_scale_both)
+    return potential
 
 
-def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
+def entropic_potentials(
+    cost: Tensor,
+    eps: float,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
     """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrite ``cost [m, m2]``."""
     # eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
     # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
     # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
     # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
-    return _potentials(cost, eps, scaling, _scale_in_turn)
+    return _potentials(cost, eps, scaling, finish=_scale_in_turn)
 
 
-def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
+def _potentials(
+    cost: Tensor,
+    eps: float,
+    scaling: float,
+    *,
+    finish: Finish,
+) -> tuple[Tensor, Tensor]:
     """Compute the dual potentials ``[m]``, ``[m2]`` of entropic transport, in stages of falling regularization."""
     # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
     # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
     # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).
-    if cost.numel() * cost.element_size() > MAX_BYTES:
-        raise ConfigurationError(
-            f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
-            f"Value the samples in random parts of at most {math.isqrt(MAX_BYTES // cost.element_size())}."
-        )
+    _check_size(cost)
     m, m2 = cost.shape
     largest = float(cost.max())
     if largest == 0:
         return cost.new_zeros(m), cost.new_zeros(m2)
+
     # Relative to the largest cost, so that float32 suffices at any scale of the data.
-    cost, last = cost.div_(largest), max(eps / largest, SMALLEST_EPS)
-    precise = torch.float32 if cost.device.type == "mps" else torch.float64
-    plan = torch.empty_like(cost, dtype=precise)
-    f, g, eps, left = plan.new_zeros(m), plan.new_zeros(m2), max(1.0, last), LAST_ITERATIONS
+    relative_cost = cost.div_(largest)
+    final_eps = max(eps / largest, SMALLEST_EPS)
+    dtype = torch.float32 if cost.device.type == "mps" else torch.float64
+    plan = torch.empty_like(cost, dtype=dtype)
+    f = plan.new_zeros(m)
+    g = plan.new_zeros(m2)
+    stage_eps = max(1.0, final_eps)
+    while stage_eps > final_eps:
+        f, g = _half_step(relative_cost, f, g, stage_eps)
+        _fill_plan(plan, relative_cost, f, g, stage_eps)
+        u, v, _, _ = _scale_both(plan, STAGE_ITERATIONS)
+        f = f + stage_eps * u
+        g = g + stage_eps * v
+        stage_eps = max(stage_eps * scaling, final_eps)
+
+    iterations_left = LAST_ITERATIONS
     while True:
-        f, g = (f + _soft_minimum(cost, g, eps)) / 2, (g + _soft_minimum(cost.T, f, eps)) / 2
-        torch.sub(g, cost, out=plan).add_(f[:, None]).div_(eps).exp_()
-        plan.masked_fill_(plan < NO_MASS, 0.0)
-        u, v, steps, error = (finish if eps == last else _scale_both)(
-            plan, left if eps == last else STAGE_ITERATIONS
-        )
-        f, g = f + eps * u, g + eps * v
-        if eps == last:
-            left -= steps
-            if error < TOLERANCE or left <= 0:
-                break
-        eps = max(eps * scaling, last)
+        f, g = _half_step(relative_cost, f, g, final_eps)
+        _fill_plan(plan, relative_cost, f, g, final_eps)
+        u, v, steps, error = finish(plan, iterations_left)
+        f = f + final_eps * u
+        g = g + final_eps * v
+        iterations_left -= steps
+        if error < TOLERANCE or iterations_left <= 0:
+            break
     if error >= TOLERANCE:
         warnings.warn(
             f"The transport's potentials have not settled after {LAST_ITERATIONS} iterations: they may be off by "
-            f"{error:.0e} eps, where {TOLERANCE:.0e} is aimed at. The regularization, {last:.1e} of the largest cost, "
-            "is too small for them: raise eps (blur), or bring the features to a smaller scale.",
+            f"{error:.0e} eps, where {TOLERANCE:.0e} is aimed at. The regularization, {final_eps:.1e} of the largest "
+            "cost, is too small for them: raise eps (blur), or bring the features to a smaller scale.",
             stacklevel=4,
         )
+
     shift = (g.mean() - f.mean()) / 2
-    return (largest * (f + shift)).to(cost.dtype), (largest * (g - shift)).to(cost.dtype)
+    potential = largest * (f + shift)
+    potential2 = largest * (g - shift)
+    return potential.to(cost.dtype), potential2.to(cost.dtype)
+
+
+def _check_size(cost: Tensor) -> None:
+    """Raise ConfigurationError if a cost matrix takes too much memory."""
+    size_of_entry = cost.element_size()
+    if cost.numel() * size_of_entry > MAX_BYTES:
+        raise ConfigurationError(
+            f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
+            f"Value the samples in random parts of at most {math.isqrt(MAX_BYTES // size_of_entry)}."
+        )
+
+
+def _half_step(
+    cost: Tensor,
+    f: Tensor,
+    g: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Move both potentials half of the way to the soft minima, at once."""
+    next_f = _soft_minimum(cost, g, eps)
+    next_g = _soft_minimum(cost.T, f, eps)
+    return (f + next_f) / 2, (g + next_g) / 2
+
+
+def _fill_plan(
+    plan: Tensor,
+    cost: Tensor,
+    f: Tensor,
+    g: Tensor,
+    eps: float,
+) -> None:
+    """Write exp((f_i + g_j - cost_ij) / eps) into the plan."""
+    torch.sub(g, cost, out=plan).add_(f[:, None])
+    plan.div_(eps).exp_()
+    plan.masked_fill_(plan < NO_MASS, 0.0)
 
 
 def _scale_both(plan: Tensor, iterations: int) -> Finished:
     """Scale a transport plan to uniform marginals, by simultaneous updates of both sides. Return the log factors of
     rows and columns, the number of steps and the error.
     """
-    u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
-    steps, error = 0, math.inf
+    m, m2 = plan.shape
+    u = plan.new_ones(m)
+    v = plan.new_ones(m2)
+    steps = 0
+    error = math.inf
     while steps < iterations and error >= TOLERANCE:
-        rows, columns = (plan @ v / len(v)).clamp(min=TINY), (u @ plan / len(u)).clamp(min=TINY)
+        rows = plan @ v / m2
+        columns = u @ plan / m
+        rows = rows.clamp(min=TINY)
+        columns = columns.clamp(min=TINY)
         error = float((u * rows - 1).abs().mean())
-        u, v = (u / rows).sqrt(), (v / columns).sqrt()
+        u = (u / rows).sqrt()
+        v = (v / columns).sqrt()
         steps += 1
     return u.log(), v.log(), steps, error
 
@@ -155,38 +222,73 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
     :func:`_scale_both`.
     """
-    u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
-    omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
+    m, m2 = plan.shape
+    u = plan.new_zeros(m)
+    v = plan.new_zeros(m2)
+    omega = 1.0
+    max_omega = MOST_OMEGA
+    previous_step = math.inf
+    error = math.inf
+    steps = 0
     while steps < iterations:
-        known = u, v
+        u_of_start, v_of_start = u, v
         for _ in range(BLOCK):
-            down = -(u.exp() @ plan / len(u)).clamp(min=TINY).log() - v
+            columns = u.exp() @ plan / m
+            down = -columns.clamp(min=TINY).log() - v
             v = v + omega * down
-            across = -(plan @ v.exp() / len(v)).clamp(min=TINY).log() - u
+            rows = plan @ v.exp() / m2
+            across = -rows.clamp(min=TINY).log() - u
             u = u + omega * across
         steps += BLOCK
         step = float(across.abs().mean() + down.abs().mean())
         if not math.isfinite(step):
             # Far from the limit, over-relaxation can diverge; omega = 1 never does.
-            (u, v), omega, most, before = known, 1.0, 1 + (omega - 1) / 2, math.inf
+            u, v = u_of_start, v_of_start
+            max_omega = 1 + (omega - 1) / 2
+            omega = 1.0
+            previous_step = math.inf
             continue
-        rate = max((step / before) ** (1 / BLOCK), omega - 1)
+
         # The remaining steps are a geometric series.
-        error = step / (1 - rate) if rate < 1 else math.inf
-        if error < TOLERANCE or max(float(u.abs().max()), float(v.abs().max())) > FARTHEST:
+        rate = (step / previous_step) ** (1 / BLOCK)
+        rate = max(rate, omega - 1)
+        error = math.inf
+        if rate < 1:
+            error = step / (1 - rate)
+        farthest = max(float(u.abs().max()), float(v.abs().max()))
+        if error < TOLERANCE or farthest > FARTHEST:
             break
         if omega - 1 < rate < 1:
-            slowest = min((rate + omega - 1) ** 2 / (omega**2 * rate), 1.0)
-            omega = min(max(omega, 2 / (1 + math.sqrt(1 - slowest))), most)
-        before = step
+            omega = _faster_omega(omega, rate, max_omega)
+        previous_step = step
     return u, v, steps, error
 
 
-def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
-    """Compute the soft minimum over j of cost_ij - other_j for each row i."""
-    rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
-    parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
-    return -eps * (torch.cat(parts) - math.log(cost.shape[1]))
+def _faster_omega(
+    omega: float,
+    rate: float,
+    max_omega: float,
+) -> float:
+    """Return the relaxation that is best for the slowest mode, as the rate of convergence with ``omega`` shows it."""
+    slowest = (rate + omega - 1) ** 2 / (omega**2 * rate)
+    slowest = min(slowest, 1.0)
+    best = 2 / (1 + math.sqrt(1 - slowest))
+    return min(max(omega, best), max_omega)
+
+
+def _soft_minimum(
+    cost: Tensor,
+    potential: Tensor,
+    eps: float,
+) -> Tensor:
+    """Compute the soft minimum over j of cost_ij - potential_j for each row i."""
+    num_columns = cost.shape[1]
+    num_rows = max(1, BLOCK_BYTES // (cost.element_size() * num_columns))
+    parts = []
+    for block in cost.split(num_rows):
+        exponents = (potential - block) / eps
+        parts.append(torch.logsumexp(exponents, 1))
+    return -eps * (torch.cat(parts) - math.log(num_columns))
 
 
 Part = Literal["features", "labels", "both"]
@@ -244,10 +346,12 @@ def direct_values(
         >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    labeled = partial(
-        label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
-    )
-    return _values(x, y, x2, None if y is None or y2 is None else labeled, part, blur, scaling)
+    labeled = None
+    if y is not None and y2 is not None:
+        labeled = partial(
+            label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
+        )
+    return _values(x, y, x2, labeled, part, blur, scaling)
 
 
 @checked
@@ -296,11 +400,14 @@ def client_values(
     points = label_embedding(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
-    features = gamma[:, : x.shape[1]]
-    if y is not None or gamma.shape[1] < x.shape[1]:
+    num_features = x.shape[1]
+    if y is not None or gamma.shape[1] < num_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
-    labeled = partial(label_augmented_cost, points, None, gamma, None)
-    return _values(x, y, features, None if y is None else labeled, part, blur, scaling)
+    labeled = None
+    if y is not None:
+        labeled = partial(label_augmented_cost, points, None, gamma, None)
+    features = gamma[:, :num_features]
+    return _values(x, y, features, labeled, part, blur, scaling)
 
 
 def _values(
@@ -324,13 +431,17 @@ def _values(
     features, _ = entropic_potentials(cost, eps, scaling)
     value = torch.zeros_like(features)
     if part != "labels":
-        value = features - self_potential(label_augmented_cost(x, None, x, None), eps, scaling)
+        cost = label_augmented_cost(x, None, x, None)
+        value = features - self_potential(cost, eps, scaling)
+
     if part != "features" and labeled is not None and y is not None:
-        labels = entropic_potentials(labeled(), eps, scaling)[0] - features
-        value = value + (labels if part == "labels" else LABEL_EMPHASIS * labels)
-        _, index, counts = y.unique(return_inverse=True, return_counts=True)
-        value = (
-            value
-            - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
-        )
+        potential, _ = entropic_potentials(labeled(), eps, scaling)
+        labels = potential - features
+        if part == "both":
+            labels = LABEL_EMPHASIS * labels
+        value = value + labels
+        # Compare within a class.
+        _, classes, counts = y.unique(return_inverse=True, return_counts=True)
+        sums = value.new_zeros(len(counts)).index_add_(0, classes, value)
+        value = value - (sums / counts)[classes]
     return calibrated_gradient(value)

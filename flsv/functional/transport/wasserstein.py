@@ -70,7 +70,8 @@ def wasserstein_distance(
         tensor(3.)
     """
     cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    return transport_plan(cost, p)[1]
+    _, distance = transport_plan(cost, p)
+    return distance
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -78,12 +79,17 @@ def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
     ``squared`` distances."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
-    cost = squared.detach().cpu().double().numpy()
-    cost = cost if p == 2 else cost ** (p / 2)
-    masses = [np.full(count, 1 / count) for count in cost.shape]
-    plan = ot.emd(*masses, cost, numItermax=MAX_PIVOTS)
-    value = max(float((plan * cost).sum()), 0.0) ** (1 / p)
-    return torch.from_numpy(plan).to(squared), squared.new_tensor(value)
+    cost = squared.detach().cpu()
+    cost = cost.double().numpy()
+    if p != 2:
+        cost = cost ** (p / 2)
+    count, count2 = cost.shape
+    masses = np.full(count, 1 / count)
+    masses2 = np.full(count2, 1 / count2)
+    plan = ot.emd(masses, masses2, cost, numItermax=MAX_PIVOTS)
+    total_cost = max(float((plan * cost).sum()), 0.0)
+    distance = total_cost ** (1 / p)
+    return torch.from_numpy(plan).to(squared), squared.new_tensor(distance)
 
 
 def contribution_shares(distances: Tensor) -> Tensor:
@@ -104,20 +110,30 @@ def contribution_shares(distances: Tensor) -> Tensor:
         >>> contribution_shares(torch.tensor([0.0, 2.0, 0.0]))
         tensor([0.5000, 0.0000, 0.5000])
     """
-    if distances.ndim != 1 or bool((distances < 0).any()):
+    is_negative = distances < 0
+    if distances.ndim != 1 or is_negative.any():
         raise ConfigurationError(
             f"distances: expected a vector of numbers of at least 0, got {distances}."
         )
-    seen = ~distances.isnan()
-    nearest = distances[seen].min() if seen.any() else distances.new_zeros(())
+    is_valid = ~distances.isnan()
+    if not is_valid.any():
+        return torch.full_like(distances, torch.nan)
+    nearest = distances[is_valid].min()
     # Relative to the smallest distance, so that 1/1e-300 does not overflow; 0/0 and inf/inf are ties with the smallest.
-    share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
-    share = share.where(seen, torch.full_like(distances, torch.nan))
-    return share / share[seen].sum()
+    inverse = nearest / distances
+    inverse = inverse.masked_fill(distances == nearest, 1.0)
+    total = inverse[is_valid].sum()
+    return inverse / total
 
 
 @checked
-def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
+def interpolating_measure(
+    x: Tensor,
+    x2: Tensor,
+    *,
+    t: Place = 0.5,
+    p: Exponent = 2,
+) -> Tensor:
     """Move each point of ``x`` towards the mean of its partners in ``x2`` (eq. 6).
 
     If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
@@ -137,24 +153,37 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
                 [2.0000]])
     """
     check_pair(x, x2)
-    return interpolate_along(x, x2, matching(x, x2, p)[0], len(x), t)
+    plan, _ = matching(x, x2, p)
+    return interpolate_along(x, x2, plan, support=len(x), t=t)
 
 
-def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
+def matching(
+    x: Tensor,
+    x2: Tensor,
+    p: float,
+) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
     weights."""
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
-def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
+def interpolate_along(
+    x: Tensor,
+    x2: Tensor,
+    plan: Tensor,
+    support: int,
+    t: float,
+) -> Tensor:
     """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``support``
     points."""
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
     if support == len(x):
-        return torch.lerp(x, len(x) * (plan @ x2), t)
-    return torch.lerp(len(x2) * (plan.T @ x), x2, t)
+        partners = len(x) * (plan @ x2)
+        return torch.lerp(x, partners, t)
+    partners = len(x2) * (plan.T @ x)
+    return torch.lerp(partners, x2, t)
 
 
 # The standard deviation of the first gamma, relative to that of the server's samples. The composition of two optimal
@@ -187,10 +216,18 @@ class TransportClient:
     """
 
     def __init__(
-        self, x: Tensor, *, t: Place = 0.5, p: Exponent = 2, allow_reconstruction: bool = False
+        self,
+        x: Tensor,
+        *,
+        t: Place = 0.5,
+        p: Exponent = 2,
+        allow_reconstruction: bool = False,
     ) -> None:
         check_points(x)
-        self._x, self.t, self.p, self._allow = x.detach(), t, p, allow_reconstruction
+        self.t = t
+        self.p = p
+        self._x = x.detach()
+        self._allow_reconstruction = allow_reconstruction
 
     @property
     def dim(self) -> int:
@@ -208,11 +245,13 @@ class TransportClient:
             samples and ``gamma``.
         """
         check_pair(self._x, gamma, "the client's samples", "gamma")
-        if not self._allow:
-            check_support(len(gamma), len(self._x))
+        support = len(gamma)
+        if not self._allow_reconstruction:
+            check_support(support, len(self._x))
         gamma = gamma.to(self._x)
         plan, distance = matching(self._x, gamma, self.p)
-        return interpolate_along(self._x, gamma, plan, len(gamma), self.t), distance
+        points = interpolate_along(self._x, gamma, plan, support, self.t)
+        return points, distance
 
 
 @checked
@@ -242,12 +281,20 @@ class TransportServer:
         tensor(4.)
     """
 
-    def __init__(self, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> None:
+    def __init__(
+        self,
+        x2: Tensor,
+        *,
+        t: Place = 0.5,
+        p: Exponent = 2,
+    ) -> None:
         check_points(x2, "x2")
-        self._x, self.t, self.p = x2.detach(), t, p
+        self.t = t
+        self.p = p
         self.gamma: Tensor | None = None
         self.eta: Tensor | None = None
         self.distance = x2.new_tensor(torch.nan)
+        self._x = x2.detach()
 
     def start(self, support: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the first points to send: normal points close to the mean of the server's samples.
@@ -261,10 +308,11 @@ class TransportServer:
         Returns:
             The points gamma, ``[S, d]``.
         """
-        noise = torch.randn(support, self._x.shape[1], generator=generator, dtype=self._x.dtype).to(
-            self._x.device
-        )
-        self.gamma = self._x.mean(0) + SPREAD * noise * self._x.std(0, unbiased=False)
+        num_features = self._x.shape[1]
+        noise = torch.randn(support, num_features, generator=generator, dtype=self._x.dtype)
+        noise = noise.to(self._x.device)
+        deviations = self._x.std(0, unbiased=False)
+        self.gamma = self._x.mean(0) + SPREAD * noise * deviations
         return self.gamma
 
     def step(self, eta: Tensor, distance: Tensor) -> Tensor:
@@ -277,15 +325,18 @@ class TransportServer:
         Returns:
             The next points, gamma, ``[S, d]``.
         """
-        if self.gamma is None or eta.shape != self.gamma.shape:
-            wanted = "start() first" if self.gamma is None else f"eta {list(self.gamma.shape)}"
+        if self.gamma is None:
             raise ConfigurationError(
-                f"TransportServer.step: expected {wanted}, got {list(eta.shape)}."
+                f"TransportServer.step: expected start() first, got {list(eta.shape)}."
+            )
+        if eta.shape != self.gamma.shape:
+            raise ConfigurationError(
+                f"TransportServer.step: expected eta {list(self.gamma.shape)}, got {list(eta.shape)}."
             )
         support = len(self.gamma)
-        plan, own = matching(self.gamma, self._x, self.p)
+        plan, server_distance = matching(self.gamma, self._x, self.p)
         self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
-        self.distance = distance.to(own) + own
+        self.distance = distance.to(server_distance) + server_distance
         self.gamma = interpolating_measure(eta.to(self.eta), self.eta, t=self.t, p=self.p)
         return self.gamma
 
@@ -354,10 +405,16 @@ def federated_wasserstein(
     gamma = server.start(support, generator)
     history = []
     for _ in range(iterations):
-        gamma = server.step(*client.answer(gamma))
+        eta, distance = client.answer(gamma)
+        gamma = server.step(eta, distance)
         history.append(server.distance)
     assert server.eta is not None
-    return FederatedDistance(server.distance, gamma, torch.stack(history), server.eta)
+    return FederatedDistance(
+        distance=server.distance,
+        gamma=gamma,
+        history=torch.stack(history),
+        eta=server.eta,
+    )
 
 
 class AnsweringClient(Protocol):
@@ -430,37 +487,53 @@ def wasserstein_barycenter(
         (tensor([[3., 4., 5.]]), tensor([3., 3.]))
     """
     shares = _shares(clients, weights)
-    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
-    gammas = [client.answer(start)[0] for client in clients]
-    # Each support point comes from a client drawn by weight: a sample of the mixture of the gammas.
-    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
-    place = torch.randperm(support, generator=generator).tolist()
-    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    noise = torch.randn(support, clients[0].dim, generator=generator)
+    gammas = [client.answer(SPREAD * noise)[0] for client in clients]
+    center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
     for _ in range(iterations):
-        moved = torch.zeros_like(center)
-        for i, client in enumerate(clients):
-            answer, distance = client.answer(gammas[i])
-            plan, own = matching(gammas[i], center, p)
-            distances[i] = distance + own
-            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
-            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
-            moved += (
-                shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
-            )
-        center = moved
+        next_center = torch.zeros_like(center)
+        for index, client in enumerate(clients):
+            gamma = gammas[index]
+            answer, client_distance = client.answer(gamma)
+            plan, center_distance = matching(gamma, center, p)
+            distances[index] = client_distance + center_distance
+            eta = interpolate_along(gamma, center, plan, support, 0.5)
+            gamma = interpolating_measure(answer.to(eta), eta, p=p)
+            gammas[index] = gamma
+
+            plan_of_center, _ = matching(center, gamma, p)
+            weight = shares[index].to(center) * support
+            next_center += weight * (plan_of_center @ gamma)
+        center = next_center
     return FederatedBarycenter(center, distances)
+
+
+def _initial_center(
+    gammas: Sequence[Tensor],
+    shares: Tensor,
+    support: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Draw support points ``[S, d]``, each from the points of a client drawn by weight: a sample of their mixture."""
+    owners = torch.multinomial(shares, support, replacement=True, generator=generator)
+    positions = torch.randperm(support, generator=generator)
+    points = []
+    for owner, position in zip(owners.tolist(), positions.tolist()):
+        points.append(gammas[owner][position])
+    return torch.stack(points)
 
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
     """Normalize the clients' weights, equal by default, to sum to 1."""
-    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
-    if (
-        shares.shape != (len(clients),)
-        or not bool(((shares >= 0) & shares.isfinite()).all())
-        or not shares.sum() > 0
-    ):
+    num_clients = len(clients)
+    shares = torch.ones(num_clients)
+    if weights is not None:
+        shares = weights.detach().cpu().double()
+    is_valid = (shares >= 0) & shares.isfinite()
+    total = shares.sum()
+    if shares.shape != (num_clients,) or not is_valid.all() or not total > 0:
         raise ConfigurationError(
-            f"weights: expected {len(clients)} finite numbers of at least 0, not all 0."
+            f"weights: expected {num_clients} finite numbers of at least 0, not all 0."
         )
-    return shares / shares.sum()
+    return shares / total
