@@ -15,41 +15,54 @@ from flsv.utilities.errors import ConfigurationError, listed
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
-def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """Return the id of a client, ``given`` by the user as a name or id."""
-    text = str(given)
-    named = [number for number, name in enumerate(names) if name == text]
-    if len(named) > 1:
+def client_number(
+    client: object,
+    names: Sequence[str],
+    option: str,
+) -> int:
+    """Return the id of a client that the user calls by its name or id."""
+    text = str(client)
+    ids = [number for number, name in enumerate(names) if name == text]
+    if len(ids) > 1:
         raise ConfigurationError(
-            f"{option}={given!r}: clients {named} have this name. Give the number."
+            f"{option}={client!r}: clients {ids} have this name. Give the number."
         )
-    if named or (text.isdigit() and int(text) < len(names)):
-        return named[0] if named else int(text)
+    if ids:
+        return ids[0]
+    if text.isdigit() and int(text) < len(names):
+        return int(text)
     raise ConfigurationError(
-        f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}."
+        f"{option}={client!r}: the run has no such client. It has {listed(names, 10)}."
     )
 
 
-def attribute_of(part: Any, name: str, default: Any = None) -> Any:
+def attribute_of(
+    part: Any,
+    name: str,
+    default: Any = None,
+) -> Any:
     """Return the attribute ``name`` of an object, or ``default`` if it has none."""
-    made = inspect.getattr_static(type(part), name, None)
-    if isinstance(made, property) and made.fget is not None:
-        return made.fget(part)
+    declaration = inspect.getattr_static(type(part), name, None)
+    if isinstance(declaration, property) and declaration.fget is not None:
+        return declaration.fget(part)
     return getattr(part, name, default)
 
 
 def rounded_up(number: float) -> str:
     """Format a positive number with three digits, rounded up, for messages."""
-    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    magnitude = math.floor(math.log10(number))
+    step = 10.0 ** (magnitude - 2)
     rounded = math.ceil(number / step) * step
-    return str(int(f"{rounded:.0f}")) if rounded >= 100 else f"{rounded:.3g}"
+    if rounded >= 100:
+        return str(int(f"{rounded:.0f}"))
+    return f"{rounded:.3g}"
 
 
-def plain_name(name: str, what: str = "name") -> str:
+def plain_name(name: str, kind: str = "name") -> str:
     """Return the name, or raise ConfigurationError unless it is a plain file name."""
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigurationError(
-            f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
+            f"{kind} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
         )
     return name
 
@@ -75,9 +88,10 @@ class ReadOnlyArguments:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._read_only:
-            who, shown = type(self).__name__, reprlib.repr(value)
+            kind = type(self).__name__
+            shown = reprlib.repr(value)
             instead = self._instead.format(f"{name}={shown}")
             raise ConfigurationError(
-                f"{who}.{name} = {shown} comes too late: it is read when a {who} is made. {instead}"
+                f"{kind}.{name} = {shown} comes too late: it is read when a {kind} is made. {instead}"
             )
         super().__setattr__(name, value)

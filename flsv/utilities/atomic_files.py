@@ -15,9 +15,10 @@ from flsv.utilities.errors import ConfigurationError
 
 def check_writable(folder: Path) -> None:
     """Raise an error unless files can be written into a folder. It need not exist yet."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    candidates = (folder, *folder.absolute().parents)
+    existing_folder = next(candidate for candidate in candidates if candidate.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing_folder):
             return
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -63,9 +64,10 @@ def append(path: Path, data: bytes) -> None:
     with path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
+            unwritten = memoryview(data)
+            while unwritten:
+                num_written = file.write(unwritten)
+                unwritten = unwritten[num_written:]
             os.fsync(file.fileno())
         except BaseException as error:
             with suppress(OSError):
@@ -92,11 +94,11 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def _naming(error: BaseException, path: Path) -> BaseException:
-    return (
-        OSError(error.errno, error.strerror or str(error), str(path))
-        if isinstance(error, OSError)
-        else error
-    )
+    """Return an error of the file system with the file's name, and any other error as it is."""
+    if not isinstance(error, OSError):
+        return error
+    reason = error.strerror or str(error)
+    return OSError(error.errno, reason, str(path))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -43,7 +43,9 @@ def drawing(picture: str) -> Iterator[None]:
 def shortened_name(name: object) -> str:
     """Return the name on one line, cut to at most 24 characters."""
     text = " ".join(str(name).split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    if len(text) <= LONGEST:
+        return text
+    return text[: LONGEST - 1] + "…"
 
 
 def label_text(name: object) -> str:
@@ -55,7 +57,9 @@ def label_text(name: object) -> str:
     """
     # matplotlib reads text between dollar signs as a formula, and leaves labels that begin with "_" out of legends.
     text = shortened_name(name).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+    if text.startswith("_"):
+        return f" {text}"
+    return text
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
@@ -65,8 +69,12 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
         ('Boston', 'client 1', 'client 2')
     """
-    name = str(client if names is None else names[client])
-    return f"client {name}" if name.isdigit() else name
+    name = str(client)
+    if names is not None:
+        name = str(names[client])
+    if name.isdigit():
+        return f"client {name}"
+    return name
 
 
 def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:

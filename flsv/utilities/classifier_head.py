@@ -7,26 +7,39 @@ from torch import nn
 from flsv.utilities.errors import ConfigurationError
 
 
-def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """Return the name of a module's classifier head: ``given``, timm's, or the last ``nn.Linear``."""
-    if given is None:
+def head_name(
+    module: nn.Module,
+    requested: str | None = None,
+) -> str | None:
+    """Return the name of a module's classifier head: ``requested``, timm's, or the last linear layer."""
+    if requested is None:
         return _default_head(module)
     layers = dict(module.named_modules())
-    if given not in layers:
-        linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
+    if requested not in layers:
         raise ConfigurationError(
-            f"head={given!r} is not a layer of the module. Its linear layers: {linear}."
+            f"head={requested!r} is not a layer of the module. Its linear layers: {_linear_layers(module)}."
         )
-    return given
+    return requested
 
 
 def _default_head(module: nn.Module) -> str | None:
-    names = {id(layer): name for name, layer in module.named_modules()}
+    names = {}
+    for name, layer in module.named_modules():
+        names[id(layer)] = name
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
-        if callable(get_classifier):
-            head = get_classifier()
-            if isinstance(head, nn.Linear) and id(head) in names:
-                return names[id(head)]
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    return linear[-1] if linear else None
+        if not callable(get_classifier):
+            continue
+        head = get_classifier()
+        if isinstance(head, nn.Linear) and id(head) in names:
+            return names[id(head)]
+
+    linear_layers = _linear_layers(module)
+    if not linear_layers:
+        return None
+    return linear_layers[-1]
+
+
+def _linear_layers(module: nn.Module) -> list[str]:
+    layers = dict(module.named_modules())
+    return [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]

@@ -29,9 +29,16 @@ _FORMULA = re.compile("'*[=+@-]")
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
     """Encode rows as CSV in UTF-8, without formulas that a spreadsheet would run."""
     text = io.StringIO(newline="")
-    lines = ([as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_safe_cell(cell) for cell in row])
     return text.getvalue().encode()
+
+
+def _safe_cell(cell: object) -> object:
+    if isinstance(cell, str):
+        return as_text(cell)
+    return cell
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -42,48 +49,66 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def save_table(path: Path, table: DataFrame) -> None:
     """Write a data frame without its index to a CSV file, and replace an earlier one."""
-    rows = table.itertuples(index=False, name=None)
-    save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
+    rows: list[Sequence[object]] = [list(table)]
+    for row in table.itertuples(index=False, name=None):
+        rows.append([_empty_for_nan(cell) for cell in row])
+    save_csv(path, rows)
+
+
+def _empty_for_nan(cell: object) -> object:
+    is_nan = cell != cell
+    if is_nan:
+        return ""
+    return cell
 
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
     """Return a cell's text on one line. Formulas that a spreadsheet would run get a leading ``'``."""
     text = " ".join(cell.split())
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+    if _FORMULA.match(text) and not _is_number(text):
+        return f"'{text}"
+    return text
 
 
 def read_rows(
-    path: Path, needed: Mapping[str, Cell], skip: int = 0
+    path: Path,
+    needed: Mapping[str, Cell],
+    skip: int = 0,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, {column: value})`` for each row of a CSV file. ``needed`` maps columns to parsers."""
     lines = whole_lines(path)[skip:]
-    head = _cells(path, skip + 1, lines[0]) if lines else []
-    missing = [name for name in needed if name not in head]
-    if missing or len(set(head)) < len(head):
+    columns = []
+    if lines:
+        columns = _cells(path, skip + 1, lines[0])
+    is_complete = set(needed) <= set(columns)
+    if not is_complete or len(set(columns)) < len(columns):
+        columns_shown = ", ".join(map(repr, columns)) or "none"
         raise ConfigurationError(
-            f"{path} has the columns {', '.join(map(repr, head)) or 'none'}: expected {', '.join(needed)}, each once."
+            f"{path} has the columns {columns_shown}: expected {', '.join(needed)}, each once."
         )
-    for place, line in enumerate(lines[1:], skip + 2):
-        cells = _cells(path, place, line)
-        if len(cells) != len(head):
+    for number, line in enumerate(lines[1:], skip + 2):
+        cells = _cells(path, number, line)
+        if len(cells) != len(columns):
             raise ConfigurationError(
-                f"{path}, line {place}: {len(cells)} cells, expected {len(head)}."
+                f"{path}, line {number}: {len(cells)} cells, expected {len(columns)}."
             )
         row = {}
-        for name, cell in zip(head, cells):
+        for name, cell in zip(columns, cells):
+            parse = needed.get(name, str)
             try:
-                row[name] = needed.get(name, str)(cell)
+                row[name] = parse(cell)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{path}, line {place}: {name} is {cell[:60]!r}, expected {error}."
+                    f"{path}, line {number}: {name} is {cell[:60]!r}, expected {error}."
                 ) from None
-        yield place, row
+        yield number, row
 
 
 def parse_int(cell: str) -> int:
     """Parse a non-negative integer."""
-    if not (cell.isascii() and cell.isdigit() and len(cell) < 19):
+    is_number = cell.isascii() and cell.isdigit()
+    if not is_number or len(cell) >= 19:
         raise ValueError("a whole number from 0 on")
     return int(cell)
 
@@ -98,7 +123,9 @@ def parse_float(cell: str) -> float:
 
 def number_or_nan(cell: str) -> float:
     """Parse a number, or NaN from an empty cell or ``nan``."""
-    return NAN if cell in ("", "nan") else parse_float(cell)
+    if cell in ("", "nan"):
+        return NAN
+    return parse_float(cell)
 
 
 def _is_number(cell: str) -> bool:
@@ -109,11 +136,22 @@ def _is_number(cell: str) -> bool:
     return cell.isascii() and "_" not in cell and cell == cell.strip()
 
 
-def _cells(path: Path, place: int, line: str) -> list[str]:
+def _cells(
+    path: Path,
+    number: int,
+    line: str,
+) -> list[str]:
+    """Split a line, whose number is for messages, into cells as they were before :func:`as_text`."""
     try:
         cells = next(csv.reader([line], strict=True))
     except csv.Error as error:
         raise ConfigurationError(
-            f"{path}, line {place}: {error}; expected cells that are parted by commas."
+            f"{path}, line {number}: {error}; expected cells that are parted by commas."
         ) from None
-    return [cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell for cell in cells]
+    return [_original_text(cell) for cell in cells]
+
+
+def _original_text(cell: str) -> str:
+    if cell.startswith("'") and _FORMULA.match(cell):
+        return cell[1:]
+    return cell

@@ -52,16 +52,17 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 def checked(thing: _T) -> _T:
     """Decorate a function or a class to check the arguments of each call by their annotations."""
-    if isinstance(thing, type):
-        # mypy: a class's constructor
-        thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
-        return thing
-    return _checking(thing, ())
+    if not isinstance(thing, type):
+        return _checking(thing, ())
+    rules = vars(thing).get("rules", ())
+    # mypy: a class's constructor
+    thing.__init__ = _checking(thing.__init__, rules)  # type: ignore[misc]
+    return thing
 
 
 def _checking(function: Any, rules: Rules) -> Any:
     signature = inspect.signature(function)
-    of_class = function.__name__ == "__init__"
+    is_constructor = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,9 +70,14 @@ def _checking(function: Any, rules: Rules) -> Any:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return function(*args, **kwargs)  # raises Python's own message on a wrong signature
-        owner = type(args[0]).__name__ if of_class else function.__name__
+        owner = function.__name__
+        if is_constructor:
+            owner = type(args[0]).__name__
         bound.arguments |= check_arguments(owner, function, bound.arguments)
-        args, kwargs = bound.args, bound.kwargs
+        args = bound.args
+        kwargs = bound.kwargs
+
+        # Rules may read arguments that are left out of the call.
         bound.apply_defaults()
         for holds, message in rules:
             if not holds(types.SimpleNamespace(**bound.arguments)):
@@ -95,38 +101,50 @@ class ValidatedArguments:
     def __repr__(self) -> str:
         """Show the arguments that differ from their defaults."""
         signature = inspect.signature(type(self))
-        held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
-        return f"{type(self).__name__}({_shown(signature, held)})"
+        arguments = {}
+        for name in signature.parameters:
+            if hasattr(self, name):
+                arguments[name] = getattr(self, name)
+        return f"{type(self).__name__}({_shown(signature, arguments)})"
 
 
 def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
-    held = {name: default for name, default in _defaults(signature).items() if name in arguments}
-    changed = {
-        name: repr(arguments[name]) for name in held if repr(arguments[name]) != repr(held[name])
-    }
-    return ", ".join(f"{name}={text}" for name, text in changed.items())
+    """Format the arguments that differ from their defaults."""
+    shown = []
+    for name, default in _defaults(signature).items():
+        if name not in arguments:
+            continue
+        text = repr(arguments[name])
+        if text != repr(default):
+            shown.append(f"{name}={text}")
+    return ", ".join(shown)
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
     """Return ``{name: default}`` of the named parameters, without ``self``."""
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [
-        p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"
-    ]
-    return {p.name: p.default for p in parameters}
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    defaults = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in unnamed and name != "self":
+            defaults[name] = parameter.default
+    return defaults
 
 
 def check_arguments(
-    owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]
+    owner: str,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Check arguments by the annotations of ``function``, and return them as plain Python values."""
-    return {
-        name: default
-        if arguments[name] is default
-        else check_argument(owner, name, arguments[name], hint)
-        for name, (hint, default) in checked_parameters(function).items()
-        if name in arguments
-    }
+    checked_arguments = {}
+    for name, (hint, default) in checked_parameters(function).items():
+        if name not in arguments:
+            continue
+        value = arguments[name]
+        if value is not default:
+            value = check_argument(owner, name, value, hint)
+        checked_arguments[name] = value
+    return checked_arguments
 
 
 @functools.cache
@@ -136,20 +154,32 @@ def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, 
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # another package's function, with names that only a type checker knows
         return {}
-    named = _defaults(inspect.signature(function)).items()
-    return {name: (hints[name], default) for name, default in named if _is_checked(hints.get(name))}
+    parameters = {}
+    for name, default in _defaults(inspect.signature(function)).items():
+        if _is_checked(hints.get(name)):
+            parameters[name] = hints[name], default
+    return parameters
 
 
-def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
+def check_argument(
+    owner: str,
+    name: str,
+    value: Any,
+    hint: Any,
+) -> Any:
     """Convert a value to a plain Python value, or raise ConfigurationError if ``hint`` does not allow it."""
     choices = _choices(hint)
     try:
         return _first(choices, value)
     except ValueError:
-        expected = " ".join([f"{' or '.join(words for _, words in choices)}.", *_remarks(hint)])
+        expected = " ".join([f"{_in_words(choices)}.", *_remarks(hint)])
         raise ConfigurationError(
             f"{owner}({name}={reprlib.repr(value)}): expected {expected}"
         ) from None
+
+
+def _in_words(choices: Sequence[_Choice]) -> str:
+    return " or ".join(description for _, description in choices)
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
@@ -161,37 +191,45 @@ def _first(choices: Sequence[_Choice], value: Any) -> Any:
 
 
 def _is_checked(hint: Any) -> bool:
-    if _is_list(hint) or get_origin(hint) in _UNIONS:
+    kind = get_origin(hint)
+    if _is_list(hint) or kind in _UNIONS:
         return any(_is_checked(part) for part in get_args(hint))
-    return hint in (bool, int, float) or get_origin(hint) in (Literal, Annotated)
+    return hint in (bool, int, float) or kind in (Literal, Annotated)
 
 
 def _is_list(hint: Any) -> bool:
     """Return whether an annotation is ``list[int]`` or the like."""
-    return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
+    is_homogeneous_tuple = get_args(hint)[1:] == (Ellipsis,)
+    return is_homogeneous_tuple or get_origin(hint) in (list, Sequence)
 
 
 def _choices(hint: Any) -> list[_Choice]:
     """Return a converter and its description for each kind of values that an annotation allows."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind is Annotated:
-        return [
-            _bounded(choice, [marker for marker in parts[1:] if type(marker) in _BOUNDS])
-            for choice in _choices(parts[0])
-        ]
+        markers = [marker for marker in parts[1:] if type(marker) in _BOUNDS]
+        return [_bounded(choice, markers) for choice in _choices(parts[0])]
     if kind in _UNIONS:
-        return [choice for part in parts for choice in _choices(part)]
+        choices = []
+        for part in parts:
+            choices += _choices(part)
+        return choices
     if kind is Literal:
         return [_one_of(part) for part in parts]
     if _is_list(hint):
-        return [_each(_choices(parts[0]))]
+        return [_list_of(_choices(parts[0]))]
     if kind is Callable:
         return [(_that(callable), "a function")]
     if hint in _PLAIN:
         return [_PLAIN[hint]]
-    if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
-        return [(_that(lambda value: isinstance(value, hint)), f"a {hint.__name__}")]
-    return [(_that(lambda value: not isinstance(value, str | Number | None)), str(hint))]
+
+    is_protocol = getattr(hint, "_is_protocol", False)
+    if isinstance(hint, type) and hint is not Any and not is_protocol:
+        is_instance = _that(lambda value: isinstance(value, hint))
+        return [(is_instance, f"a {hint.__name__}")]
+    is_no_plain_value = _that(lambda value: not isinstance(value, str | Number | None))
+    return [(is_no_plain_value, str(hint))]
 
 
 def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -210,7 +248,8 @@ _int64 = _that(lambda value: abs(value) < 2**63)
 
 def _number(value: Any) -> Any:
     """Return the value, or raise TypeError if it is a bool."""
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+    dtype = str(getattr(value, "dtype", ""))
+    if isinstance(value, bool) or dtype.endswith("bool"):
         raise TypeError
     return value
 
@@ -224,52 +263,78 @@ def _finite(value: Any) -> int | float:
 
 
 _UNIONS = (Union, types.UnionType)
+
+
+def _whole(value: Any) -> int:
+    number = operator.index(_number(value))
+    return _int64(number)
+
+
+_is_bool = _that(lambda value: isinstance(value, bool))
+_is_none = _that(lambda value: value is None)
 _PLAIN: Mapping[Any, _Choice] = {
     float: (_finite, "a finite number"),
-    int: (lambda value: _int64(operator.index(_number(value))), "a whole number"),
-    bool: (_that(lambda value: isinstance(value, bool)), "True or False"),
-    types.NoneType: (_that(lambda value: value is None), "None"),
+    int: (_whole, "a whole number"),
+    bool: (_is_bool, "True or False"),
+    types.NoneType: (_is_none, "None"),
 }
 
 
 def _one_of(option: Any) -> _Choice:
-    words = f'"{option}"' if isinstance(option, str) else repr(option)
-    return _that(lambda value: isinstance(value, type(option)) and value == option), words
+    description = repr(option)
+    if isinstance(option, str):
+        description = f'"{option}"'
+
+    def is_option(value: Any) -> bool:
+        return isinstance(value, type(option)) and value == option
+
+    return _that(is_option), description
 
 
-def _each(choices: Sequence[_Choice]) -> _Choice:
+def _list_of(choices: Sequence[_Choice]) -> _Choice:
     def read(values: Any) -> Any:
-        held = (
-            values.tolist() if hasattr(values, "tolist") else values
-        )  # arrays of NumPy, torch and pandas
-        if isinstance(held, str | bytes):
+        entries = values
+        if hasattr(values, "tolist"):  # arrays of NumPy, torch and pandas
+            entries = values.tolist()
+        if isinstance(entries, str | bytes):
             raise TypeError
-        found = [_first(choices, value) for value in held]
-        return (
-            values
-            if isinstance(values, list | tuple) and all(map(operator.is_, found, values))
-            else found
-        )
+        converted = [_first(choices, entry) for entry in entries]
+        if isinstance(values, list | tuple) and all(map(operator.is_, converted, values)):
+            return values
+        return converted
 
-    return read, f"a list (each: {' or '.join(words for _, words in choices)})"
+    return read, f"a list (each: {_in_words(choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
-    read, words = choice
-    bounds = [
-        (*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0]))
-        for marker in markers
-    ]
-    if len(bounds) == 2:
-        (low, high), (least, most) = markers, (bound for *_, bound in bounds)
-        words += f" in {'[' if isinstance(low, Ge) else '('}{least:g}, {most:g}{']' if isinstance(high, Le) else ')'}"
+    read, description = choice
+    bounds = []
+    words = []
+    for marker in markers:
+        attribute, holds, word = _BOUNDS[type(marker)]
+        bound = getattr(marker, attribute)
+        bounds.append((holds, bound))
+        words.append(f" {word} {bound:g}")
+
+    if len(markers) == 2:
+        low, high = markers
+        (_, lowest), (_, highest) = bounds
+        opening = "[" if isinstance(low, Ge) else "("
+        closing = "]" if isinstance(high, Le) else ")"
+        description += f" in {opening}{lowest:g}, {highest:g}{closing}"
     else:
-        words += "".join(f" {word} {bound:g}" for _, word, bound in bounds)
-    within = _that(lambda value: all(holds(value, bound) for holds, _, bound in bounds))
-    return lambda value: within(read(value)), words
+        description += "".join(words)
+
+    is_within = _that(lambda value: all(holds(value, bound) for holds, bound in bounds))
+    return lambda value: is_within(read(value)), description
 
 
 def _remarks(hint: Any) -> list[str]:
-    own = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str) and each]
-    parts = () if get_origin(hint) is Literal else get_args(hint)
-    return own + [text for part in parts for text in _remarks(part)]
+    """Return the texts in an annotation and in its parts."""
+    metadata = getattr(hint, "__metadata__", ())
+    remarks = [remark for remark in metadata if isinstance(remark, str) and remark]
+    if get_origin(hint) is Literal:
+        return remarks
+    for part in get_args(hint):
+        remarks += _remarks(part)
+    return remarks

@@ -17,9 +17,8 @@ def digest(value: Any) -> bytes:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             total.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
-            total.update(
-                part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            )
+            entries = part.detach().cpu().contiguous()
+            total.update(entries.reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(part, Mapping):
             total.update(f"mapping {len(part)}:".encode())
             for name in sorted(part, key=repr):
@@ -27,8 +26,8 @@ def digest(value: Any) -> bytes:
                 add(part[name])
         elif isinstance(part, list | tuple):
             total.update(f"{type(part).__name__} {len(part)}:".encode())
-            for each in part:
-                add(each)
+            for entry in part:
+                add(entry)
         else:
             text = repr(part).encode()
             total.update(f"{type(part).__name__} {len(text)}:".encode() + text)

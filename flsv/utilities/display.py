@@ -36,10 +36,15 @@ def plain(text: str) -> str:
         >>> plain("``--tests``: see :func:`~flsv.functional.wasserstein`")
         '--tests: see flsv.functional.wasserstein'
     """
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+    without_roles = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    return without_roles.replace("``", "")
 
 
-def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+def html_table(
+    title: str,
+    head: Sequence[object],
+    rows: Sequence[Sequence[object]],
+) -> str:
     """Format a title and a table as HTML, with at most 20 rows.
 
     Example:
@@ -47,9 +52,14 @@ def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[objec
         '<b>a &lt; b</b><table><tr><th>client</th><th>samples</th></tr><tr><td>Boston</td><td>3</td></tr></table>'
     """
 
-    def row(cells: Sequence[object], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+    def row_of(cells: Sequence[object], tag: str) -> str:
+        tagged = [f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells]
+        return f"<tr>{''.join(tagged)}</tr>"
 
-    body = "".join(row(cells, "td") for cells in rows[:MOST])
-    more = f"<p>and {len(rows) - MOST} more</p>" if len(rows) > MOST else ""
-    return f"<b>{html.escape(title)}</b><table>{row(head, 'th')}{body}</table>{more}"
+    table_rows = [row_of(head, "th")]
+    for cells in rows[:MOST]:
+        table_rows.append(row_of(cells, "td"))
+    table = f"<b>{html.escape(title)}</b><table>{''.join(table_rows)}</table>"
+    if len(rows) > MOST:
+        table += f"<p>and {len(rows) - MOST} more</p>"
+    return table

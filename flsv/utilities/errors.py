@@ -34,7 +34,11 @@ class ColumnError(ConfigurationError):
         self.remedy = dict(remedy)
 
 
-def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
+def need_classes(
+    asking: str,
+    missing: str,
+    instead: str,
+) -> ConfigurationError:
     """Return an error that says what needs classes (``asking``), why they are ``missing``, and what else helps."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
@@ -53,15 +57,31 @@ def check_lightning(*things: Any) -> None:
             )
 
 
-def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """Join the first ``most`` values to a text, with "..." if there are more."""
+def listed(
+    values: Iterable[Any],
+    limit: int = 5,
+    show: Callable[[Any], str] = str,
+) -> str:
+    """Join the first ``limit`` values to a text, with "..." if there are more."""
     words = list(map(show, values))
-    return ", ".join(words[:most] + ["..."] * (len(words) > most))
+    if len(words) > limit:
+        words = [*words[:limit], "..."]
+    return ", ".join(words)
 
 
-def in_words(numbers: Sequence[int], most: int = 6) -> str:
+def in_words(numbers: Sequence[int], limit: int = 6) -> str:
     """Join ascending numbers to a text, and shorten consecutive numbers to ``first .. last``."""
-    starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
-    runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
-    words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return listed(words, most)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+
+    words = []
+    for run in runs:
+        if len(run) > 2:
+            words.append(f"{run[0]} .. {run[-1]}")
+        else:
+            words.append(", ".join(map(str, run)))
+    return listed(words, limit)

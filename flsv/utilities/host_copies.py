@@ -11,40 +11,49 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-_KNOWN: Any = WeakIdKeyDictionary()
+#: The numbers of tensors that have been copied, by tensor.
+_NUMBERS: Any = WeakIdKeyDictionary()
 
 
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copy small tensors to the CPU in a single transfer."""
-    known = [tensor.detach() for tensor in tensors]
-    there = [tensor for tensor in known if tensor.device.type != "cpu"]
-    if not there:
-        return known
-    numbers = torch.cat([tensor.flatten().double() for tensor in there]).cpu()
-    parts = iter(numbers.split([tensor.numel() for tensor in there]))
-    return [
-        tensor if tensor.device.type == "cpu" else next(parts).view(tensor.shape).to(tensor.dtype)
-        for tensor in known
-    ]
+    detached = [tensor.detach() for tensor in tensors]
+    on_device = [tensor for tensor in detached if tensor.device.type != "cpu"]
+    if not on_device:
+        return detached
+    numbers = torch.cat([tensor.flatten().double() for tensor in on_device]).cpu()
+    sizes = [tensor.numel() for tensor in on_device]
+    parts = iter(numbers.split(sizes))
+    copies = []
+    for tensor in detached:
+        if tensor.device.type == "cpu":
+            copies.append(tensor)
+        else:
+            copy = next(parts).view(tensor.shape)
+            copies.append(copy.to(tensor.dtype))
+    return copies
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copy small tensors to the CPU, and remember their numbers for :func:`on_host`."""
-    there = list(tensors)
-    here = to_host(there)
-    _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
-    return here
+    originals = list(tensors)
+    copies = to_host(originals)
+    for original, copy in zip(originals, copies):
+        _NUMBERS[original] = copy.tolist()
+    return copies
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
     """Copy numbers to a device, as a tensor ``[k]``, and remember them for :func:`on_host`."""
-    here = torch.tensor(numbers)
-    there = here.to(device)
-    _KNOWN[there] = here.tolist()
-    return there
+    host_tensor = torch.tensor(numbers)
+    device_tensor = host_tensor.to(device)
+    _NUMBERS[device_tensor] = host_tensor.tolist()
+    return device_tensor
 
 
 def on_host(tensor: Tensor) -> list[Any]:
     """Return the numbers in a tensor ``[k]``, without a transfer if they are remembered."""
-    known = _KNOWN.get(tensor)
-    return tensor.tolist() if known is None else list(known)
+    numbers = _NUMBERS.get(tensor)
+    if numbers is None:
+        return tensor.tolist()
+    return list(numbers)

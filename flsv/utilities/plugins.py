@@ -15,7 +15,7 @@ from flsv.utilities.errors import check_lightning
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
     """Return the classes that installed packages register as entry points of ``group``."""
-    found = []
+    classes = []
     for entry in entry_points(group=group):
         try:
             kind = entry.load()
@@ -29,17 +29,19 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
                 stacklevel=2,
             )
         else:
-            found.append(kind)
-    return tuple(found)
+            classes.append(kind)
+    return tuple(classes)
 
 
 def why_no_class(path: str) -> str:
     """Describe the error of importing the class at ``path``. Return "" if its module can be imported."""
-    package, _, name = path.rpartition(".")
+    module_name, _, name = path.rpartition(".")
+    package, _, _ = module_name.partition(".")
+    kind = None
     try:
-        found = find_spec(package.partition(".")[0]) if package else None
-        kind = None if found is None else getattr(import_module(package), name, None)
+        if module_name and find_spec(package) is not None:
+            kind = getattr(import_module(module_name), name, None)
     except Exception as error:  # importing runs the user's code
-        return f" {package} cannot be imported ({type(error).__name__}: {error})."
+        return f" {module_name} cannot be imported ({type(error).__name__}: {error})."
     check_lightning(kind)
     return ""

@@ -31,90 +31,108 @@ class ResultFile:
         key: int = 0,
         anew: bool = False,
     ) -> None:
-        self.path, self._columns = path, columns
-        self._settings = (
-            None if settings is None else {name: str(value) for name, value in settings.items()}
-        )
+        self.path = path
         self.rows: list[dict[str, Any]] = []
+        self._columns = columns
+        self._settings: dict[str, str] | None = None
+        if settings is not None:
+            self._settings = {name: str(value) for name, value in settings.items()}
         #: Whether the file exists and holds :attr:`rows`. If not, the first row creates it.
-        self._begun = False
+        self._is_begun = False
+
         lines = whole_lines(path) if path.is_file() else []
-        heads = 1 if settings is None else 2
         if not lines:
             return
-        differ = self._differences(lines[0])
-        if anew and differ:
+        differences = self._differences(lines[0])
+        if anew and differences:
             return
-        if differ:
+        if differences:
             raise ConfigurationError(
-                f"{path} holds results of other settings: {listed(differ)}. Go on with those, move the file away, or "
-                "name another folder."
+                f"{path} holds results of other settings: {listed(differences)}. Go on with those, move the file away, "
+                "or name another folder."
             )
+        self._read_back(lines, list(columns)[:key])
+
+    def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
+        """Read the rows from a file's lines."""
+        heads = 1 if self._settings is None else 2
         if len(lines) < heads:
             return
-        self.rows = [row for _, row in read_rows(path, columns, skip=heads - 1)]
-        if lines[heads - 1] != (
-            head := csv_text([list(columns)]).decode().strip()
-        ):  # rows to come would not fit
+        self.rows = [row for _, row in read_rows(self.path, self._columns, skip=heads - 1)]
+        columns = lines[heads - 1]
+        expected_columns = csv_text([list(self._columns)]).decode().strip()
+        if columns != expected_columns:  # rows to come would not fit
             raise ConfigurationError(
-                f"{path} has the columns {lines[heads - 1]}: expected {head}. Move the file away, or name another "
-                "folder."
+                f"{self.path} has the columns {columns}: expected {expected_columns}. Move the file away, or name "
+                "another folder."
             )
-        self._begun = True
-        if not path.read_bytes().endswith(b"\n"):
-            self._drop_last(lines, heads, list(columns)[:key])
+        self._is_begun = True
+        if not self.path.read_bytes().endswith(b"\n"):
+            self._drop_last(lines, heads, key)
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append the rows, all or none."""
-        if self._begun:
+        if self._is_begun:
             append(self.path, csv_text(rows))
         else:
             self.replace(rows)
 
     def replace(self, rows: Iterable[Sequence[object]]) -> None:
         """Replace the file's contents with these rows."""
-        first = "" if self._settings is None else f"# {json.dumps(self._settings)}\n"
+        content = csv_text([list(self._columns), *rows])
+        if self._settings is not None:
+            settings = f"# {json.dumps(self._settings)}\n"
+            content = settings.encode() + content
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as file:
-            file.write(first.encode() + csv_text([list(self._columns), *rows]))
-        self._begun = True
+            file.write(content)
+        self._is_begun = True
 
-    def _differences(self, first: str) -> list[str]:
+    def _differences(self, first_line: str) -> list[str]:
         """Describe the settings that differ from those in the file's first line."""
         if self._settings is None:
             return []
         try:
-            before = dict(json.loads(first.removeprefix("# ")))
+            stored_settings = dict(json.loads(first_line.removeprefix("# ")))
         except (ValueError, TypeError, RecursionError):
             return ["its first line does not say of which"]
-        pairs = {
-            name: (self._settings.get(name), before.get(name))
-            for name in {**before, **self._settings}
-        }
-        return [
-            f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then
-        ]
+        differences = []
+        for name in {**stored_settings, **self._settings}:
+            value = self._settings.get(name)
+            stored_value = stored_settings.get(name)
+            if value != stored_value:
+                differences.append(f"{name} is {value} and was {stored_value}")
+        return differences
 
-    def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
+    def _drop_last(
+        self,
+        lines: Sequence[str],
+        heads: int,
+        key: Sequence[str],
+    ) -> None:
         """Drop the last result, which may be incomplete."""
-        last = [self.rows[-1][name] for name in key] if self.rows else []
-        kept = [
-            place
-            for place, row in enumerate(self.rows)
-            if [row[name] for name in key] != last or not key
-        ]
-        self.rows = [self.rows[place] for place in kept]
-        whole_rows = [*lines[:heads], *(lines[heads + place] for place in kept)]
+        last_row = self.rows[-1] if self.rows else {}
+        rows = []
+        whole_lines_of_file = list(lines[:heads])
+        for row, line in zip(self.rows, lines[heads:]):
+            is_of_last_result = all(row[name] == last_row[name] for name in key)
+            if not key or not is_of_last_result:
+                rows.append(row)
+                whole_lines_of_file.append(line)
+        self.rows = rows
         with replacing(self.path) as file:
-            file.write("".join(f"{line}\n" for line in whole_rows).encode())
+            for line in whole_lines_of_file:
+                file.write(f"{line}\n".encode())
 
 
 def read_members(cell: str) -> tuple[int, ...]:
     """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one."""
-    found = () if cell == "-" else tuple(map(parse_int, cell.split("+")))
-    if list(found) != sorted(set(found)):
+    if cell == "-":
+        return ()
+    members = tuple(map(parse_int, cell.split("+")))
+    if list(members) != sorted(set(members)):
         raise ValueError("clients' numbers, ascending, with + between them, or -")
-    return found
+    return members
 
 
 def members_text(coalition: Iterable[int]) -> str:

@@ -18,25 +18,40 @@ from torch import Tensor
 
 def seed_or_default(seed: int | None) -> int:
     """Return ``seed``, or if it is None the seed of Lightning's ``seed_everything``, or 0."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+    if seed is not None:
+        return seed
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
     """Derive a 63-bit seed from a run's seed and the words and numbers in ``path``."""
-    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
+    words = [_word(part) for part in path]
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
-    state = np.random.SeedSequence(
-        [seed_or_default(seed) % 2**64, len(words), *words]
-    ).generate_state(1, np.uint64)[0]
-    return int(state >> np.uint64(1))
+    root_seed = seed_or_default(seed) % 2**64
+    entropy = [root_seed, len(words), *words]
+    sequence = np.random.SeedSequence(entropy)
+    (number,) = sequence.generate_state(1, np.uint64)
+    return int(number >> np.uint64(1))
+
+
+def _word(part: int | str) -> int:
+    if isinstance(part, str):
+        return zlib.crc32(part.encode())
+    return part % 2**32
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
     """Return a new CPU generator, seeded by :func:`derive_seed`."""
-    return torch.Generator().manual_seed(derive_seed(seed, *path))
+    derived = derive_seed(seed, *path)
+    return torch.Generator().manual_seed(derived)
 
 
-def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
+def shuffle_stream(
+    seed: int,
+    round_index: int,
+    client: int,
+    epoch: int,
+) -> torch.Generator:
     """Return a new generator that shuffles a client's samples for one local epoch."""
     return generator_for(seed, "shuffle", round_index, client, epoch)
 
@@ -54,14 +69,19 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
         torch.mps.manual_seed(derived)
 
 
-def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
+def seed_held(
+    generators: Iterable[Any],
+    seed: int,
+    *path: int | str,
+) -> None:
     """Seed each generator by ``seed``, its position, and the numbers in ``path``, such as a worker's."""
-    for place, generator in enumerate(generators):
-        derived = derive_seed(seed, "held generator", place, *path)
+    for position, generator in enumerate(generators):
+        derived = derive_seed(seed, "held generator", position, *path)
         if isinstance(generator, np.random.RandomState):
             generator.seed(derived % 2**32)
         elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = type(generator.bit_generator)(derived).state
+            bit_generator = generator.bit_generator
+            bit_generator.state = type(bit_generator)(derived).state
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(derived)
         else:
@@ -70,8 +90,11 @@ def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
 
 def global_rngs() -> tuple[Any, ...]:
     """Return the states of Python's, NumPy's and torch's global generators."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002
+    cuda_states = None
+    if torch.cuda.is_initialized():
+        cuda_states = torch.cuda.get_rng_state_all()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy_state, torch.get_rng_state(), cuda_states
 
 
 def restore_global_rngs(states: tuple[Any, ...]) -> None:
@@ -86,24 +109,27 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return the states of torch's generators on the CPU and on ``device``."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(
-        device
-    ) if device.type == "cuda" else None
+    cpu_state = torch.get_rng_state()
+    if device.type != "cuda":
+        return cpu_state, None
+    return cpu_state, torch.cuda.get_rng_state(device)
 
 
 def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
     """Set torch's generators to states that :func:`torch_rngs` returned."""
-    torch.set_rng_state(states[0])
-    if states[1] is not None:
-        torch.cuda.set_rng_state(states[1], device)
+    cpu_state = states[0]
+    device_state = states[1]
+    torch.set_rng_state(cpu_state)
+    if device_state is not None:
+        torch.cuda.set_rng_state(device_state, device)
 
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
     """Seed the global generators within this context, and restore their states at its end."""
-    before = global_rngs()
+    states = global_rngs()
     seed_global_rngs(seed, *path)
     try:
         yield
     finally:
-        restore_global_rngs(before)
+        restore_global_rngs(states)

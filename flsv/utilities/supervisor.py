@@ -37,7 +37,8 @@ ANSWER = "FLSV_ANSWER_FD"
 #: Seconds between two looks at the children's states.
 POLL_S = 0.2
 #: A child hangs if it and its children only sleep for so many seconds, or for this share of its time limit.
-HANG_S, HANG_SHARE = 60.0, 0.05
+HANG_S = 60.0
+HANG_SHARE = 0.05
 #: Seconds between two looks at whether a child sleeps.
 LOOK_S = 1.0
 
@@ -72,19 +73,24 @@ def supervise(
         >>> failed
         ChildFailed('ZeroDivisionError: division by zero')
     """
-    waiting, running = iter(tasks), list[_Child]()
-    owner, more = os.getpid(), True
+    waiting = iter(tasks)
+    running = list[_Child]()
+    owner = os.getpid()
+    is_exhausted = False
     with ended_by_sigterm() as check:
         try:
-            while more or running:
+            while running or not is_exhausted:
                 check()
-                while more and len(running) < jobs:
+                while len(running) < jobs and not is_exhausted:
                     item = next(waiting, None)
-                    more = item is not None
-                    if item is not None:
-                        running.append(_Child(*item, limit_s))
+                    if item is None:
+                        is_exhausted = True
+                    else:
+                        name, task = item
+                        running.append(_Child(name, task, limit_s))
                 select.select([child.pipe for child in running], [], [], POLL_S)
-                for child in [each for each in running if each.ended()]:
+                ended_children = [child for child in running if child.ended()]
+                for child in ended_children:
                     running.remove(child)
                     yield child.name, child.answer()
         finally:
@@ -108,7 +114,8 @@ def supervise_fresh(
         with closing(FreshProcess()) as process:
             yield from process.supervise(tasks, jobs, limit_s)
         return
-    yield from supervise(((name, _command(task)) for name, task in tasks), jobs, limit_s)
+    commands = ((name, _command(task)) for name, task in tasks)
+    yield from supervise(commands, jobs, limit_s)
 
 
 class ForksOrFresh:
@@ -125,17 +132,20 @@ class ForksOrFresh:
         jobs: int = 1,
         limit_s: float | None = None,
     ) -> Iterator[tuple[Name, Any]]:
-        given = [*tasks]
-        with closing(supervise(given if self._fork is not False else (), jobs, limit_s)) as answers:
-            for name, found in answers:
+        all_tasks = [*tasks]
+        tasks_to_fork = all_tasks
+        if self._fork is False:
+            tasks_to_fork = []
+        with closing(supervise(tasks_to_fork, jobs, limit_s)) as answers:
+            for name, value in answers:
                 if self._fork is None:
-                    self._fork = not isinstance(found, ChildFailed)
+                    self._fork = not isinstance(value, ChildFailed)
                 if not self._fork:
-                    self._say(f"fresh processes do what a fork of this process could not: {found}")
+                    self._say(f"fresh processes do what a fork of this process could not: {value}")
                     break
-                yield name, found
+                yield name, value
         if not self._fork:
-            yield from supervise_fresh(given, jobs, limit_s)
+            yield from supervise_fresh(all_tasks, jobs, limit_s)
 
 
 class FreshProcess:
@@ -152,27 +162,31 @@ class FreshProcess:
     ) -> Iterator[tuple[Name, Any]]:
         """Run tasks as the function :func:`supervise` does."""
         if self._child is None:
-            self._link, theirs = Pipe()
-            self._child = _Child(None, _command(), None, answer_to=theirs.fileno())
-            theirs.close()
-        left, child = dict(enumerate(tasks)), self._child
+            self._link, link_of_child = Pipe()
+            self._child = _Child(None, _command(), None, answer_to=link_of_child.fileno())
+            link_of_child.close()
+        child = self._child
+        names = {}
+        functions = []
+        for position, (name, task) in enumerate(tasks):
+            names[position] = name
+            functions.append(task)
         try:
-            self._link.send_bytes(
-                cloudpickle.dumps(([task for _, task in left.values()], jobs, limit_s))
-            )
+            self._link.send_bytes(cloudpickle.dumps((functions, jobs, limit_s)))
             with ended_by_sigterm() as check:
-                while left:
+                while names:
                     while not self._link.poll(POLL_S):
                         check()
-                    place, found = pickle.loads(self._link.recv_bytes())
-                    yield left.pop(place)[0], found
+                    position, value = pickle.loads(self._link.recv_bytes())
+                    yield names.pop(position), value
         except (EOFError, OSError):
             while not child.ended():
                 time.sleep(POLL_S)
-            failed = child.answer()
-            yield from [(name, failed) for name, _ in left.values()]
+            failure = child.answer()
+            for name in list(names.values()):
+                yield name, failure
         finally:
-            if left and self._child is child:
+            if names and self._child is child:
                 self.close()
 
     def close(self) -> None:
@@ -189,23 +203,31 @@ def by_workers() -> bool:
 
 
 def supervise_by_joblib(
-    tasks: Iterable[tuple[Name, Callable[[], Any]]], jobs: int = 1, limit_s: float | None = None
+    tasks: Iterable[tuple[Name, Callable[[], Any]]],
+    jobs: int = 1,
+    limit_s: float | None = None,
 ) -> Iterator[tuple[Name, Any]]:
     """Run tasks in fresh processes on the workers of ``joblib.parallel_config``. ``jobs`` is ignored."""
-    here = sys.path, os.getcwd()
-    calls = (joblib.delayed(_at_worker)(name, task, limit_s, *here) for name, task in tasks)
+    path = sys.path
+    folder = os.getcwd()
+    calls = (joblib.delayed(_at_worker)(name, task, limit_s, path, folder) for name, task in tasks)
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
 
 
 def _at_worker(
-    name: Name, task: Callable[[], Any], limit_s: float | None, path: list[str], folder: str
+    name: Name,
+    task: Callable[[], Any],
+    limit_s: float | None,
+    path: list[str],
+    folder: str,
 ) -> Any:
     # What others run in this worker keeps its path and folder.
-    (found,) = supervise([(name, _command(partial(_there, folder, task), path))], 1, limit_s)
-    return found
+    command = _command(partial(_run_in, folder, task), path)
+    (answer_with_name,) = supervise([(name, command)], 1, limit_s)
+    return answer_with_name
 
 
-def _there(folder: str, task: Callable[[], Any]) -> Any:
+def _run_in(folder: str, task: Callable[[], Any]) -> Any:
     os.chdir(folder)
     return task()
 
@@ -220,21 +242,25 @@ def _command(
 ) -> tuple[Sequence[str], bytes]:
     """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
-    given = b"" if task is None else cloudpickle.dumps(task)
-    return [sys.executable, "-c", _FRESH.format([*(imports or sys.path)])], given
+    program = _FRESH.format([*(imports or sys.path)])
+    task_bytes = b""
+    if task is not None:
+        task_bytes = cloudpickle.dumps(task)
+    return [sys.executable, "-c", program], task_bytes
 
 
 def run_fresh() -> None:
     """Run the task in this process's input, or fork for each task that the supervisor sends."""
     number = int(os.environ[ANSWER])
-    if given := sys.stdin.buffer.read():
-        _work(pickle.loads(given), number)
+    task_bytes = sys.stdin.buffer.read()
+    if task_bytes:
+        _work(pickle.loads(task_bytes), number)
     link = Connection(number)
     with suppress(EOFError):
         while True:
-            tasks, *options = pickle.loads(link.recv_bytes())
-            for found in supervise(enumerate(tasks), *options):
-                link.send_bytes(pickle.dumps(found))
+            functions, jobs, limit_s = pickle.loads(link.recv_bytes())
+            for answer_with_position in supervise(enumerate(functions), jobs, limit_s):
+                link.send_bytes(pickle.dumps(answer_with_position))
 
 
 def answer(value: Any) -> NoReturn:
@@ -256,10 +282,11 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
-        stopped.append(
-            SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt()
-        )
-        raise stopped[-1]
+        error: BaseException = KeyboardInterrupt()
+        if number == signal.SIGTERM:
+            error = SystemExit(128 + number)
+        stopped.append(error)
+        raise error
 
     def check() -> None:
         if stopped:
@@ -271,18 +298,22 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    owner, before, usual = (
-        os.getpid(),
-        {number: signal.signal(number, stop) for number in numbers},
-        sys.unraisablehook,
-    )
-    sys.unraisablehook = lambda lost: None if lost.exc_value in stopped else usual(lost)
+
+    owner = os.getpid()
+    handlers = {number: signal.signal(number, stop) for number in numbers}
+    original_hook = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_value not in stopped:
+            original_hook(unraisable)
+
+    sys.unraisablehook = hook
     try:
         yield check
     finally:
-        sys.unraisablehook = usual
+        sys.unraisablehook = original_hook
         if os.getpid() == owner:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
@@ -290,48 +321,78 @@ class _Child:
     """Handle of a child process that runs one task."""
 
     def __init__(
-        self, name: Any, task: Task, limit_s: float | None, answer_to: int | None = None
+        self,
+        name: Any,
+        task: Task,
+        limit_s: float | None,
+        answer_to: int | None = None,
     ) -> None:
-        self.name, self._limit_s = name, limit_s
-        self._until = None if limit_s is None else time.monotonic() + limit_s
-        self._hang_s = max(LOOK_S, min(HANG_S, HANG_SHARE * (limit_s or float("inf"))))
-        self._seen, self._looked, self._slept = None, 0.0, 0.0  # type: object, float, float
+        self.name = name
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._hang_s = HANG_S
+        if limit_s is not None:
+            self._until = time.monotonic() + limit_s
+        if limit_s:
+            self._hang_s = min(HANG_S, HANG_SHARE * limit_s)
+        self._hang_s = max(LOOK_S, self._hang_s)
+
+        self._state_of_sleep: object = None
+        self._last_look = 0.0
+        self._slept = 0.0
         self._data = bytearray()
-        self._late, self._status = "", None  # type: str, int | None
-        self.pipe, write = os.pipe()
-        os.set_blocking(self.pipe, False)
+        self._reason_of_kill = ""
+        self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
+
+        self.pipe, write = os.pipe()
+        os.set_blocking(self.pipe, False)
         if callable(task):
             self._pid = quiet_fork()
             if not self._pid:
                 _work(task, write)  # only a task that goes on returns, by an exception
         else:
-            self._output, parent = TemporaryFile(), os.getpid()  # noqa: SIM115 - closed in `answer`
-            with TemporaryFile() as given:
-                given.write(task[1])
-                given.seek(0)
-                self._process = subprocess.Popen(
-                    task[0],
-                    stdin=given,
-                    stdout=self._output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, ANSWER: str(write if answer_to is None else answer_to)},
-                    pass_fds=[write, *([] if answer_to is None else [answer_to])],
-                    preexec_fn=lambda: as_a_child(parent),
-                )
+            command, task_bytes = task
+            self._process = self._start(command, task_bytes, write, answer_to)
             self._pid = self._process.pid
         os.close(write)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        task_bytes: bytes,
+        write: int,
+        answer_to: int | None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a fresh process, which answers to the pipe ``answer_to``, or else to ``write``."""
+        self._output = TemporaryFile()  # noqa: SIM115 - closed in `answer`
+        parent = os.getpid()
+        pipes = [write]
+        if answer_to is not None:
+            pipes.append(answer_to)
+        with TemporaryFile() as task_file:
+            task_file.write(task_bytes)
+            task_file.seek(0)
+            return subprocess.Popen(
+                command,
+                stdin=task_file,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, ANSWER: str(pipes[-1])},
+                pass_fds=pipes,
+                preexec_fn=lambda: as_a_child(parent),
+            )
 
     def ended(self) -> bool:
         """Read the child's output, end it if it takes too long, and return whether it has ended."""
         self._read()
         if self._poll() is None:
             if self._until is not None and time.monotonic() > self._until:
-                self._late = f"it took longer than {self._limit_s:.0f} s"
+                self._reason_of_kill = f"it took longer than {self._limit_s:.0f} s"
             elif self._hangs():
-                self._late = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
-            if self._late:
+                self._reason_of_kill = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
+            if self._reason_of_kill:
                 self.kill()
         if self._poll() is None:
             return False
@@ -342,25 +403,33 @@ class _Child:
     def _hangs(self) -> bool:
         """Return whether the child and its descendants have used no processor for too long."""
         now = time.monotonic()
-        if now - self._looked >= LOOK_S:
-            seen, passed = (
-                asleep(self._pid),
-                min(now - self._looked, 2 * LOOK_S),
-            )  # more if all processes were halted
-            self._slept = self._slept + passed if seen is not None and seen == self._seen else 0.0
-            self._seen, self._looked = seen, now
+        since_last_look = now - self._last_look
+        if since_last_look >= LOOK_S:
+            state_of_sleep = asleep(self._pid)
+            if state_of_sleep is not None and state_of_sleep == self._state_of_sleep:
+                # Longer only if all processes were halted.
+                self._slept += min(since_last_look, 2 * LOOK_S)
+            else:
+                self._slept = 0.0
+            self._state_of_sleep = state_of_sleep
+            self._last_look = now
         return self._slept > self._hang_s
 
     def answer(self) -> Any:
         """Return the ended child's answer, or a ChildFailed error."""
         os.close(self.pipe)
+        answer_bytes = bytes(self._data)
+        if self._reason_of_kill:
+            answer_bytes = b""
         try:
-            fine, value = pickle.loads(b"" if self._late else bytes(self._data))
-            return value if fine else ChildFailed(value)
+            is_answer, value = pickle.loads(answer_bytes)
+            if is_answer:
+                return value
+            return ChildFailed(value)
         except Exception:  # nothing, or a part of an answer
-            failed = ChildFailed(self._late or self._last_words())
-            failed.killed = (self._status or 0) < 0
-            return failed
+            failure = ChildFailed(self._reason_of_kill or self._last_words())
+            failure.killed = (self._status or 0) < 0
+            return failure
         finally:
             if self._output is not None:
                 self._output.close()
@@ -399,15 +468,17 @@ class _Child:
     def _last_words(self) -> str:
         """Describe how the child ended."""
         status = self._status or 0
-        said = ""
+        last_line = ""
         if self._output is not None:
             size = self._output.seek(0, os.SEEK_END)
             self._output.seek(max(0, size - 4096))
-            lines = self._output.read().decode(errors="replace").strip().splitlines()
-            said = f": {lines[-1].strip()}" if lines else ""
+            text = self._output.read().decode(errors="replace")
+            lines = text.strip().splitlines()
+            if lines:
+                last_line = f": {lines[-1].strip()}"
         if status < 0:
-            return f"signal {signal.Signals(-status).name} ended its process{said}"
-        return f"its process ended with status {status} and no answer{said}"
+            return f"signal {signal.Signals(-status).name} ended its process{last_line}"
+        return f"its process ended with status {status} and no answer{last_line}"
 
 
 def _work(task: Callable[[], Any], write: int) -> None:

@@ -79,8 +79,8 @@ def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
     ``squared`` distances."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
-    cost = squared.detach().cpu()
-    cost = cost.double().numpy()
+    host_squares = squared.detach().cpu()
+    cost = host_squares.double().numpy()
     if p != 2:
         cost = cost ** (p / 2)
     count, count2 = cost.shape
