@@ -8,8 +8,8 @@ Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
 its values that each client lacks. Notes tell of problems, such as a rare class.
 With --out, the folder gets the same tables as samples.csv and columns.csv, and
-summary.csv: pandas' description of each column at each client. Nothing is
-trained, and other sections of the file are ignored.
+summary.csv: pandas' description of each column at each client. Every image file
+is opened. Nothing is trained, and other sections of the file are ignored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import pandas as pd
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
+from flsv.data.sources.named import unreadable_images
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.errors import listed
+from flsv.utilities.errors import ConfigurationError, listed
 
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
 RARE = 0.2
@@ -140,6 +141,15 @@ def show(data: FederatedDataModule) -> None:
         print(note)
 
 
+def check_images(data: FederatedDataModule) -> None:
+    """Raise ConfigurationError if image files cannot be read, which would end a fit in its first round."""
+    validation_loader = data.val_dataloader()
+    validation_set = getattr(validation_loader, "dataset", None)
+    errors = unreadable_images(data._data.train, validation_set, data.test_set)
+    if errors:
+        raise ConfigurationError(f"{len(errors)} files: {listed(errors, 4)}")
+
+
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
     return frame.assign(
         **{name: frame[name].map("{:.1%}".format).str.replace("%", " %") for name in columns}
@@ -160,6 +170,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         check_writable(out)
     data.prepare_data()
     data.setup("fit")
+    check_images(data)
     if not quiet:
         show(data)
     if out is not None:

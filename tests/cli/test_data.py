@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from flsv.cli import main
 from flsv.cli.data import notes
-from flsv.data import FederatedDataModule
+from flsv.data import FederatedDataModule, Files
 from helpers import pages
 from helpers.runs import write_table
 
@@ -117,3 +119,49 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
         in said
     )
     assert "encoder.py" not in done.stderr
+
+
+def write_images(folder, number):
+    """Images of which flsv reads some when it sets up the data, from the first to the last."""
+    folder.mkdir(parents=True)
+    for index in range(number):
+        pixels = np.full((4, 4, 3), index, np.uint8)
+        image = Image.fromarray(pixels)
+        image.save(folder / f"{index:03}.png")
+
+
+DAMAGES = {
+    "truncated": lambda content: content[:50],
+    "empty": lambda content: b"",
+    "text": lambda content: b"not an image",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("is_by_client", [False, True])
+def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, capsys):
+    root = tmp_path / "scans"
+    clients = ("Boston", "Lyon") if is_by_client else (".",)
+    for client in clients:
+        write_images(root / client / "ill", 40)
+        write_images(root / client / "well", 40)
+    arguments = ["data", f"--data.source={root}", "--data.files.image_size=4"]
+    assert main(arguments) == 0
+
+    path = root / clients[-1] / "well/001.png"
+    damaged_content = DAMAGES[damage](path.read_bytes())
+    path.write_bytes(damaged_content)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "well/001.png cannot be read as an image" in error
+    assert "Repair or remove it" in error
+
+
+def test_folder_without_images_is_named(tmp_path):
+    write_images(tmp_path / "ill", 40)
+    write_images(tmp_path / "well", 40)
+    (tmp_path / "notes").mkdir()
+    data = FederatedDataModule(str(tmp_path), files=Files(image_size=4))
+    with pytest.warns(UserWarning, match="folders without images: 'notes'"):
+        data.setup("fit")
+    assert data.num_classes == 3

@@ -7,15 +7,17 @@ arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
@@ -229,6 +231,7 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
     """Open a folder of images by split and class, or by class. Images are decoded when read."""
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
+        warn_of_empty_classes(path, whole)
         return SourceData(whole, class_names=tuple(whole.classes))
     splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
     sets: dict[str, Any] = {
@@ -242,6 +245,20 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
                 f"{path}: {split} has the classes {images.classes}, train has {classes}."
             )
     return SourceData(**sets, class_names=tuple(classes))
+
+
+def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
+    """Warn if a folder of all images has classes without images."""
+    numbers_with_images = set(images.targets)
+    empty_classes = []
+    for number, name in enumerate(images.classes):
+        if number not in numbers_with_images:
+            empty_classes.append(name)
+    if empty_classes:
+        rank_zero_warn(
+            f"{path} has folders without images: {listed(empty_classes, show=repr)}. Each is a class of the model "
+            "without samples. Remove folders that are no classes."
+        )
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
@@ -271,6 +288,32 @@ def read_image(path: str) -> Image.Image:
         raise ConfigurationError(
             f"{path} cannot be read as an image: {error}. Repair or remove it."
         ) from error
+
+
+def unreadable_images(*datasets: Any) -> list[str]:
+    """Return an error's text for each image file that cannot be read in folders that :func:`image_folder` opened."""
+    paths = []
+    pending = list(datasets)
+    while pending:
+        dataset = pending.pop()
+        if getattr(dataset, "loader", None) is read_image:
+            paths += [path for path, _ in dataset.samples]
+        elif isinstance(dataset, ConcatDataset):
+            pending += dataset.datasets
+        elif isinstance(dataset, Subset):
+            pending.append(dataset.dataset)
+
+    with ThreadPoolExecutor() as threads:  # decoders run without Python's lock
+        errors = threads.map(_error_of_image, sorted(set(paths)))
+        return [error for error in errors if error]
+
+
+def _error_of_image(path: str) -> str:
+    try:
+        read_image(path)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def has_class_folders(path: Path) -> bool:

@@ -47,6 +47,7 @@ from flsv.data.sources.named import (
     image_folder,
     known_as,
     load_image_data,
+    warn_of_empty_classes,
 )
 from flsv.data.sources.table import (
     Table,
@@ -86,28 +87,31 @@ def read_part(
         raise ConfigurationError(f"{what}: {error}") from error
 
 
-def _read_path(given: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
+def _read_path(source: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
     """Read a table file or a folder of images by class.
 
     With ``whole``, the path may also be a data set's name.
     """
     files = reading.files
-    place = None if whole and known_as(given) else find_place(given, files.root)
-    if place is not None and place.is_dir() and not whole:  # one file in a client's folder
+    path = None if whole and known_as(source) else find_place(source, files.root)
+    if path is not None and path.is_dir() and not whole:  # one file in a client's folder
         tables = [
-            entry for entry in place.iterdir() if entry.name[0] != "." and is_table_file(entry)
+            entry for entry in path.iterdir() if entry.name[0] != "." and is_table_file(entry)
         ]
-        place = tables[0] if len(tables) == 1 else place
-    if place is not None and is_table_file(place):
-        return read_table_file(place, reading.columns.encoding)
-    if place is not None and place.is_dir() and has_class_folders(place):
-        return image_folder(place, files.image_size)
+        path = tables[0] if len(tables) == 1 else path
+    if path is not None and is_table_file(path):
+        return read_table_file(path, reading.columns.encoding)
+    if path is not None and path.is_dir() and has_class_folders(path):
+        images = image_folder(path, files.image_size)
+        if whole:
+            warn_of_empty_classes(path, images)
+        return images
     if not whole:
-        looked = looked_at(str(given), files.root)
+        looked = looked_at(str(source), files.root)
         raise ConfigurationError(
-            f"{str(given)!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}."
+            f"{str(source)!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}."
         )
-    data = load_image_data(str(given), files.root, files.download, files.image_size)
+    data = load_image_data(str(source), files.root, files.download, files.image_size)
     for part in (data.train, data.val, data.test):
         # The user's own validation and test data must have the same numbers of classes.
         if type(part) is TensorDataset:
