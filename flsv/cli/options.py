@@ -139,11 +139,33 @@ PACKAGES = (
 
 
 def import_parts() -> None:
-    """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone."""
+    """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone.
+
+    What a copy of flsv has been left without is not offered.
+    """
     for package in PACKAGES:
+        for name in _names_in(package):
+            try:
+                getattr(sys.modules[package], name)
+            except ModuleNotFoundError as error:
+                _raise_unless_of_flsv(error)
+
+
+def _names_in(package: str) -> Sequence[str]:
+    """Import a package, and return its public names."""
+    try:
         module = import_module(package)
-        for name in getattr(module, "__all__", ()):
-            getattr(module, name)
+    except ModuleNotFoundError as error:
+        _raise_unless_of_flsv(error)
+        return ()
+    return getattr(module, "__all__", ())
+
+
+def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
+    """Raise the error of a missing module, unless it is one of flsv's own."""
+    module = error.name or ""
+    if not module.startswith("flsv."):
+        raise error
 
 
 #: Arguments of all parsers that are made here by jsonargparse.

@@ -1,0 +1,133 @@
+"""Runs without parts of flsv, each in a fork of this process: ``python leaves.py FOLDER``.
+
+Each line that it prints is the name of what was left out, and the fork's exit status.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+#: What a run by ``flsv fit`` can be without.
+LEAVES = (
+    "flsv.attacks",
+    "flsv.benchmark",
+    "flsv.engines.flower",
+    "flsv.engines.remote",
+    "flsv.engines.vmap",
+    "flsv.outside",
+    "flsv.report",
+    "flsv.retraining",
+    "flsv.testing",
+    "flsv.valuation",
+)
+#: What a run in Python can be without, besides.
+LEAVES_OF_PYTHON = ("flsv.cli", "flsv.engines.ranks", "flsv.models")
+
+
+class Refusal:
+    """A finder that finds no module of the given packages, as if they were not there."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        for package in self.packages:
+            if name == package or name.startswith(f"{package}."):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+class Linear(L.LightningModule):
+    """A module that knows nothing of flsv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs)
+
+    def training_step(
+        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+    ) -> torch.Tensor:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(self(inputs), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit_in_python(folder: Path) -> None:
+    """Train a federation of a module and tensors of one's own, with values of a coalition game."""
+    from flsv import FederatedDataModule, FederatedLoop
+    from flsv.aggregation import FedAvg
+    from flsv.metrics import CumulativeShapley
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 4, generator=generator)
+    labels = inputs[:, :3].argmax(dim=1)
+    clients = {}
+    for number, rows in enumerate(torch.arange(60).split(20)):
+        clients[f"client {number}"] = TensorDataset(inputs[rows], labels[rows])
+    data = FederatedDataModule(clients=clients, val=TensorDataset(inputs, labels), batch_size=10)
+    loop = FederatedLoop(aggregator=FedAvg(), metrics={"shapley": CumulativeShapley()}, seed=0)
+    trainer = L.Trainer(
+        max_epochs=2,
+        callbacks=[loop],
+        accelerator="cpu",
+        default_root_dir=folder,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Linear(), data)
+    assert torch.isfinite(torch.as_tensor(loop.contributions["shapley"])).all()
+
+
+def fit_by_command(folder: Path) -> None:
+    """Train the digits by FedAvg for a round."""
+    from flsv.cli.entry import main
+
+    options = {
+        "trainer.max_epochs": 1,
+        "trainer.limit_train_batches": 2,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_progress_bar": "false",
+        "trainer.default_root_dir": folder,
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    assert main(["fit", "--config=digits", "--config=fedavg", *words]) == 0
+
+
+def run_without(packages: Sequence[str], run: Callable[[Path], None], folder: Path) -> None:
+    """Print how a run ends without these packages."""
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        sys.meta_path.insert(0, Refusal(packages))
+        status = 1
+        try:
+            run(folder)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    print(" ".join(packages), os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main_folder = Path(sys.argv[1])
+    for number, leaf in enumerate(LEAVES):
+        run_without([leaf], fit_by_command, main_folder / f"command_{number}")
+    for number, leaf in enumerate(LEAVES_OF_PYTHON):
+        run_without([leaf], fit_in_python, main_folder / f"python_{number}")
+    run_without([*LEAVES, *LEAVES_OF_PYTHON], fit_in_python, main_folder / "python_all")

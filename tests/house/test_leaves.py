@@ -1,0 +1,34 @@
+"""The core works without its leaves: each of them can be taken away."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flsv
+
+SCRIPT = Path(__file__).with_name("leaves.py")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not here")
+def test_federations_train_without_any_leaf(tmp_path: Path) -> None:
+    root = Path(flsv.__file__).parents[1]
+    finished = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+
+    statuses = {}
+    for line in finished.stdout.splitlines():
+        if line.startswith("flsv."):
+            packages, _, status = line.rpartition(" ")
+            statuses[packages] = status
+
+    assert len(statuses) == 14, finished.stderr[-3000:]
+    assert set(statuses.values()) == {"0"}, f"{statuses} {finished.stderr[-3000:]}"
