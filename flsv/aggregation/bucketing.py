@@ -5,6 +5,7 @@ Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -68,32 +69,39 @@ class Bucketing(Aggregator):
         self.aggregator.resume(self._of_buckets(federation))
 
     def _of_buckets(self, federation: FederationInfo) -> FederationInfo:
-        return replace(federation, num_clients=-(-federation.num_clients // self.size))
+        num_buckets = math.ceil(federation.num_clients / self.size)
+        return replace(federation, num_clients=num_buckets)
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        return self.aggregate(round, contributions)[1]
+        _, weights = self.aggregate(round, contributions)
+        return weights
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         device = round.client_vectors.device
-        order = torch.randperm(len(round), generator=round.generator("buckets")).to(device)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(round), device=device) // self.size
-        members = torch.bincount(place)
-        means = round.client_vectors.new_zeros(len(members), round.client_vectors.shape[1])
-        means.index_add_(0, place, round.client_vectors / members[place, None])
+        num_clients = len(round)
+        order = torch.randperm(num_clients, generator=round.generator("buckets")).to(device)
+        bucket_of_client = torch.empty_like(order)
+        bucket_of_client[order] = torch.arange(num_clients, device=device) // self.size
+        sizes = torch.bincount(bucket_of_client)
+        num_buckets = len(sizes)
+
+        shares = round.client_vectors / sizes[bucket_of_client, None]
+        means = shares.new_zeros(num_buckets, shares.shape[1])
+        means.index_add_(0, bucket_of_client, shares)
+        num_samples = torch.zeros_like(sizes)
+        num_samples.index_add_(0, bucket_of_client, round.num_samples.to(sizes))
         buckets = Round(
             round_index=round.round_index,
-            client_ids=torch.arange(len(members), device=device),
-            num_samples=torch.zeros_like(members).index_add_(
-                0, place, round.num_samples.to(members)
-            ),
+            client_ids=torch.arange(num_buckets, device=device),
+            num_samples=num_samples,
             global_vector=round.global_vector,
             client_vectors=means,
             space=round.space,
             seed=round.seed,
         )
         vector, weights = self.aggregator.aggregate(buckets, {})
-        return vector, (weights / members)[place]
+        weights_of_members = weights / sizes
+        return vector, weights_of_members[bucket_of_client]
 
     def end_round(self, round: Round) -> None:
         self.aggregator.end_round(round)

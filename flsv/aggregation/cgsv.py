@@ -44,22 +44,31 @@ class CGSV(Aggregator):
     metric_shape = ("n",)
 
     def __init__(
-        self, metric: str = "cgsv", scale: Positive = 1.0, *, server_lr: Positive = 1.0
+        self,
+        metric: str = "cgsv",
+        scale: Positive = 1.0,
+        *,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
         self.scale = scale
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        before = cohort_reputation(
-            contributions.get(self.metric), round.client_ids, round.num_samples
+        reputation = cohort_reputation(
+            reputation=contributions.get(self.metric),
+            client_ids=round.client_ids,
+            num_samples=round.num_samples,
         )
-        return before / before.sum()
+        return reputation / reputation.sum()
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
-        cut = round.space.num_parameters
         vector = round.combine(weights)  # for the buffers
-        factors = self.scale * weights.double() / (round.matrix.norms(cut) + EPSILON)
-        vector[:cut] = round.global_vector[:cut] + round.matrix.combine(factors, cut)
+        cut = round.space.num_parameters
+        lengths = round.matrix.norms(cut) + EPSILON
+        scaled_weights = self.scale * weights.double()
+        step = round.matrix.combine(scaled_weights / lengths, cut)
+        parameters = round.global_vector[:cut]
+        vector[:cut] = parameters + step
         return vector, weights

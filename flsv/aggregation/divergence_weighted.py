@@ -52,7 +52,8 @@ class DivergenceWeighted(Aggregator):
         self.normalize_divergence = normalize_divergence
 
     def report(self, local: LocalData) -> dict[str, float]:
-        return {"label_divergence": float(label_divergence(local.class_counts))}
+        divergence = label_divergence(local.class_counts)
+        return {"label_divergence": float(divergence)}
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         if "label_divergence" not in round.reports:

@@ -42,8 +42,8 @@ class FedCE(Aggregator):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions.get(self.metric)
         if values is None:
-            return torch.full(
-                (len(round),), 1 / len(round), dtype=torch.float64, device=round.client_ids.device
-            )
-        cohort = nan_to_mean(values)[round.client_ids].double()
-        return cohort / cohort.sum()
+            ones = torch.ones_like(round.client_ids, dtype=torch.float64)
+            return ones / len(round)
+        cohort_values = nan_to_mean(values)[round.client_ids]
+        cohort_values = cohort_values.double()
+        return cohort_values / cohort_values.sum()

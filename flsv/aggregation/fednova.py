@@ -12,6 +12,9 @@ Differences from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -54,13 +57,11 @@ class FedNova(Aggregator):
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
-        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
-        sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
-        if (
-            not sgd
-            or any(g["nesterov"] or g["dampening"] for g in groups)
-            or len({g["momentum"] for g in groups}) > 1
-        ):
+        kinds = [type(optimizer) for optimizer in federation.optimizers]
+        groups = []
+        for optimizer in federation.optimizers:
+            groups += optimizer.param_groups
+        if kinds != [torch.optim.SGD] or not _is_plain(groups):
             raise ConfigurationError(
                 f"{self!r} must know what a local step adds to an update: it needs one torch.optim.SGD, momentum "
                 f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."
@@ -75,14 +76,22 @@ class FedNova(Aggregator):
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         assert round.num_steps is not None
-        share = round.num_samples.double() / round.num_samples.sum()
+        shares = round.num_samples.double() / round.num_samples.sum()
         norms = step_norm(round.num_steps, self.momentum)
-        return (
-            (share * norms).sum() * share / norms.clamp_min(1)
-        )  # without a step there is no update to weigh
+        mean_norm = (shares * norms).sum()
+        divisors = norms.clamp_min(1)  # without a step there is no update to weigh
+        return mean_norm * shares / divisors
+
+
+def _is_plain(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether groups of SGD have one momentum, without nesterov and dampening."""
+    momenta = {group["momentum"] for group in groups}
+    is_changed = any(group["nesterov"] or group["dampening"] for group in groups)
+    return len(momenta) <= 1 and not is_changed
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
     """Compute the effective number of local steps |a_i| of each client, float64 ``[k]``."""
     steps = num_steps.double()
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    geometric_sum = (1 - momentum**steps) / (1 - momentum)
+    return (steps - momentum * geometric_sum) / (1 - momentum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -65,21 +65,22 @@ class ServerOptimizer(FedAvg):
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
-        vector, cut = (
-            round.combine(weights),
-            round.space.num_parameters,
-        )  # its buffers are the next model's
+        vector = round.combine(weights)  # its buffers are the next model's
+        cut = round.space.num_parameters
         # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
         # FedAvg.
-        moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
-        point = torch.nn.Parameter(
-            vector[:cut].copy_(round.global_vector[:cut])
-        )  # the step is taken in place
+        starts = [round.global_vector] * len(round)
+        moves = ClientMatrix(round.client_vectors, starts)
+
+        # The step is taken in place.
+        parameters = vector[:cut].copy_(round.global_vector[:cut])
+        point = torch.nn.Parameter(parameters)
         point.grad = moves.combine(weights, cut).neg_()
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.
-        optimizer.load_state_dict({"state": deepcopy(self._moments), "param_groups": groups})
+        moments = deepcopy(self._moments)
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
         optimizer.step()
         self._next = optimizer.state_dict()["state"]
         return vector, weights
@@ -90,9 +91,10 @@ class ServerOptimizer(FedAvg):
     def __repr__(self) -> str:
         if type(self) is not ServerOptimizer:
             return super().__repr__()
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self._defaults.items())
-        name = type(self.optimizer([torch.zeros(1)])).__name__
-        return f"ServerOptimizer({name}({arguments}), weighting={self.weighting!r})"
+        arguments = [f"{name}={value!r}" for name, value in self._defaults.items()]
+        kind = type(self.optimizer([torch.zeros(1)]))
+        optimizer = f"{kind.__name__}({', '.join(arguments)})"
+        return f"ServerOptimizer({optimizer}, weighting={self.weighting!r})"
 
 
 class FedAvgM(ServerOptimizer):
@@ -196,33 +198,45 @@ class AdaptiveServer(Optimizer):
         tau: float = 1e-3,
         rule: Literal["adam", "yogi"] = "adam",
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule}
-        )
+        defaults = {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "tau": tau,
+            "rule": rule,
+        }
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take the server's step of one round, along the gradients of the parameters."""
         for group in self.param_groups:
-            for x in group["params"]:
-                if x.grad is None:
-                    continue
-                state = self.state[x]
-                if not state:
-                    state["m"], state["v"] = (
-                        torch.zeros_like(x),
-                        torch.full_like(x, group["tau"] ** 2),
-                    )
-                # In pieces, so that intermediate results do not need the memory of a model.
-                pieces = (
-                    torch.atleast_1d(each).split(PIECE)
-                    for each in (x, x.grad, state["m"], state["v"])
-                )
-                for point, gradient, m, v in zip(*pieces):
-                    square = gradient.square()
-                    m.lerp_(-gradient, 1 - group["beta1"])
-                    if group["rule"] == "adam":
-                        v.lerp_(square, 1 - group["beta2"])
-                    else:
-                        v.addcmul_(square, (v - square).sign_(), value=group["beta2"] - 1)
-                    point.addcdiv_(m, v.sqrt().add_(group["tau"]), value=group["lr"])
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+
+    def _move(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        group: Mapping[str, Any],
+    ) -> None:
+        """Move a parameter in place."""
+        state = self.state[parameter]
+        if not state:
+            state["m"] = torch.zeros_like(parameter)
+            state["v"] = torch.full_like(parameter, group["tau"] ** 2)
+
+        # In pieces, so that intermediate results do not need the memory of a model.
+        tensors = (parameter, gradient, state["m"], state["v"])
+        pieces = [torch.atleast_1d(tensor).split(PIECE) for tensor in tensors]
+        for point, slope, m, v in zip(*pieces):
+            square = slope.square()
+            m.lerp_(-slope, 1 - group["beta1"])
+            if group["rule"] == "adam":
+                v.lerp_(square, 1 - group["beta2"])
+            else:
+                direction = (v - square).sign_()
+                v.addcmul_(square, direction, value=group["beta2"] - 1)
+            deviation = v.sqrt().add_(group["tau"])
+            point.addcdiv_(m, deviation, value=group["lr"])

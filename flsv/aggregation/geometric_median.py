@@ -58,21 +58,26 @@ class GeometricMedian(Aggregator):
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         cut = round.space.num_parameters
-        points, start = round.client_vectors[:, :cut], round.global_vector[:cut]
+        points = round.client_vectors[:, :cut]
+        global_point = round.global_vector[:cut]
         alpha = round.num_samples.double() / round.num_samples.sum()
-        lengths = distances(points, start)
-        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(
-            max=1
-        )  # 0 / 0: all updates are 0
-        center = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
-        weights, before = alpha, float("inf")
+
+        # The iteration begins at the mean of updates that are clipped to their median length.
+        lengths = distances(points, global_point)
+        factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
+        clipped = alpha * factors.clamp(max=1)
+        center = weighted_mean(points, clipped)
+        center.add_(global_point, alpha=float(1 - clipped.sum()))
+
+        weights = alpha
+        previous_objective = float("inf")
         for _ in range(self.iterations):
-            away = distances(points, center)
-            objective = (alpha @ away).item()
-            if before - objective <= self.tolerance * objective:
+            distances_to_center = distances(points, center)
+            objective = (alpha @ distances_to_center).item()
+            if previous_objective - objective <= self.tolerance * objective:
                 break
-            before = objective
-            weights = alpha / away.clamp_min(self.smoothing)
+            previous_objective = objective
+            weights = alpha / distances_to_center.clamp_min(self.smoothing)
             weights = weights / weights.sum()
             center = weighted_mean(points, weights)
         return weights

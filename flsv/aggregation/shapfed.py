@@ -63,12 +63,14 @@ class ShapFedWA(Aggregator):
         if self.weighting == "samples":
             gamma = gamma * round.num_samples.to(gamma)
         total = gamma.sum()
-        return torch.where(total > 0, gamma / total, 1 / len(gamma))
+        equal_weight = 1 / len(gamma)
+        return torch.where(total > 0, gamma / total, equal_weight)
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
         """Return gamma ``[k]``, the contributions of the round's clients by earlier rounds, in [0, 1]."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))
-        gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)].double())
+        cohort_values = cssv[round.client_ids.to(cssv.device)]
+        gamma, _ = participant_weights(cohort_values.double())
         return nan_to_mean(gamma)

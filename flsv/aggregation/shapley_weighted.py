@@ -40,7 +40,11 @@ class ShapleyWeighted(Aggregator):
     metric_shape = ("n",)
 
     def __init__(
-        self, metric: str = "ssv", normalize: bool = False, *, server_lr: Positive = 1.0
+        self,
+        metric: str = "ssv",
+        normalize: bool = False,
+        *,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
@@ -52,16 +56,20 @@ class ShapleyWeighted(Aggregator):
             raise RuntimeError(
                 f"{self!r}: the metric {self.metric!r} has no value before the first aggregation."
             )
-        values = nan_to_mean(values).clamp_min(0).double()
+        values = nan_to_mean(values).clamp_min(0)
+        values = values.double()
         if values.sum() == 0:
             values = torch.ones_like(values)
         weights = values[round.client_ids] / values.sum()
         if round.inclusion_probabilities is not None:
             weights = weights / round.inclusion_probabilities.to(weights)
-        if self.normalize:
-            total = weights.sum()
-            weights = weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
-        return weights
+        if not self.normalize:
+            return weights
+
+        total = weights.sum()
+        if total > 0:
+            return weights / total
+        return torch.full_like(weights, 1 / len(weights))
 
 
 class ShapleySoftmax(Aggregator):

@@ -55,20 +55,19 @@ class TrimmedMean(Aggregator):
     def begin(self, federation: FederationInfo) -> None:
         clients = federation.num_clients
         if self.trim > 0 and not self._cut(clients):
-            way = (
-                f"The least trim that does is {rounded_up(1 / clients)}"
-                if clients > 2
-                else "It takes 3 clients"
-            )
+            advice = "It takes 3 clients"
+            if clients > 2:
+                advice = f"The least trim that does is {rounded_up(1 / clients)}"
             raise ConfigurationError(
-                f"{self!r} leaves out nobody of {clients} clients. {way}; 0 is the plain mean."
+                f"{self!r} leaves out nobody of {clients} clients. {advice}; 0 is the plain mean."
             )
 
     def _cut(self, clients: int) -> int:
         return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        return self._trimmed(round)[1]
+        _, weights = self._trimmed(round)
+        return weights
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         trimmed, weights = self._trimmed(round)
@@ -78,20 +77,21 @@ class TrimmedMean(Aggregator):
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
-        clients, cut = len(round), self._cut(len(round))
+        clients = len(round)
+        cut = self._cut(clients)
         if self.trim > 0 and not cut:
             warnings.warn(
                 f"in round {round.round_index + 1} {self!r} is the plain mean: of {clients} clients none is left out. "
                 f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
                 stacklevel=2,
             )
-        rows, end = round.client_vectors, round.space.num_parameters
-        result, shares = (
-            rows.new_empty(end),
-            torch.zeros(clients, dtype=torch.float64, device=rows.device),
-        )
-        for block in round.matrix.blocks(end):
+        rows = round.client_vectors
+        num_parameters = round.space.num_parameters
+        trimmed = rows.new_empty(num_parameters)
+        counts = rows.new_zeros(clients, dtype=torch.float64)
+        for block in round.matrix.blocks(num_parameters):
             values, order = rows[:, block].sort(dim=0, stable=True)
-            result[block] = values[cut : clients - cut].mean(0)
-            shares += torch.bincount(order[cut : clients - cut].flatten(), minlength=clients)
-        return result, shares / shares.sum()
+            trimmed[block] = values[cut : clients - cut].mean(0)
+            averaged_clients = order[cut : clients - cut].flatten()
+            counts += torch.bincount(averaged_clients, minlength=clients)
+        return trimmed, counts / counts.sum()

@@ -59,8 +59,12 @@ class Cohort:
     @cached_property
     def common_start(self) -> Tensor | None:
         """Start point ``[P]`` of all clients. None if they started from different models, or from an unknown one."""
-        first = self.starts[0] if self.starts else None
-        return first if all(start is first for start in self.starts) else None
+        if not self.starts:
+            return None
+        first_start = self.starts[0]
+        if all(client_start is first_start for client_start in self.starts):
+            return first_start
+        return None
 
     @cached_property
     def norms(self) -> Tensor:
@@ -77,28 +81,30 @@ class Cohort:
     def _lengths(self) -> tuple[Tensor, float]:
         """Copy the updates' lengths and the model's norm to the CPU at once."""
         cut = self.num_parameters
-        own = (
-            []
-            if self.model is None
-            else [distances(self.model[None, :cut], self.model.new_zeros(1))]
-        )
         if self.common_start is not None:
-            found = [distances(self.matrix[:, :cut], self.common_start[:cut])]
+            lengths = [distances(self.matrix[:, :cut], self.common_start[:cut])]
         else:
-            found = [
-                distances(row[None, :cut], (self.model if start is None else start)[:cut])  # type: ignore[index]
-                for row, start in zip(self.matrix, self.starts)
-            ]
-        lengths = torch.cat(to_host([*found, *own]))
-        return (lengths[:-1], lengths[-1].item()) if own else (lengths, 0.0)
+            lengths = []
+            for row, client_start in zip(self.matrix, self.starts):
+                origin = self.model if client_start is None else client_start
+                assert origin is not None
+                lengths.append(distances(row[None, :cut], origin[:cut]))
+        if self.model is None:
+            return torch.cat(to_host(lengths)), 0.0
+
+        origin = self.model.new_zeros(1)
+        model_length = distances(self.model[None, :cut], origin)
+        host_lengths = torch.cat(to_host([*lengths, model_length]))
+        return host_lengths[:-1], host_lengths[-1].item()
 
     @cached_property
     def gram(self) -> Tensor | None:
         """Inner products of the updates ``[k, k]``, on the CPU. None unless the server knows all start points."""
-        starts = [start for start in self.starts if start is not None]
-        if not self.updates or len(starts) < len(self.updates):
+        origins = [origin for origin in self.starts if origin is not None]
+        if not self.updates or len(origins) < len(self.updates):
             return None
-        return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
+        matrix = ClientMatrix(self.matrix, origins).until(self.num_parameters)
+        return matrix.gram().cpu()
 
     def keep(self, kept: Tensor) -> Cohort:
         """Return a cohort of only those clients for which ``kept``, bool ``[k]``, is True."""
@@ -115,33 +121,44 @@ class Cohort:
 
     def warn(self, *sentences: str) -> Cohort:
         """Return the cohort with ``sentences`` added to the round's warning."""
-        return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
+        if not sentences:
+            return self
+        return replace(self, warnings=(*self.warnings, *sentences))
 
 
 class Notices:
     """Counter of the rounds in which a client had a fault. A fault is, for example, a model that is not finite."""
 
     def __init__(
-        self, words: Mapping[str, str], found: Mapping[str, Mapping[int, int]] | None = None
+        self,
+        words: Mapping[str, str],
+        counts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
-        self._words = words
         self.names: Sequence[str] = ()
-        self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
+        self._words = words
+        self._counts: dict[str, Counter[int]] = {}  # rounds with a fault, by fault and client
+        for fault in words:
+            self._counts[fault] = Counter()
+            if counts is not None:
+                self._counts[fault].update(counts.get(fault, {}))
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
         """Count a round with ``fault`` for each client. Return whether a client has the fault for the first time."""
-        self._found[fault].update(clients)
-        return any(self._found[fault][client] == 1 for client in clients)
+        counts = self._counts[fault]
+        counts.update(clients)
+        return any(counts[client] == 1 for client in clients)
 
     def describe(self, fault: str, clients: Sequence[int]) -> str:
         """Name ``clients`` and the number of rounds in which each had ``fault``."""
-        named = []
+        descriptions = []
         for client in clients:
-            count, called = self._found[fault][client], client_called(client, self.names)
-            named.append(
-                called.removeprefix("client ") + (f" ({count} times)" if count > 1 else "")
-            )
-        return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
+            description = client_called(client, self.names).removeprefix("client ")
+            count = self._counts[fault][client]
+            if count > 1:
+                description += f" ({count} times)"
+            descriptions.append(description)
+        noun = "clients" if len(descriptions) > 1 else "client"
+        return f"{noun} {', '.join(descriptions)}"
 
     def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
         """Name ``clients`` and describe their ``fault``."""
@@ -149,15 +166,16 @@ class Notices:
 
     def at_the_end(self) -> list[str]:
         """Describe each fault that clients had in more than one round."""
-        found = {
-            fault: sorted(c for c, times in counts.items() if times > 1)
-            for fault, counts in self._found.items()
-        }
-        return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
+        sentences = []
+        for fault, counts in self._counts.items():
+            clients = sorted(client for client, count in counts.items() if count > 1)
+            if clients:
+                sentences.append(self.describe_fault(fault, clients))
+        return sentences
 
     def state_dict(self) -> dict[str, dict[int, int]]:
         """Return ``{fault: {client: number of rounds}}``."""
-        return {fault: dict(found) for fault, found in self._found.items()}
+        return {fault: dict(counts) for fault, counts in self._counts.items()}
 
 
 class UpdateFilter(Component):
@@ -243,5 +261,6 @@ class UpdateFilter(Component):
         return {"noticed": self.notices.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.notices = Notices(self.faults, state["noticed"])
+        counts = state["noticed"]
+        self.notices = Notices(self.faults, counts)
         super().load_state_dict(state)

@@ -23,11 +23,14 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
     # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
     # move at will.
-    norms = norms.detach().cpu().double()
-    known = (norms > 0) & norms.isfinite()
+    norms = norms.detach().cpu()
+    norms = norms.double()
     factors = torch.ones_like(norms)
-    if known.any():
-        factors[known] = (cap * norms[known].quantile(0.5) / norms[known]).clamp_max(1)
+    is_valid = (norms > 0) & norms.isfinite()
+    if is_valid.any():
+        valid_norms = norms[is_valid]
+        limit = cap * valid_norms.quantile(0.5)
+        factors[is_valid] = (limit / valid_norms).clamp_max(1)
     return factors
 
 
@@ -35,22 +38,30 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
     """Bound numbers of samples ``[k]`` by ``cap`` times their median, rounded up."""
     if cap is None or not len(num_samples):
         return num_samples
-    bound = (cap * num_samples.double().quantile(0.5)).ceil()
+    median = num_samples.double().quantile(0.5)
+    bound = (cap * median).ceil()
     return num_samples.clamp_max(bound.to(num_samples.dtype))
 
 
-def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
-    """Multiply the updates (``rows [k, P]`` minus ``start``) by ``factors [k]``, and return the models. Entries from
-    ``end`` on (buffers) stay.
+def scale_updates(
+    rows: Tensor,
+    origin: Tensor,
+    factors: Tensor,
+    end: int,
+) -> Tensor:
+    """Multiply the updates (``rows [k, P]`` minus ``origin``) by ``factors [k]``, up to column ``end``. The rows with
+    factor 1 stay the same to the bit.
     """
-    changed = (factors != 1).nonzero().flatten().tolist()
-    if not changed:
+    changed_rows = (factors != 1).nonzero().flatten().tolist()
+    if not changed_rows:
         return rows
-    result, starts = rows.clone(), start.expand_as(rows)
-    for i in changed:
-        own = starts[i, :end]
-        result[i, :end].sub_(own).mul_(float(factors[i])).add_(own)
-    return result
+    scaled = rows.clone()
+    origins = origin.expand_as(rows)
+    for row in changed_rows:
+        row_origin = origins[row, :end]
+        factor = float(factors[row])
+        scaled[row, :end].sub_(row_origin).mul_(factor).add_(row_origin)
+    return scaled
 
 
 class NormCap(UpdateFilter):
@@ -87,15 +98,19 @@ class NormCap(UpdateFilter):
             )
 
     def apply(self, cohort: Cohort) -> Cohort:
-        starts = [start for start in cohort.starts if start is not None]
-        if len(starts) < len(cohort.updates):
+        origins = [origin for origin in cohort.starts if origin is not None]
+        if len(origins) < len(cohort.updates):
             raise RuntimeError(
                 "updates have a known length only if the server knows all start points."
             )
+        origin = cohort.common_start
+        if origin is None:
+            origin = torch.stack(origins)
         cut = cohort.num_parameters
-        origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
-        factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
-        return replace(cohort, matrix=scale_updates(cohort.matrix, origin, factors, cut))
+        norms = distances(cohort.matrix[:, :cut], origin[..., :cut])
+        factors = length_factors(norms, self.cap)
+        matrix = scale_updates(cohort.matrix, origin, factors, cut)
+        return replace(cohort, matrix=matrix)
 
 
 class SampleCap(UpdateFilter):
@@ -121,4 +136,5 @@ class SampleCap(UpdateFilter):
         self.cap = cap
 
     def apply(self, cohort: Cohort) -> Cohort:
-        return replace(cohort, num_samples=capped_samples(cohort.num_samples, self.cap))
+        num_samples = capped_samples(cohort.num_samples, self.cap)
+        return replace(cohort, num_samples=num_samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -52,11 +53,15 @@ def products_without_mean(gram: Tensor) -> Tensor:
     """
     gram = gram.double()
     norms = gram.diagonal().clamp_min(0).sqrt()
-    here = (norms > 0) & norms.isfinite()
-    pairs = torch.outer(here, here)
-    cosines = (gram / torch.outer(norms, norms)).where(pairs, 0.0)
-    center = torch.diag(here.double()) - pairs / here.sum().clamp_min(1)
-    return center @ cosines @ center
+    has_update = (norms > 0) & norms.isfinite()
+    are_updates = torch.outer(has_update, has_update)
+    cosines = gram / torch.outer(norms, norms)
+    cosines = cosines.where(are_updates, 0.0)
+
+    # Subtracting the mean direction from each: C G C with C = I - 11^T / k over the k valid updates.
+    num_updates = has_update.sum().clamp_min(1)
+    centering = torch.diag(has_update.double()) - are_updates / num_updates
+    return centering @ cosines @ centering
 
 
 def similarities(gram: Tensor) -> Tensor:
@@ -65,10 +70,11 @@ def similarities(gram: Tensor) -> Tensor:
     """
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
-    known = torch.outer(lengths, lengths) > 1e-12
-    return (
-        (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
-    )
+    products_of_lengths = torch.outer(lengths, lengths)
+    is_valid = products_of_lengths > 1e-12
+    divisors = products_of_lengths.where(is_valid, 1.0)
+    cosines = (products / divisors).where(is_valid, 0.0)
+    return cosines.clamp(-1, 1)
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
@@ -77,21 +83,29 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     """
     # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
     pairs = (similar >= threshold).fill_diagonal_(False)
-    found = torch.zeros_like(pairs)
+    pairs_in_groups = torch.zeros_like(pairs)
     for group in groups_of(pairs):
         rows = torch.tensor(group)
-        within = pairs[rows][:, rows]
-        found[rows[:, None], rows] = within & bool(within.sum() == len(group) * (len(group) - 1))
-    return found
+        square = rows[:, None], rows
+        pairs_of_group = pairs[square]
+        num_pairs = len(group) * (len(group) - 1)
+        all_are_similar = int(pairs_of_group.sum()) == num_pairs
+        pairs_in_groups[square] = pairs_of_group & all_are_similar
+    return pairs_in_groups
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
     """Find the connected components of the graph ``pairs [n, n]``. List those of at least two clients, by first
     member.
     """
-    count, group = connected_components(pairs.cpu().numpy(), directed=False)
-    found = [(group == each).nonzero()[0].tolist() for each in range(count)]
-    return sorted(rows for rows in found if len(rows) > 1)
+    graph = pairs.cpu().numpy()
+    count, component = connected_components(graph, directed=False)
+    groups = []
+    for number in range(count):
+        (rows,) = (component == number).nonzero()
+        if len(rows) > 1:
+            groups.append(rows.tolist())
+    return sorted(groups)
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
@@ -104,28 +118,40 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
     # similar. With few classes or parameters honest clients can be isolated by chance (by 0.6 among eight clients,
     # with three classes and 80 parameters).
     k = len(similar)
-    found = torch.zeros(k, k, dtype=torch.bool)
+    is_isolated = torch.zeros(k, k, dtype=torch.bool)
     if k < LEAST:
-        return found
+        return is_isolated
     values = similar.double().clone().fill_diagonal_(1)
-    # A group that is nearer to itself than to all others is a cluster of single linkage.
-    joined = linkage(
-        squareform((1 - (values + values.T) / 2).clamp_min(0).numpy(), checks=False), "single"
-    )
-    groups = {i: [i] for i in range(k)}
-    for step, (left, right) in enumerate(joined[:, :2].astype(int).tolist()):
-        members = groups[k + step] = groups[left] + groups[right]
-        if len(members) > k / 2:
+    for group in _clusters(values):
+        if len(group) > k / 2:
             continue
-        others = [i for i in range(k) if i not in members]
-        within = values[members][:, members].min()
-        if within - values[members][:, others].max() >= gap:
-            found[torch.tensor(members)[:, None], torch.tensor(members)] = True
-    return found.fill_diagonal_(False)
+        outsiders = [row for row in range(k) if row not in group]
+        within = values[group][:, group].min()
+        outwards = values[group][:, outsiders].max()
+        if within - outwards >= gap:
+            rows = torch.tensor(group)
+            is_isolated[rows[:, None], rows] = True
+    return is_isolated.fill_diagonal_(False)
+
+
+def _clusters(similar: Tensor) -> list[list[int]]:
+    """List the groups of rows that single linkage joins, one for each of its steps."""
+    # A group that is nearer to itself than to all others is a cluster of single linkage.
+    k = len(similar)
+    distances = 1 - (similar + similar.T) / 2
+    condensed = squareform(distances.clamp_min(0).numpy(), checks=False)
+    joined_pairs = linkage(condensed, "single")[:, :2]
+    clusters = [[row] for row in range(k)]  # then one more with each step
+    for cluster, cluster2 in joined_pairs.astype(int).tolist():
+        clusters.append(clusters[cluster] + clusters[cluster2])
+    return clusters[k:]
 
 
 def last_step_similarity(
-    gram: Tensor, products: Tensor, square: float, num_samples: Tensor
+    gram: Tensor,
+    products: Tensor,
+    square: float,
+    num_samples: Tensor,
 ) -> Tensor:
     """Compute each update's similarity to the server's last step, which free riders send back, float64 ``[k]``. ``gram
     [k, k]`` has the updates' inner products, ``products [k]`` those with the step, and ``square`` is its squared norm.
@@ -135,25 +161,57 @@ def last_step_similarity(
     # n_j |d_j|, and the smaller r_i counts: c is near g's direction by the first if the server aggregates uniformly,
     # by the second if by samples.
     k = len(gram)
-    all_products = torch.zeros(k + 1, k + 1, dtype=torch.float64)
-    all_products[:k, :k], all_products[:k, k], all_products[k, :k] = gram, products, products
+    # all_products [k + 1, k + 1]: of the updates, and of the step in the last row and column.
+    all_products = torch.zeros(k + 1, k + 1).double()
+    all_products[:k, :k] = gram
+    all_products[:k, k] = products
+    all_products[k, :k] = products
     all_products[k, k] = square
     norms = all_products.diagonal().clamp_min(0).sqrt()
-    here = (norms > 0) & norms.isfinite()
-    cosines = (all_products / torch.outer(norms, norms)).where(torch.outer(here, here), 0.0)
-    claims = (num_samples.double().cpu() * norms[:k]).where(here[:k], 0.0)
-    found = []
-    for weights in (here[:k].double(), claims):
-        clients = here[:k].sum() / (1 + here[:k].sum())
-        center = torch.cat(
-            [weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]]
-        )
-        without = torch.eye(k + 1, dtype=torch.float64) - center
-        left = without @ cosines @ without.T
-        lengths = left.diagonal().clamp_min(0).sqrt()
-        known = here[:k] & here[k] & (lengths[:k] * lengths[k] > 1e-12)
-        found.append((left[:k, k] / (lengths[:k] * lengths[k]).where(known, 1.0)).where(known, 0.0))
-    return torch.minimum(*found).clamp(-1, 1)
+    is_valid = (norms > 0) & norms.isfinite()
+    are_valid = torch.outer(is_valid, is_valid)
+    cosines = all_products / torch.outer(norms, norms)
+    cosines = cosines.where(are_valid, 0.0)
+
+    equal_weights = is_valid[:k].double()
+    claims = num_samples.double().cpu() * norms[:k]
+    claims = claims.where(is_valid[:k], 0.0)
+    similarity = _similarity_to_step(
+        cosines,
+        is_valid,
+        weights=equal_weights,
+    )
+    similarity_by_claims = _similarity_to_step(
+        cosines,
+        is_valid,
+        weights=claims,
+    )
+    smaller = torch.minimum(similarity, similarity_by_claims)
+    return smaller.clamp(-1, 1)
+
+
+def _similarity_to_step(
+    cosines: Tensor,
+    is_valid: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Compute the updates' cosines ``[k]`` with the step, the last row, without the mean direction by ``weights``."""
+    k = len(weights)
+    num_updates = is_valid[:k].sum()
+    share_of_updates = num_updates / (1 + num_updates)
+    shares = weights / weights.sum().clamp_min(1e-300)
+    share_of_step = (1 - share_of_updates)[None]
+    center = torch.cat([shares * share_of_updates, share_of_step])
+
+    identity = torch.eye(k + 1).double()
+    centering = identity - center
+    products = centering @ cosines @ centering.T
+    lengths = products.diagonal().clamp_min(0).sqrt()
+    products_of_lengths = lengths[:k] * lengths[k]
+    both_valid = is_valid[:k] & is_valid[k]
+    has_length = both_valid & (products_of_lengths > 1e-12)
+    divisors = products_of_lengths.where(has_length, 1.0)
+    return (products[:k, k] / divisors).where(has_length, 0.0)
 
 
 ECHOING = "echo"
@@ -241,36 +299,62 @@ class CopyFilter(UpdateFilter):
     @property
     def groups(self) -> list[list[int]]:
         """List groups of clients that were found to be copies of each other, ascending."""
-        together = groups_of(self._pairs[3] > 0)
-        alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
-        return sorted([*together, *([client] for client in alone)])
+        groups = groups_of(self._pairs[3] > 0)
+        clients_in_groups: set[int] = set().union(*groups)
+        for client in self._echoing_clients():
+            if client not in clients_in_groups:
+                groups.append([client])
+        return sorted(groups)
+
+    def _echoing_clients(self) -> list[int]:
+        is_echoing = self._echoes[3] > 0
+        return is_echoing.nonzero().flatten().tolist()
 
     def apply(self, cohort: Cohort) -> Cohort:
         if cohort.gram is None:
             return cohort
-        here = torch.tensor(cohort.ids, dtype=torch.long)
-        similar, stepping = (
-            self._compare(here, cohort.gram),
-            self._compare_step(here, cohort, cohort.gram),
-        )
-        echoing = (self._echoes[3] > 0).nonzero().flatten().tolist()
+        ids = torch.tensor(cohort.ids, dtype=torch.long)
+        similar = self._compare(ids, cohort.gram)
+        similar_to_step = self._compare_step(ids, cohort, cohort.gram)
+
         sentences = []
-        for fault, group in [*((COPY, group) for group in self.groups), (ECHOING, echoing)]:
+        for group in self.groups:
             members = [client for client in group if client in cohort.ids]
-            if len(members) > (fault == COPY) and self.notices.is_first(fault, members):
-                most = (
-                    stepping[members]
-                    if fault == ECHOING
-                    else similar[members][:, members].fill_diagonal_(-1)
-                )
-                sentences.append(
-                    f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
-                    f"{most.max().item():.2f}): still aggregated and measured. Look into it before you pay "
-                    "anything; the report names these clients beside their amounts."
-                )
+            if len(members) > 1 and self.notices.is_first(COPY, members):
+                of_pairs = similar[members][:, members]
+                of_pairs = of_pairs.fill_diagonal_(-1)
+                sentence = self._sentence(COPY, members, of_pairs, cohort)
+                sentences.append(sentence)
+
+        echoing_clients = self._echoing_clients()
+        members = [client for client in echoing_clients if client in cohort.ids]
+        if members and self.notices.is_first(ECHOING, members):
+            to_step = similar_to_step[members]
+            sentence = self._sentence(ECHOING, members, to_step, cohort)
+            sentences.append(sentence)
         return cohort.warn(*sentences)
 
-    def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
+    def _sentence(
+        self,
+        fault: str,
+        members: Sequence[int],
+        similar: Tensor,
+        cohort: Cohort,
+    ) -> str:
+        """Describe the fault of some clients, with the largest of their similarities."""
+        highest = similar.max().item()
+        return (
+            f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
+            f"{highest:.2f}): still aggregated and measured. Look into it before you pay "
+            "anything; the report names these clients beside their amounts."
+        )
+
+    def _compare_step(
+        self,
+        here: Tensor,
+        cohort: Cohort,
+        gram: Tensor,
+    ) -> Tensor:
         """Add the similarities of a round's clients ``here`` to the server's last step. Return each client's mean so
         far, ``[n]``.
         """
@@ -294,25 +378,27 @@ class CopyFilter(UpdateFilter):
         self._echoes = torch.stack([total, rounds, speaking, found])
         return mean
 
-    def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add the similarities of a round's clients ``here``. Return each pair's mean over its common rounds, ``[n,
-        n]``.
-        """
-        total, together, speaking, found = self._pairs
-        pairs = here[:, None], here
-        similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)
-        if len(here) > 2:  # two clients do not show a common direction
-            now = similarities(gram)
-            total, together = (
-                total.index_put(pairs, now, True),
-                together.index_put(pairs, torch.ones_like(now), True),
-            )
-            speaking = speaking.index_put(pairs, (now >= SPEAKING).double(), True)
-            similar[pairs] = (total / together.clamp_min(1))[pairs]
+    def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:
+        """Add the similarities of a round's clients ``ids``. Return each pair's mean ``[n, n]``."""
+        total, num_rounds, num_high, is_copy = self._pairs
+        pairs = ids[:, None], ids
+        similar = torch.zeros_like(total)
+        if len(ids) > 2:  # two clients do not show a common direction
+            values = similarities(gram)
+            is_high = (values >= SPEAKING).double()
+            total = total.index_put(pairs, values, True)
+            num_rounds = num_rounds.index_put(pairs, torch.ones_like(values), True)
+            num_high = num_high.index_put(pairs, is_high, True)
+            means = total / num_rounds.clamp_min(1)
+            similar[pairs] = means[pairs]  # of the others 0
+
+        is_suspicious = torch.zeros_like(total, dtype=torch.bool)
         if self.threshold is not None:
-            named |= same_group_pairs(similar, self.threshold)
+            is_suspicious |= same_group_pairs(similar, self.threshold)
         if self.gap is not None:
-            named[pairs] |= isolated_groups(similar[pairs], self.gap) & (together[pairs] == ROUNDS)
-        found = found.where(~named | (speaking < ROUNDS), 1.0)
-        self._pairs = torch.stack([total, together, speaking, found])
+            is_isolated = isolated_groups(similar[pairs], self.gap)
+            is_suspicious[pairs] |= is_isolated & (num_rounds[pairs] == ROUNDS)
+        is_proven = is_suspicious & (num_high >= ROUNDS)
+        is_copy = is_copy.masked_fill(is_proven, 1.0)
+        self._pairs = torch.stack([total, num_rounds, num_high, is_copy])
         return similar

@@ -49,49 +49,56 @@ class MultiKrum(UpdateFilter):
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         clients = federation.num_clients  # a round's cohort may be smaller
-        if clients < 2 * self.byzantine + 3:
-            way = f"say byzantine={(clients - 3) // 2}" if clients > 2 else "leave it out"
+        needed = 2 * self.byzantine + 3
+        if clients < needed:
+            advice = "leave it out"
+            if clients > 2:
+                advice = f"say byzantine={(clients - 3) // 2}"
             raise ConfigurationError(
                 f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
-                f"{2 * self.byzantine + 3}. Have more clients, or {way}."
+                f"{needed}. Have more clients, or {advice}."
             )
-        if self.keep is not None and self.keep > clients - self.byzantine:
+        limit = clients - self.byzantine
+        if self.keep is not None and self.keep > limit:
             raise ConfigurationError(
-                f"{self!r}: of {clients} clients {clients - self.byzantine} at most can be kept, if {self.byzantine} "
-                f"may be bad. Say keep={clients - self.byzantine}."
+                f"{self!r}: of {clients} clients {limit} at most can be kept, if {self.byzantine} "
+                f"may be bad. Say keep={limit}."
             )
 
     def apply(self, cohort: Cohort) -> Cohort:
         clients = len(cohort.updates)
-        if clients < 2 * self.byzantine + 3:
+        needed = 2 * self.byzantine + 3
+        if clients < needed:
             return cohort.warn(
                 f"in round {cohort.round_index + 1} {self!r} keeps all clients: {clients} cannot outvote "
-                f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
+                f"{self.byzantine} bad ones, for which it takes {needed}."
             )
-        keep = (
-            clients - self.byzantine
-            if self.keep is None
-            else min(self.keep, clients - self.byzantine)
-        )
-        kept = torch.zeros(clients, dtype=torch.bool)
-        kept[krum_scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = (
-            True
-        )
-        return cohort.keep(kept)
+        num_selected = clients - self.byzantine
+        if self.keep is not None:
+            num_selected = min(self.keep, num_selected)
+        scores = krum_scores(self._distances(cohort), self.byzantine)
+        order = scores.argsort(stable=True)
+        is_selected = torch.zeros(clients, dtype=torch.bool)
+        is_selected[order[:num_selected]] = True
+        return cohort.keep(is_selected)
 
     def _distances(self, cohort: Cohort) -> Tensor:
+        """Return the updates' squared distances ``[k, k]``."""
         if cohort.gram is None:
             raise RuntimeError(
                 f"{self!r}: updates can be compared only if the server knows all start points."
             )
         products = cohort.gram.double()
         squares = products.diag()
-        return (squares[:, None] + squares - 2 * products).clamp_min(0)
+        distances = squares[:, None] + squares - 2 * products
+        return distances.clamp_min(0)
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
     """Compute the Krum scores of k updates, ``[k]``, from squared distances ``[k, k]``. A score is the sum over the k -
     f - 2 closest others, with f = ``byzantine``.
     """
-    others = squared.clone().fill_diagonal_(float("inf")).sort(1).values
-    return others[:, : len(squared) - byzantine - 2].sum(1)
+    num_neighbors = len(squared) - byzantine - 2
+    to_others = squared.clone().fill_diagonal_(float("inf"))
+    ascending = to_others.sort(1).values
+    return ascending[:, :num_neighbors].sum(1)

@@ -78,25 +78,27 @@ class OutlierFilter(UpdateFilter):
     def apply(self, cohort: Cohort) -> Cohort:
         """Leave out updates that are too large, or hide them from the metrics, with a warning."""
         norms = cohort.norms
-        drowning = drowning_updates(norms, cohort.model_norm)
-        large = drowning
+        is_drowning = drowning_updates(norms, cohort.model_norm)
+        is_large = is_drowning
         if self.threshold is not None:
-            steps = torch.tensor(
-                [update.num_steps for update in cohort.updates], dtype=torch.float64
-            )
-            by_step = norms / steps.clamp_min(1)
-            large = drowning | (
-                large_updates(norms, self.threshold) & large_updates(by_step, self.threshold)
-            )
-        out = large if self.excludes else drowning
+            num_steps = [update.num_steps for update in cohort.updates]
+            steps = torch.tensor(num_steps, dtype=torch.float64)
+            norms_by_step = norms / steps.clamp_min(1)
+            is_outlier = large_updates(norms, self.threshold)
+            is_outlier_by_step = large_updates(norms_by_step, self.threshold)
+            is_large = is_drowning | (is_outlier & is_outlier_by_step)
+
+        is_out = is_large if self.excludes else is_drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
-        unmeasured = ids[large & ~out].tolist()
+        excluded = ids[is_large & is_out].tolist()
+        unmeasured = ids[is_large & ~is_out].tolist()
         sentences = [
             *self._judge_broken(cohort),
-            *self._judge_large(cohort, ids[large & out].tolist(), "left out of the round."),
+            *self._judge_large(cohort, excluded, "left out of the round."),
             *self._judge_large(cohort, unmeasured, NOT_MEASURED),
         ]
-        return replace(cohort, unmeasured=unmeasured).warn(*sentences).keep(~out)
+        cohort = replace(cohort, unmeasured=unmeasured)
+        return cohort.warn(*sentences).keep(~is_out)
 
     def _judge_broken(self, cohort: Cohort) -> list[str]:
         broken, index = cohort.broken, cohort.round_index
@@ -113,18 +115,28 @@ class OutlierFilter(UpdateFilter):
             f"{self.notices.describe_fault(NOT_FINITE, broken)} in round {count}: left out of the round. {self.hint()}"
         ]
 
-    def _judge_large(self, cohort: Cohort, outliers: list[int], what_of_it: str) -> list[str]:
+    def _judge_large(
+        self,
+        cohort: Cohort,
+        outliers: list[int],
+        what_of_it: str,
+    ) -> list[str]:
         if not outliers:
             return []
-        due = self.notices.is_first(LARGE, outliers)
+        is_first = self.notices.is_first(LARGE, outliers)
         norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
-        median = cohort.norms[cohort.norms > 0].quantile(0.5).item()
-        who = self.notices.describe_fault(LARGE, outliers)
-        what = f"{who} in round {cohort.round_index + 1} (norm {sizes}; median {median:.3g})"
+        nonzero_norms = cohort.norms[cohort.norms > 0]
+        median = nonzero_norms.quantile(0.5).item()
+        description = (
+            f"{self.notices.describe_fault(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
+            f"{median:.3g})"
+        )
         if what_of_it is NOT_MEASURED:
-            self._aggregated = what
-        return [f"{what}: {what_of_it}"] if due else []
+            self._aggregated = description
+        if not is_first:
+            return []
+        return [f"{description}: {what_of_it}"]
 
     def hint(self) -> str:
         if self._aggregated:
@@ -141,12 +153,14 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
     Raises:
         ConfigurationError: an ``OutlierFilter`` is not the first filter, or two filters are of one class.
     """
-    kinds = [type(each) for each in filters]
+    kinds = [type(update_filter) for update_filter in filters]
     if len(set(kinds)) < len(kinds):
         raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
-    places = [place for place, kind in enumerate(kinds) if issubclass(kind, OutlierFilter)]
-    if places and places != [0]:
+    checks_finiteness = [issubclass(kind, OutlierFilter) for kind in kinds]
+    if True in checks_finiteness[1:]:
         raise ConfigurationError(
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
-    return tuple(filters) if places else (OutlierFilter(threshold=None), *filters)
+    if True in checks_finiteness:
+        return tuple(filters)
+    return (OutlierFilter(threshold=None), *filters)
