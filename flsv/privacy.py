@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.uploads import Upload, UploadContext
@@ -80,7 +81,11 @@ BLOCK = 2**18
 _BITS = 53
 
 
-def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
+def add_secret_noise(
+    vector: Tensor,
+    scale: float,
+    key: bytes,
+) -> None:
     """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise follows from ``key``, which
     must be used once only.
     """
@@ -89,17 +94,25 @@ def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
     # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
     # precision, and only the sum is rounded.
     for number, block in enumerate(vector.split(BLOCK)):
-        noise = scale * _normal(len(block), key + number.to_bytes(8, "big"))
-        block.copy_(block.to("cpu", torch.float64) + noise)
+        block_key = key + number.to_bytes(8, "big")
+        noise = scale * _normal(len(block), block_key)
+        exact_sum = block.to("cpu", torch.float64) + noise
+        block.copy_(exact_sum)
 
 
 def _normal(count: int, key: bytes) -> Tensor:
     """Return independent standard normal numbers, float64 ``[count]``, that are determined by a secret key."""
     pairs = (count + 1) // 2
-    bits = torch.frombuffer(bytearray(shake_256(key).digest(16 * pairs)), dtype=torch.int64)
-    uniform = ((bits & (2**_BITS - 1)).double() + 0.5) * 2.0**-_BITS  # in (0, 1]
-    radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
+    random_bytes = shake_256(key).digest(16 * pairs)
+    words = torch.frombuffer(bytearray(random_bytes), dtype=torch.int64)
+    low_bits = words & (2**_BITS - 1)
+    uniform = (low_bits.double() + 0.5) * 2.0**-_BITS  # in (0, 1]
+
+    # Box and Muller: two independent normal numbers from two uniform ones.
+    radius = (-2 * uniform[:pairs].log()).sqrt()
+    angle = 2 * math.pi * uniform[pairs:]
+    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return numbers[:count]
 
 
 class GaussianPrivacy(Upload):
@@ -182,16 +195,16 @@ class GaussianPrivacy(Upload):
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """Clip ``update [P]`` and add this round's noise. Return a new tensor."""
-        if context.secret:
-            protected = self._clipped(update)
-            if self.noise_multiplier:
-                # Of the update, too: a site that trains again may compute another one, such as from changed data.
-                key = hmac.digest(context.secret, digest(update), "sha256")
-                add_secret_noise(protected, self.noise_multiplier * self.clip, key)
-            return protected
-        return self.protect(
-            update, generator_for(context.seed, "privacy", context.round_index, context.client)
-        )
+        if not context.secret:
+            generator = generator_for(context.seed, "privacy", context.round_index, context.client)
+            return self.protect(update, generator)
+
+        protected = self._clipped(update)
+        if self.noise_multiplier:
+            # Of the update, too: a site that trains again may compute another one, such as from changed data.
+            key = hmac.digest(context.secret, digest(update), "sha256")
+            add_secret_noise(protected, self.noise_multiplier * self.clip, key)
+        return protected
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
         """Clip an update, add noise to it, and return the result as a new tensor.
@@ -202,20 +215,21 @@ class GaussianPrivacy(Upload):
         """
         protected = self._clipped(update)
         if self.noise_multiplier:
+            deviation = self.noise_multiplier * self.clip
             noise = torch.randn(update.shape, generator=generator, dtype=update.dtype)
-            protected.add_(noise.to(update.device), alpha=self.noise_multiplier * self.clip)
+            protected.add_(noise.to(update.device), alpha=deviation)
         return protected
 
     def _clipped(self, update: Tensor) -> Tensor:
         # In float32 the norm of 25 million entries would be 0.1 % too small.
-        norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
+        norm = vector_norm(update, dtype=torch.float64).item()
         if not 0 < norm < math.inf:
             return torch.zeros_like(update)
         factor = min(1.0, self.clip / norm)
-        while (
-            torch.linalg.vector_norm(clipped := update * factor, dtype=torch.float64) > self.clip
-        ):  # by rounding
+        clipped = update * factor
+        while vector_norm(clipped, dtype=torch.float64) > self.clip:  # by rounding
             factor *= 1 - torch.finfo(update.dtype).eps
+            clipped = update * factor
         return clipped
 
     def epsilon(self, rounds: int) -> float:

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -94,7 +95,12 @@ class Upload(ValidatedArguments, ABC):
         unchanged.
         """
 
-    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+    def traffic(
+        self,
+        before: Traffic,
+        sent: Tensor,
+        context: UploadContext,
+    ) -> Traffic:
         """Return the size of the update ``sent [P]`` in transmission. By default ``before``.
 
         Args:
@@ -104,7 +110,12 @@ class Upload(ValidatedArguments, ABC):
         """
         return before
 
-    def tell(self, name: str, value: float, context: UploadContext) -> float:
+    def tell(
+        self,
+        name: str,
+        value: float,
+        context: UploadContext,
+    ) -> float:
         """Return the number that the client reports instead of the true ``value``. By default ``value``.
 
         Args:
@@ -138,7 +149,11 @@ class JointUpload(Upload):
 
     @abstractmethod
     def sent(
-        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
+        self,
+        cohort: Sequence[int],
+        updates: Tensor,
+        num_clients: int,
+        round_index: int,
     ) -> dict[int, Tensor]:
         """Compute the updates that clients of a cohort send in place of their own.
 
@@ -177,7 +192,7 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
 def upload(
     uploads: Sequence[Upload],
     vector: Tensor,
-    start: Tensor,
+    initial_model: Tensor,
     global_vector: Tensor,
     context: UploadContext,
 ) -> tuple[Tensor, Traffic]:
@@ -186,22 +201,25 @@ def upload(
     Args:
         uploads: the transformations of the client's update, in this order.
         vector: the trained model ``[P]``. It is returned itself if no transformation changes the update.
-        start: the model ``[P]`` from which the client started.
+        initial_model: the model ``[P]`` from which the client started.
         global_vector: the global model ``[P]`` at the start of the round.
         context: the client and the round.
 
     Returns:
         The model ``[P]`` that the server receives, and its size in transmission.
     """
-    traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-    context, position = replace(context, start=start), 0
-    for reference, group in groupby(uploads, key=lambda each: each.reference):
-        origin = start if reference == "start" else global_vector
-        update = sent = vector - origin
-        for each in group:
-            at = replace(context, position=position)
-            sent = each.apply(sent, at)
-            traffic = each.traffic(traffic, sent, at)
+    num_entries = vector.numel()
+    traffic = Traffic(num_entries, float(num_entries * vector.element_size()))
+    context = replace(context, start=initial_model)
+    position = 0
+    for reference, group in groupby(uploads, key=attrgetter("reference")):
+        origin = initial_model if reference == "start" else global_vector
+        update = vector - origin
+        sent = update
+        for transformation in group:
+            context = replace(context, position=position)
+            sent = transformation.apply(sent, context)
+            traffic = transformation.traffic(traffic, sent, context)
             position += 1
         if sent is not update:  # without a change the model stays the same to the bit
             vector = torch.add(origin, sent)
@@ -209,7 +227,10 @@ def upload(
 
 
 def sanitize_report(
-    uploads: Sequence[Upload], context: UploadContext, name: str, value: float
+    uploads: Sequence[Upload],
+    context: UploadContext,
+    name: str,
+    value: float,
 ) -> float:
     """Return the number that a client reports instead of ``value``, by :meth:`Upload.tell` of all ``uploads``.
 
@@ -217,8 +238,9 @@ def sanitize_report(
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)
         2.3
     """
-    for position, each in enumerate(uploads):
-        value = each.tell(name, value, replace(context, position=position))
+    for position, transformation in enumerate(uploads):
+        context = replace(context, position=position)
+        value = transformation.tell(name, value, context)
     return value
 
 
@@ -274,7 +296,12 @@ class Compression(Upload):
             context.state[name] = wanted - sent
         return torch.cat([sent, update[context.num_parameters :]])
 
-    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+    def traffic(
+        self,
+        before: Traffic,
+        sent: Tensor,
+        context: UploadContext,
+    ) -> Traffic:
         buffers = len(sent) - context.num_parameters
         whole = Traffic(buffers, float(buffers * sent.element_size()))
         return self.size(context.num_parameters, sent.element_size()) + whole
@@ -311,12 +338,13 @@ class TopK(Compression):
         self.share = share
 
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        largest = update.abs().topk(self._kept(len(update)), sorted=False).indices
+        count = self._num_sent(len(update))
+        largest = update.abs().topk(count, sorted=False).indices
         return torch.zeros_like(update).index_copy_(0, largest, update[largest])
 
     def size(self, entries: int, entry_bytes: int) -> Traffic:
-        kept = self._kept(entries)
-        return Traffic(2 * kept, float(kept * (entry_bytes + INDEX_BYTES)))
+        count = self._num_sent(entries)
+        return Traffic(2 * count, float(count * (entry_bytes + INDEX_BYTES)))
 
-    def _kept(self, entries: int) -> int:
+    def _num_sent(self, entries: int) -> int:
         return math.ceil(self.share * entries)

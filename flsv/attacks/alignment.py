@@ -48,19 +48,29 @@ class Alignment(Attack):
         super().__init__(clients, fraction, seed)
         self.mix = mix
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        name = f"attack.{context.position}.start"
+    def attack(
+        self,
+        update: Tensor,
+        context: UploadContext,
+        generator: torch.Generator,
+    ) -> Tensor:
         if context.start is None:
             return update
-        start = context.start[: context.num_parameters].detach().clone()
-        before = context.state.get(name)
-        context.state[name] = start
-        if before is None:
+        name = f"attack.{context.position}.start"
+        model = context.start[: context.num_parameters].detach().clone()
+        previous_model = context.state.get(name)
+        context.state[name] = model
+        if previous_model is None:
             return update
-        step = start - before.to(start)
-        length, far = update.norm(), step.norm()
-        if length == 0 or far == 0:
+
+        step = model - previous_model.to(model)
+        length = update.norm()
+        step_length = step.norm()
+        if length == 0 or step_length == 0:
             return update
-        direction = (1 - self.mix) * update / length + self.mix * step / far
+        honest_part = (1 - self.mix) * update / length
+        direction = honest_part + self.mix * step / step_length
         norm = direction.norm()
-        return update if norm == 0 else direction * (length / norm)
+        if norm == 0:
+            return update
+        return direction * (length / norm)

@@ -42,7 +42,12 @@ class Attack(ClientChoice, Upload):
     trains: bool = True
 
     @abstractmethod
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(
+        self,
+        update: Tensor,
+        context: UploadContext,
+        generator: torch.Generator,
+    ) -> Tensor:
         """Compute the update ``[P]`` that the client sends instead of ``update``.
 
         Args:
@@ -57,7 +62,8 @@ class Attack(ClientChoice, Upload):
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         if context.client not in self.chosen(context.num_clients):
             return update
-        parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
+        parameters = update[: context.num_parameters]
+        buffers = update[context.num_parameters :]
         # With the position, two attacks with the same seed draw different numbers.
         generator = generator_for(
             self.seed, "attack", context.position, context.round_index, context.client
@@ -67,4 +73,6 @@ class Attack(ClientChoice, Upload):
             raise ConfigurationError(
                 f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."
             )
-        return torch.cat([sent.to(update), buffers if self.trains else torch.zeros_like(buffers)])
+        if not self.trains:
+            buffers = torch.zeros_like(buffers)
+        return torch.cat([sent.to(update), buffers])

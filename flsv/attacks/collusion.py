@@ -57,7 +57,11 @@ class Collusion(ClientChoice, JointUpload):
 
     @abstractmethod
     def collude(
-        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+        self,
+        updates: Tensor,
+        colluders: int,
+        cohort: int,
+        generator: torch.Generator,
     ) -> Tensor:
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
@@ -70,7 +74,11 @@ class Collusion(ClientChoice, JointUpload):
         """
 
     def sent(
-        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
+        self,
+        cohort: Sequence[int],
+        updates: Tensor,
+        num_clients: int,
+        round_index: int,
     ) -> dict[int, Tensor]:
         colluders = set(self.chosen(num_clients))
         rows = [row for row, client in enumerate(cohort) if client in colluders]
@@ -135,11 +143,16 @@ class InnerProductManipulation(Collusion):
         self.length = length
 
     def collude(
-        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+        self,
+        updates: Tensor,
+        colluders: int,
+        cohort: int,
+        generator: torch.Generator,
     ) -> Tensor:
-        known = updates.double()
-        mean, lengths = known.mean(0), torch.linalg.vector_norm(known, dim=1)
+        visible = updates.double()
+        mean = visible.mean(0)
+        lengths = torch.linalg.vector_norm(visible, dim=1)
+        length = -self.length * lengths.quantile(0.5)
         tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
-        return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(
-            updates
-        )
+        factor = length / mean.norm().clamp_min(tiny)
+        return (mean * factor).to(updates)

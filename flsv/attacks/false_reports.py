@@ -58,13 +58,22 @@ class FalseReports(Attack):
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         return update
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(
+        self,
+        update: Tensor,
+        context: UploadContext,
+        generator: torch.Generator,
+    ) -> Tensor:
         return update
 
-    def tell(self, name: str, value: float, context: UploadContext) -> float:
-        reported: float | None = {"loss": self.loss, "score": self.score}.get(name)
-        return (
-            value
-            if reported is None or context.client not in self.chosen(context.num_clients)
-            else reported
-        )
+    def tell(
+        self,
+        name: str,
+        value: float,
+        context: UploadContext,
+    ) -> float:
+        false_values: dict[str, float | None] = {"loss": self.loss, "score": self.score}
+        false_value = false_values.get(name)
+        if false_value is None or context.client not in self.chosen(context.num_clients):
+            return value
+        return false_value

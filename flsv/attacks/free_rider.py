@@ -53,8 +53,15 @@ class FreeRider(Attack):
         self.mode = mode
         self.scale = scale
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(
+        self,
+        update: Tensor,
+        context: UploadContext,
+        generator: torch.Generator,
+    ) -> Tensor:
         if self.mode == "zero":
             return torch.zeros_like(update)
-        noise = torch.randn(len(update), generator=generator).to(update)
-        return noise * (self.scale * update.norm() / noise.norm())
+        noise = torch.randn(len(update), generator=generator)
+        noise = noise.to(update)
+        factor = self.scale * update.norm() / noise.norm()
+        return noise * factor

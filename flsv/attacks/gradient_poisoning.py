@@ -52,6 +52,12 @@ class GradientPoisoning(Attack):
         self.low = low
         self.high = high
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        noise = torch.rand(len(update), generator=generator) * (self.high - self.low) + self.low
+    def attack(
+        self,
+        update: Tensor,
+        context: UploadContext,
+        generator: torch.Generator,
+    ) -> Tensor:
+        uniform = torch.rand(len(update), generator=generator)
+        noise = uniform * (self.high - self.low) + self.low
         return update * (1 + noise.to(update))

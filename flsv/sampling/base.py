@@ -92,7 +92,10 @@ class ClientSampler(Strategy):
 
     @abstractmethod
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         """Compute the probability ``[n]`` of each client to be in the cohort that :meth:`sample` draws.
 
@@ -152,11 +155,16 @@ def chances_of(
 ) -> Tensor:
     """Compute each client's probability ``[n]`` to be drawn, and check it."""
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
-    one_each = chances.shape == (num_clients,)
-    own = chances[torch.as_tensor(cohort, device=chances.device)] if one_each else chances
-    if not one_each or not ((own > 0) & (own <= 1 + _ROUNDING)).all():
+    has_one_for_each = chances.shape == (num_clients,)
+    cohort_chances = chances
+    if has_one_for_each:
+        ids = torch.as_tensor(cohort, device=chances.device)
+        cohort_chances = chances[ids]
+    is_valid = (cohort_chances > 0) & (cohort_chances <= 1 + _ROUNDING)
+    if not has_one_for_each or not is_valid.all():
         raise RuntimeError(
-            f"{sampler!r}.inclusion_probabilities gave {own.tolist()[:20]} for the clients {cohort[:20]} of round "
-            f"{round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at most 1."
+            f"{sampler!r}.inclusion_probabilities gave {cohort_chances.tolist()[:20]} for the clients {cohort[:20]} of "
+            f"round {round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at "
+            "most 1."
         )
     return chances

@@ -57,13 +57,16 @@ class BernoulliSampler(ClientSampler):
         if self.members is None:
             return torch.full((num_clients,), self.expected_cohort / num_clients)
         coin = min(1.0, self.expected_cohort / len(self.members))
-        return torch.zeros(num_clients).index_fill(0, torch.tensor(self.members), coin)
+        coins = torch.zeros(num_clients)
+        coins[list(self.members)] = coin
+        return coins
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        own = copy(self)
-        own.members = sorted(members)
-        own.min_cohort = 1 if len(members) == 1 else self.min_cohort
-        return own
+        sampler = copy(self)
+        sampler.members = sorted(members)
+        if len(members) == 1:
+            sampler.min_cohort = 1
+        return sampler
 
     def sample(
         self,
@@ -74,27 +77,35 @@ class BernoulliSampler(ClientSampler):
     ) -> Tensor:
         coins = self.coins(num_clients, contributions)
         for _ in range(_DRAWS):
-            drawn = (torch.rand(num_clients, generator=generator) < coins).nonzero().flatten()
-            if len(drawn) >= self.min_cohort:
-                return drawn
+            takes_part = torch.rand(num_clients, generator=generator) < coins
+            cohort = takes_part.nonzero().flatten()
+            if len(cohort) >= self.min_cohort:
+                return cohort
         return _draw_conditional(coins.tolist(), self.min_cohort, generator)
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         coins = self.coins(num_clients, contributions)
         p = coins.double()
-        valid = _probabilities(p.tolist(), self.min_cohort)[0][self.min_cohort]
+        table = _probabilities(p.tolist(), self.min_cohort)
+        large_enough = table[0][self.min_cohort]
         if self.min_cohort == 1:
-            return (p / valid).to(coins)
-        # The probability that another client takes part; in logarithms, since it may be tiny.
-        absent, first = torch.log1p(-p), p.new_zeros(1)
-        before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
-        # Sums before and after each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
-        others_present = -torch.expm1(
-            torch.cat([first, before[:-1]]) + torch.cat([after[1:], first])
-        )
-        return (p * others_present / valid).to(coins)
+            return (p / large_enough).to(coins)
+
+        # The probability that another client takes part; in logarithms, since it may be tiny. Sums before and after
+        # each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
+        log_absent = torch.log1p(-p)
+        zero = p.new_zeros(1)
+        sums_to = log_absent.cumsum(0)
+        sums_from = log_absent.flip(0).cumsum(0).flip(0)
+        sums_before = torch.cat([zero, sums_to[:-1]])
+        sums_after = torch.cat([sums_from[1:], zero])
+        another_present = -torch.expm1(sums_before + sums_after)
+        return (p * another_present / large_enough).to(coins)
 
     def check(self, num_clients: int) -> None:
         if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
@@ -119,19 +130,30 @@ def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
         later = table[-1]
-        table.append(
-            [1.0] + [coin * later[c - 1] + (1 - coin) * later[c] for c in range(1, count + 1)]
-        )
+        row = [1.0]
+        for missing in range(1, count + 1):
+            with_client = coin * later[missing - 1]
+            without_client = (1 - coin) * later[missing]
+            row.append(with_client + without_client)
+        table.append(row)
     return table[::-1]
 
 
-def _draw_conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
+def _draw_conditional(
+    coins: Sequence[float],
+    count: int,
+    generator: torch.Generator,
+) -> Tensor:
     """Draw a cohort by a flip per client with probabilities ``coins``, conditional on at least ``count`` clients."""
-    table, drawn, missing = _probabilities(coins, count), [], count
-    for client, (coin, luck) in enumerate(
-        zip(coins, torch.rand(len(coins), generator=generator).tolist())
-    ):
-        if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
-            drawn.append(client)
-            missing = max(missing - 1, 0)
-    return torch.tensor(drawn)
+    table = _probabilities(coins, count)
+    numbers = torch.rand(len(coins), generator=generator).tolist()
+    cohort = []
+    missing = count
+    for client, coin in enumerate(coins):
+        missing_with_client = max(missing - 1, 0)
+        large_enough = table[client][missing]
+        large_enough_with_client = coin * table[client + 1][missing_with_client]
+        if numbers[client] * large_enough < large_enough_with_client:
+            cohort.append(client)
+            missing = missing_with_client
+    return torch.tensor(cohort)

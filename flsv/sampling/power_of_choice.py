@@ -61,11 +61,14 @@ class PowerOfChoice(ClientSampler):
 
     def begin(self, federation: FederationInfo) -> None:
         self._sizes = federation.split_sizes["train"].double().cpu()
-        if (there := int((self._sizes > 0).sum())) < self.candidates:
-            lower = "candidates" if self.cohort_size <= there else "candidates and cohort_size"
+        num_clients = int((self._sizes > 0).sum())
+        if num_clients < self.candidates:
+            arguments = "candidates"
+            if num_clients < self.cohort_size:
+                arguments = "candidates and cohort_size"
             raise ConfigurationError(
-                f"{self!r} cannot be met: {there} clients have training samples. Lower {lower} to at most {there}, "
-                "or make more clients in the partitioner."
+                f"{self!r} cannot be met: {num_clients} clients have training samples. Lower {arguments} to at most "
+                f"{num_clients}, or make more clients in the partitioner."
             )
 
     resume = begin
@@ -89,15 +92,18 @@ class PowerOfChoice(ClientSampler):
         round_index: int = 0,
     ) -> Tensor:
         candidates = self.sample(len(clients), contributions, generator, round_index)
-        asked = [clients[client] for client in candidates.tolist()]
-        losses = torch.tensor(map_clients(asked, partial(_answered, model)), dtype=torch.float64)
-        highest = losses.nan_to_num(-torch.inf).argsort(descending=True, stable=True)[
-            : self.cohort_size
-        ]
-        return candidates[highest].sort().values
+        candidate_clients = [clients[client] for client in candidates.tolist()]
+        answers = map_clients(candidate_clients, partial(_answered, model))
+        losses = torch.tensor(answers, dtype=torch.float64).nan_to_num(-torch.inf)
+        order = losses.argsort(descending=True, stable=True)
+        chosen = candidates[order[: self.cohort_size]]
+        return chosen.sort().values
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         raise ConfigurationError(
             f"{self!r} selects by loss, so that a client's probability to take part is unknown, and the aggregator or "
@@ -107,7 +113,8 @@ class PowerOfChoice(ClientSampler):
 
 def local_loss(local: LocalData, model: Tensor) -> float:
     """Compute the mean loss of a model ``[P]`` on a client's training samples, at the client."""
-    return -float(local.evaluate(model[None], "train").value("negative_loss"))
+    score = local.evaluate(model[None], "train")
+    return -float(score.value("negative_loss"))
 
 
 declare_answer(local_loss, lambda client, model: Numbers(float, lowest=0))

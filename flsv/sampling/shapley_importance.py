@@ -41,7 +41,10 @@ class ShapleyImportanceSampler(BernoulliSampler):
     among = ClientSampler.among  # it chooses by the metric's values
 
     def __init__(
-        self, expected_cohort: Positive, metric: str = "ssv", min_cohort: Literal[1, 2] = 2
+        self,
+        expected_cohort: Positive,
+        metric: str = "ssv",
+        min_cohort: Literal[1, 2] = 2,
     ) -> None:
         super().__init__(expected_cohort, min_cohort)
         self.metric: str = metric
@@ -52,8 +55,8 @@ class ShapleyImportanceSampler(BernoulliSampler):
             return super().coins(num_clients, contributions)
         weights = nan_to_mean(weights.cpu()).clamp_min(0)
         coins = importance_probabilities(weights, self.expected_cohort)
-        if (
-            int((coins > 0).sum()) < self.min_cohort
-        ):  # all others have weight 0: no second player would ever come
+        num_possible = int((coins > 0).sum())
+        if num_possible < self.min_cohort:
+            # All others have weight 0: no second player would ever come.
             return super().coins(num_clients, contributions)
         return coins

@@ -39,7 +39,12 @@ class SoftmaxSampler(ClientSampler):
 
     metric_shape = ("n",)
 
-    def __init__(self, cohort_size: Count, metric: str = "sv", temperature: Positive = 1.0) -> None:
+    def __init__(
+        self,
+        cohort_size: Count,
+        metric: str = "sv",
+        temperature: Positive = 1.0,
+    ) -> None:
         self.cohort_size = cohort_size
         self.temperature = temperature
         self.metric: str = metric
@@ -47,8 +52,12 @@ class SoftmaxSampler(ClientSampler):
     def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
         """Compute each client's probability ``[n]`` to be drawn first."""
         relevance = contributions.get(self.metric)
-        relevance = torch.zeros(num_clients) if relevance is None else nan_to_mean(relevance.cpu())
-        return (relevance.double() / self.temperature).softmax(0)
+        if relevance is None:
+            relevance = torch.zeros(num_clients)
+        else:
+            relevance = nan_to_mean(relevance.cpu())
+        scores = relevance.double() / self.temperature
+        return scores.softmax(0)
 
     def sample(
         self,
@@ -61,11 +70,15 @@ class SoftmaxSampler(ClientSampler):
         return chances.multinomial(self.cohort_size, generator=generator).sort().values
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         """Estimate the probabilities ``[n]`` from 4096 draws, since they have no closed form."""
-        chances = self.chances(num_clients, contributions)
-        draws = chances.expand(4096, -1).multinomial(
-            self.cohort_size, generator=torch.Generator().manual_seed(0)
-        )
-        return torch.bincount(draws.flatten(), minlength=num_clients).float() / len(draws)
+        num_draws = 4096
+        chances = self.chances(num_clients, contributions).expand(num_draws, -1)
+        generator = torch.Generator().manual_seed(0)
+        cohorts = chances.multinomial(self.cohort_size, generator=generator)
+        counts = torch.bincount(cohorts.flatten(), minlength=num_clients)
+        return counts.float() / num_draws

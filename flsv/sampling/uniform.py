@@ -50,15 +50,19 @@ class FixedCohort(ClientSampler):
         return torch.tensor(self.clients)
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         chances = torch.zeros(num_clients)
         chances[self.clients] = 1
         return chances
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        if both := {*self.clients} & {*members}:
-            return FixedCohort([*both])
+        drawn_members = {*self.clients} & {*members}
+        if drawn_members:
+            return FixedCohort([*drawn_members])
         raise ConfigurationError(
             f"{self!r} draws none of the clients {list(members)} in any round, so that a coalition of these alone has "
             "no round. Leave them out of the data, or draw them."
@@ -89,7 +93,10 @@ class FullParticipation(ClientSampler):
         return torch.arange(num_clients)
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.ones(num_clients)
 
@@ -124,21 +131,25 @@ class UniformSampler(ClientSampler):
         round_index: int = 0,
     ) -> Tensor:
         order = torch.randperm(num_clients, generator=generator)
-        if (
-            self.members is not None
-        ):  # the first of them in an order of all clients, which all coalitions share
-            order = order[torch.isin(order, torch.tensor(self.members))]
+        if self.members is not None:
+            # The first of them in an order of all clients, which all coalitions share.
+            is_member = torch.isin(order, torch.tensor(self.members))
+            order = order[is_member]
         return order[: self.cohort_size].sort().values
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Contributions, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Contributions,
+        round_index: int = 0,
     ) -> Tensor:
         if self.members is None:
             return torch.full((num_clients,), self.cohort_size / num_clients)
-        chance = min(1.0, self.cohort_size / len(self.members))
-        return torch.zeros(num_clients).index_fill(0, torch.tensor(self.members), chance)
+        chances = torch.zeros(num_clients)
+        chances[list(self.members)] = min(1.0, self.cohort_size / len(self.members))
+        return chances
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        own = copy(self)
-        own.members = sorted(members)
-        return own
+        sampler = copy(self)
+        sampler.members = sorted(members)
+        return sampler

@@ -238,7 +238,7 @@ class LocalTraining:
         sent, traffic = upload(
             uploads,
             vector,
-            start=context.start,
+            initial_model=context.start,
             global_vector=self.state.global_vector,
             context=upload_context,
         )
@@ -315,7 +315,7 @@ class LocalTraining:
         sent, _ = upload(
             self._config.uploads,
             vector,
-            start=initial_model,
+            initial_model=initial_model,
             global_vector=initial_model,
             context=replace(upload_context, state=state),
         )
