@@ -35,7 +35,7 @@ Private = Callable[[], Mapping[str, Tensor]]
 class ClientManager:
     """The clients of a data module, and the server's data."""
 
-    # All clients are evaluated with the trainer's module. A site passes its client's number as `first`, and as
+    # All clients are evaluated with the trainer's module. A site passes its client's number as `first_client`, and as
     # `num_classes` the federation's M, since its data may lack the last classes.
 
     def __init__(
@@ -45,49 +45,62 @@ class ClientManager:
         space: ParameterSpace,
         store: ClientStore,
         owners: ClientPlacement | None = None,
-        first: int = 0,
+        first_client: int = 0,
         num_classes: int | None = None,
     ) -> None:
-        self._trainer, self._data, self._space, self._store, self._owners = (
-            trainer,
-            data,
-            space,
-            store,
-            owners,
-        )
-        self._first_client = first
-        self._num_classes = data.num_classes if num_classes is None else num_classes
-        self._first: ModelEvaluator | None = None
-        self._any_task: dict[ModelScore, VectorEvaluator] = {}
-        self.channel = Channel()
-        counts = data.class_counts
+        self._trainer = trainer
+        self._data = data
+        self._space = space
+        self._store = store
+        self._owners = owners
+        self._first_client = first_client
+        self._num_classes = data.num_classes
+        class_counts = data.class_counts
         if num_classes is not None:
-            counts = _widened(counts, num_classes)
-        population = counts.sum(0)
-        self.locals = [
-            LocalData(
-                client_called(client, data.client_names),
-                partial(self._batches, client),
-                counts[client],
-                population,
-                partial(self.evaluator, private=partial(self._private, client)),
-                partial(self.module, private=partial(self._private, client)),
-                partial(store.tensors, first + client)
-                if owners is None
-                else partial(self._state, client),
-                any_task=partial(self.any_task, client),
-                training=partial(self._training, client),
-                order=partial(data.client_order, client),
-            )
-            for client in range(data.num_clients)
-        ]
-        self.clients = [
-            Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)
-        ]
-        nothing = torch.zeros_like(population)
-        server = self._validation, nothing, population, self.evaluator, self.module
-        self.server = (
-            LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
+            self._num_classes = num_classes
+            class_counts = _widened(class_counts, num_classes)
+        self._population = class_counts.sum(0)
+        self._evaluator: ModelEvaluator | None = None
+        self._any_task: dict[ModelScore, VectorEvaluator] = {}
+
+        self.channel = Channel()
+        self.locals = []
+        self.clients = []
+        for client in range(data.num_clients):
+            local = self._local_data(client, class_counts[client])
+            self.locals.append(local)
+            self.clients.append(Client(client, local, self.channel, owners))
+        self.server: LocalData | None = None
+        if data.val_dataloader():
+            self.server = self._server_data()
+
+    def _local_data(self, client: int, class_counts: Tensor) -> LocalData:
+        private = partial(self._private, client)
+        state = partial(self._state, client)
+        if self._owners is None:
+            state = partial(self._store.tensors, self._first_client + client)
+        return LocalData(
+            name=client_called(client, self._data.client_names),
+            batches=partial(self._batches, client),
+            class_counts=class_counts,
+            population=self._population,
+            evaluator=partial(self.evaluator, private=private),
+            module=partial(self.module, private=private),
+            state=state,
+            any_task=partial(self.any_task, client),
+            training=partial(self._training, client),
+            order=partial(self._data.client_order, client),
+        )
+
+    def _server_data(self) -> LocalData:
+        return LocalData(
+            name="the server",
+            batches=self._validation,
+            class_counts=torch.zeros_like(self._population),
+            population=self._population,
+            evaluator=self.evaluator,
+            module=self.module,
+            guarded=False,
         )
 
     def forget(self, client: int) -> None:
@@ -95,21 +108,30 @@ class ClientManager:
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
-    def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
+    def evaluator(
+        self,
+        batches: Iterable[Any],
+        private: Private | None = None,
+    ) -> ModelEvaluator:
         """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` holds parameters that stay at a
         client."""
-        if self._first is None:
-            self._first = ModelEvaluator(
-                self._trainer.lightning_module,
-                self._space,
-                batches,
-                num_classes=self._num_classes,
-                context=self._trainer.strategy.precision_plugin.forward_context,
-            )
-            return self._first.on(None, private)
-        return self._first.on(batches, private)
+        if self._evaluator is not None:
+            return self._evaluator.on(batches, private)
+        self._evaluator = ModelEvaluator(
+            self._trainer.lightning_module,
+            self._space,
+            batches,
+            num_classes=self._num_classes,
+            context=self._trainer.strategy.precision_plugin.forward_context,
+        )
+        return self._evaluator.on(None, private)
 
-    def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
+    def any_task(
+        self,
+        client: int,
+        split: Split,
+        performance: ModelScore,
+    ) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)
         private = None
@@ -125,12 +147,20 @@ class ClientManager:
             owner = client_called(client, self._data.client_names)
             raise ConfigurationError(f"{owner}: {error}") from error
 
-    def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
+    def module(
+        self,
+        vector: Tensor,
+        private: Private | None = None,
+    ) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
-        own = copy_module(self._trainer.lightning_module).eval().requires_grad_(False)
-        self._space.write(own, vector)
-        put_private(own, self._space, {} if private is None else private())
-        return own
+        copy = copy_module(self._trainer.lightning_module)
+        copy.eval().requires_grad_(False)
+        self._space.write(copy, vector)
+        private_entries: Mapping[str, Tensor] = {}
+        if private is not None:
+            private_entries = private()
+        put_private(copy, self._space, private_entries)
+        return copy
 
     def _state(self, client: int) -> State:
         assert self._owners is not None
@@ -141,43 +171,59 @@ class ClientManager:
         return self._store.tensors(client)
 
     def _private(self, client: int) -> Mapping[str, Tensor]:
-        return (
-            Prefixed(self._store.peek(self._first_client + client), "module.")
-            if self._space.private_names
-            else {}
-        )
+        if not self._space.private_names:
+            return {}
+        state = self._store.peek(self._first_client + client)
+        return Prefixed(state, "module.")
 
     def _batches(self, client: int, split: Split) -> Iterable[Any]:
-        return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
+        loader = self._data.client_loader(client, split, shuffle=False)
+        return on_device(self._trainer, loader)
 
-    def _training(self, client: int, stream: torch.Generator) -> Iterable[Any]:
+    def _training(
+        self,
+        client: int,
+        stream: torch.Generator,
+    ) -> Iterable[Any]:
         loader = self._data.client_loader(client, "train", generator=stream)
         return (as_given(self._trainer, batch) for batch in loader)
 
     def _validation(self, split: Split) -> Iterable[Any]:
-        return all_on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []
+        if split != "val":
+            return []
+        return all_on_device(self._trainer, self._data.val_dataloader())
 
 
 @torch.no_grad()
-def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
+def try_forward(
+    trainer: L.Trainer,
+    batches: Iterable[Any],
+    num_classes: int,
+    asking: str,
+) -> None:
     """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
     module = trainer.lightning_module
-    with (
-        isolate_rng(),
-        evaluating(module),
-        lent(module),
-        trainer.strategy.precision_plugin.forward_context(),
-    ):
+    precision = trainer.strategy.precision_plugin
+    with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
         try:
             for batch in islice(on_device(trainer, batches), 1):
-                x, y = checked_pair(batch, num_classes)
-                try:
-                    logits = module(x)
-                except Exception as error:
-                    raise no_forward(module, x, error) from error
-                checked_logits(logits, y, num_classes, or_more=True)
+                _check_forward(module, batch, num_classes)
         except ConfigurationError as error:
             raise ConfigurationError(f"{asking}: {error}") from error
+
+
+def _check_forward(
+    module: nn.Module,
+    batch: Any,
+    num_classes: int,
+) -> None:
+    """Check that a module returns logits ``[B, M]`` for a batch."""
+    x, y = checked_pair(batch, num_classes)
+    try:
+        logits = module(x)
+    except Exception as error:
+        raise no_forward(module, x, error) from error
+    checked_logits(logits, y, num_classes, or_more=True)
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:

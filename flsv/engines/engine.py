@@ -32,7 +32,7 @@ from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager, try_forward
-from flsv.games import CoalitionGames, ModelScore
+from flsv.games import CoalitionGames, ModelEvaluator, ModelScore
 from flsv.games.judges import LEAST, ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.output_metric import check_two_classes
@@ -120,7 +120,11 @@ class Engine:
             contributions: the metrics' values ``[n]`` by name.
         """
 
-    def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
+    def check(
+        self,
+        fields: Mapping[str, Mapping[str, Any]],
+        evaluating: Mapping[str, Any],
+    ) -> None:
         """Raise ConfigurationError unless this engine can provide ``fields``, the round's attributes by metric and
         argument, and let clients evaluate models for the metrics ``evaluating``."""
 
@@ -130,7 +134,7 @@ class Engine:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run for the metrics ``evaluating``."""
         trainer = self.trainer
-        val = self.data.val_dataloader()
+        validation = self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
 
         judged: dict[Hashable, ModelScore] = {}
@@ -148,38 +152,47 @@ class Engine:
             self._try_evaluations([*self._strategies.values(), *evaluating.values()])
         if not measures:
             return None
-        validated = make_evaluators(trainer, self.space, val, by_server, seed=self._state.seed)
+        validated = make_evaluators(
+            trainer, self.space, validation, by_server, seed=self._state.seed
+        )
         for key, measure in judged.items():
-            if self.clients_here:
-                self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=LEAST)
-            judges = ClientJudges(
-                self.space,
-                self.manager.clients,
-                self.data,
-                measure,
-                self._module.device,
-                self._state.note,
-            )
-            judges.check(self._state.model())
-            validated[key] = judges
+            validated[key] = self._judges(measure)
         evaluator = None
         if classified:
-            try:
-                evaluator = self.manager.evaluator(all_on_device(trainer, val))
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"metrics {classified}: {error}{BY_A_LOGGED_VALUE}"
-                ) from error
+            evaluator = self._classifier_evaluator(classified, validation)
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
+    def _judges(self, measure: ModelScore) -> ClientJudges:
+        """Return what lets the clients score coalitions' models, after a try."""
+        if self.clients_here:
+            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=LEAST)
+        judges = ClientJudges(
+            self.space,
+            self.manager.clients,
+            data=self.data,
+            measure=measure,
+            device=self._module.device,
+            note=self._state.note,
+        )
+        judges.check(self._state.model())
+        return judges
+
+    def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
+        """Return the evaluator of classifiers on the server's validation set, for the metrics of these names."""
+        try:
+            return self.manager.evaluator(all_on_device(self.trainer, validation))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"metrics {metrics}: {error}{BY_A_LOGGED_VALUE}") from error
+
     def _try_evaluations(self, components: Sequence[Any]) -> None:
         """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
-        if every := self._config.evaluation.every:
-            test = self.data.client_loader(0, "test", shuffle=False)
-            try_forward(
-                self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})"
-            )
+        num_classes = self.data.num_classes
+        every = self._config.evaluation.every
+        if every:
+            test_loader = self.data.client_loader(0, "test", shuffle=False)
+            try_forward(self.trainer, test_loader, num_classes, f"ClientEvaluation(every={every})")
+
         for component in components:
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
@@ -188,8 +201,8 @@ class Engine:
                 self._check_held_out_classes(performance, type(component).__name__)
                 self.manager.any_task(0, "val", performance)
             elif component.evaluates:
-                train = self.data.client_loader(0, "train", shuffle=False)
-                try_forward(self.trainer, train, self.data.num_classes, type(component).__name__)
+                train_loader = self.data.client_loader(0, "train", shuffle=False)
+                try_forward(self.trainer, train_loader, num_classes, type(component).__name__)
 
     def _check_held_out_classes(
         self, performance: ModelScore, asking: str, fewest_samples: int = 1
@@ -205,8 +218,14 @@ class Engine:
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""
-        given = self._config, self.store, self._state.num_clients, self._steps
-        self.local_training = LocalTraining(self.trainer, self.space, *given)
+        self.local_training = LocalTraining(
+            self.trainer,
+            self.space,
+            config=self._config,
+            store=self.store,
+            num_clients=self._state.num_clients,
+            steps=self._steps,
+        )
         if buffers is not None:
             self.local_training.state.restore(buffers)
         self.begun = True
@@ -225,11 +244,16 @@ class Engine:
     def train(self, instructions: dict[int, Instruction]) -> bool:
         """Train the clients that got ``instructions``, and return whether all of them trained."""
         batches = self._batches()
-        self._visits, self._instructions = batches.visits, instructions
+        self._visits = batches.visits
+        self._instructions = instructions
         self._matrix = empty_rows(
             len(self._visits), self.global_vector, self.trainer.default_root_dir
         )
-        self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
+        self.updates = []
+        self.broken = []
+        self._visited = 0
+        self.discarded = False
+
         self._train(batches)
         if not self.complete:
             return False
@@ -247,8 +271,13 @@ class Engine:
             self._end()
 
     def _begin(self, visit: ClientBatches) -> None:
-        data, samples = self.manager.locals[visit.client], int(self.data.num_samples[visit.client])
-        self.local_training.begin(self._instructions[visit.client], data, samples, visit.lengths)
+        client = visit.client
+        self.local_training.begin(
+            self._instructions[client],
+            self.manager.locals[client],
+            num_samples=int(self.data.num_samples[client]),
+            lengths=visit.lengths,
+        )
 
     def _end(self) -> None:
         """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
@@ -269,11 +298,11 @@ class Engine:
                 self._replace_updates(attack)
 
     def _replace_updates(self, attack: JointUpload) -> None:
-        num_parameters = self.space.num_parameters
-        global_parameters = self.global_vector[:num_parameters]
+        cut = self.space.num_parameters
+        global_parameters = self.global_vector[:cut]
         false_updates = attack.sent(
             [update.client_id for update in self.updates],
-            self.matrix[:, :num_parameters] - global_parameters,
+            self.matrix[:, :cut] - global_parameters,
             num_clients=self._state.num_clients,
             round_index=self._state.round_index,
         )
@@ -285,13 +314,13 @@ class Engine:
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
             if update.client_id in false_updates:
-                vector[:num_parameters] = global_parameters + false_updates[update.client_id]
+                vector[:cut] = global_parameters + false_updates[update.client_id]
                 num_bytes = float(vector.numel() * vector.element_size())
                 update = replace(update, traffic=Traffic(vector.numel(), num_bytes))
             self.updates[row] = replace(update, vector=vector)
             with opened(self.manager.locals[update.client_id]) as local:
                 if local.model is not None:  # the client has trained in this process
-                    local.set_models(local.start, local.model, vector, local.tell)
+                    local.set_models(local.start, local.model, sent=vector, tell=local.tell)
 
     # ---- what has been trained in the round
 
@@ -308,17 +337,22 @@ class Engine:
     @property
     def heard(self) -> set[int]:
         """Return the ids of the clients that have trained, finite model or not."""
-        return {*self.broken, *(update.client_id for update in self.updates)}
+        clients_with_updates = {update.client_id for update in self.updates}
+        return clients_with_updates.union(self.broken)
 
     @property
     def client(self) -> int | None:
         """Return the id of the client that trains now, or None after the last."""
-        return self._visits[self._visited].client if self._visited < len(self._visits) else None
+        if self._visited == len(self._visits):
+            return None
+        return self._visits[self._visited].client
 
     @property
     def place(self) -> str:
         """Return the training client's place in the cohort, such as ``"3/10"``."""
-        return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
+        num_visits = len(self._visits)
+        visit_number = min(self._visited + 1, num_visits)
+        return f"{visit_number}/{num_visits}"
 
     @property
     def matrix(self) -> Tensor:
@@ -330,17 +364,17 @@ class Engine:
         models = {}
         for update in self.updates:
             with opened(self.manager.locals[update.client_id]) as local:
-                models[update.client_id] = local.model
-        return {client: model for client, model in models.items() if model is not None}
+                if local.model is not None:
+                    models[update.client_id] = local.model
+        return models
 
     # ---- the end of a round
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Undo the changes of excluded clients' state, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.local_training.state.next_buffers = (
-                None  # the next model keeps the counters of the round's start
-            )
+            # The next model keeps the counters of the round's start.
+            self.local_training.state.next_buffers = None
         for client in clients:
             self.manager.forget(client)
 
@@ -373,41 +407,56 @@ class Engine:
     def _forget(self) -> None:
         for visit in self._visits:
             self.manager.locals[visit.client].set_models(None, None)
-        self._matrix, self.updates, self._instructions = self._matrix.new_empty(0), [], {}
+        self._matrix = self._matrix.new_empty(0)
+        self.updates = []
+        self._instructions = {}
 
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns clients'
         instructions, on which these models depend."""
-        state = self._state
-        trained = state.trained if self._config.evaluation.models == "trained" else {}
-        models = {**Engine.received(self, instruct), **trained}
-        # Scores [k] are NaN for clients without test samples. The module holds the last client's model afterwards.
-        module, scores = self._module, []
-        private = self.space.read_private(module)
+        models = Engine.received(self, instruct)
+        if self._config.evaluation.models == "trained":
+            models |= self._state.trained
+
+        # The module holds the last client's model afterwards.
+        private_entries = self.space.read_private(self._module)
+        scores_of_clients = []
         for client in self._mine():
-            self.space.write(module, models.get(client, state.model()))
+            self.space.write(self._module, models.get(client, self._state.model()))
             with opened(self.manager.locals[client]) as local:
-                self.space.write_private(module, {**private, **local.private})
-            counts = ClassScores(
-                self.data.num_classes, sync_on_compute=False
-            )  # other processes have other clients
-            count_answers(self.trainer, self.data.client_loader(client, "test"), counts)
-            scores.append(plain_scores(counts))
-        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
+                self.space.write_private(self._module, {**private_entries, **local.private})
+            # Other processes have other clients.
+            class_scores = ClassScores(self.data.num_classes, sync_on_compute=False)
+            test_loader = self.data.client_loader(client, "test")
+            count_answers(self.trainer, test_loader, class_scores)
+            scores_of_clients.append(plain_scores(class_scores))
+
+        # Scores [k] are NaN for clients without test samples.
+        scores = {}
+        for name in OWN_SCORES:
+            scores[name] = torch.tensor(
+                [client_scores[name] for client_scores in scores_of_clients]
+            )
+        return scores
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         models = {}
-        for client, told in instruct(self._mine()).items():
+        for client, instruction in instruct(self._mine()).items():
             with opened(self.manager.locals[client]) as local:
-                model = used_model(local, told, self._strategies)
+                model = used_model(local, instruction, self._strategies)
             if model is not None and model is not self._state.model():
                 models[client] = model
         return models
 
-    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
+    def write_artifacts(
+        self,
+        cohort: Sequence[int],
+        round_index: int,
+        folder: Path,
+    ) -> None:
         """Write the pictures and tables that clients have stored in a round."""
         names = client_folders(self.data.client_names)
         for client in set(self._mine()).intersection(cohort):
@@ -456,7 +505,8 @@ class IdleEngine(Engine):
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)
         # This comes after all checks, which look at the module's own hooks.
-        self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)
+        patches = PatchedAttributes(idle_patches(self.trainer))
+        self._undo.callback(patches.restore)
 
     def loader(self) -> Any:
         return IdleBatch()
@@ -466,7 +516,11 @@ class IdleEngine(Engine):
         super().finish_epoch()
 
 
-def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
+def where(
+    client: int | None,
+    round_index: int,
+    names: Sequence[str] = (),
+) -> str:
     """Describe, for an error message, which client trained in which round.
 
     Example:
@@ -475,5 +529,7 @@ def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> st
         >>> where(1, 5, ("Boston", "Lyon"))
         "while client 1 ('Lyon') trained in round 6"
     """
-    who = "at the server" if client is None else f"while {client_called(client, names)} trained"
-    return f"{who} in round {round_index + 1}"
+    actor = "at the server"
+    if client is not None:
+        actor = f"while {client_called(client, names)} trained"
+    return f"{actor} in round {round_index + 1}"

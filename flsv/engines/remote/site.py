@@ -312,24 +312,38 @@ def opened_state(
     data: FederatedDataModule,
     config: FederationConfig,
     packet: Packet,
-    kept: SiteState,
+    site_state: SiteState,
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
-    """Restore a site's saved state ``kept``, and return its parameter space, store and :class:`LocalData`."""
-    module, store, client = trainer.lightning_module, ClientStore(), packet.plain["client"]
+    """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
+    module = trainer.lightning_module
+    client = packet.plain["client"]
     space = shared_space(module, config)
-    store.load_state_dict({client: kept.get("store", {})})
+    store = ClientStore()
+    store.load_state_dict({client: site_state.get("store", {})})
     store.to(module.device)
-    (local,) = ClientManager(
-        trainer, data, space, store, first=client, num_classes=packet.plain["classes"]
-    ).locals
+    manager = ClientManager(
+        trainer,
+        data,
+        space=space,
+        store=store,
+        first_client=client,
+        num_classes=packet.plain["classes"],
+    )
+    (local,) = manager.locals
+
     tell = None
-    if "who" in kept:
-        client, clients, index = kept["who"]
-        context = UploadContext(client, clients, space.num_parameters, index)
+    if "who" in site_state:
+        client, num_clients, round_index = site_state["who"]
+        context = UploadContext(client, num_clients, space.num_parameters, round_index)
         tell = partial(sanitize_report, config.uploads, context)
-    models = [kept.get(name) for name in ("start", "trained", "sent")]
-    start, trained, sent = (None if model is None else model.to(module.device) for model in models)
-    local.set_models(start, trained, sent, tell)
+    models = []
+    for name in ("start", "trained", "sent"):
+        model = site_state.get(name)
+        if model is not None:
+            model = model.to(module.device)
+        models.append(model)
+    initial_model, trained, sent = models
+    local.set_models(initial_model, trained, sent=sent, tell=tell)
     return space, store, local
 
 
