@@ -42,25 +42,31 @@ def on_device(
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            what = (
-                f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            )
+        is_sequence = isinstance(batch, (tuple, list))
+        if not is_sequence or len(batch) != 2:
+            form = f"{len(batch)} parts" if is_sequence else type(batch).__name__
             raise ConfigurationError(
-                f"models are evaluated on batches (x, y), and a batch is {what}."
+                f"models are evaluated on batches (x, y), and a batch is {form}."
             )
         x, y = batch
         yield x, y
 
 
-def as_given(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
+def as_given(
+    trainer: L.Trainer,
+    batch: Any,
+    dataloader_idx: int = 0,
+) -> Any:
     """Convert a batch to the form in which the trainer's module gets it."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
 
 
-def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def all_on_device(
+    trainer: L.Trainer,
+    loaders: Any,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of one or several loaders, each as :func:`on_device` does."""
     for index, loader in enumerate(each_loader(loaders)):
         yield from on_device(trainer, loader, index)
@@ -68,39 +74,43 @@ def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Te
 
 def each_loader(loaders: Any) -> Sequence[Any]:
     """List the dataloaders in ``loaders`` in Lightning's order."""
-    if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
-        return [[batch for batch, _, _ in loaders]]  # each batch combines all loaders
-    combined = (
-        loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
-    )
-    return combined.flattened
+    if not isinstance(loaders, CombinedLoader):
+        return CombinedLoader(loaders, "sequential").flattened
+    if loaders._mode == "sequential":
+        return loaders.flattened
+    batches = [batch for batch, _, _ in loaders]  # each batch combines all loaders
+    return [batches]
 
 
 @contextmanager
 def validating(trainer: L.Trainer) -> Iterator[None]:
     """Set the trainer's stage to validation within the context."""
-    before = trainer.state.stage
+    stage = trainer.state.stage
     trainer.state.stage = RunningStage.VALIDATING
     try:
         yield
     finally:
-        trainer.state.stage = before
+        trainer.state.stage = stage
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put ``module`` into evaluation mode within the context, and restore each layer's mode afterwards."""
-    training = [layer for layer in module.modules() if layer.training]
+    layers_in_training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
         yield
     finally:
-        for layer in training:
+        for layer in layers_in_training:
             layer.training = True
 
 
 @torch.no_grad()
-def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
+def count_answers(
+    trainer: L.Trainer,
+    batches: Iterable[Any],
+    counts: Metric,
+) -> None:
     """Update the metric ``counts`` with the labels of all batches and the outputs of the trainer's module."""
     module = trainer.lightning_module
     counts.to(module.device)
@@ -145,32 +155,44 @@ class KeptBatches:
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     """Read and store the batches of one or several validation loaders."""
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    hooked = any(
-        is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None
-    )
-    kept = []
+    has_hooks = _has_transfer_hooks(trainer)
+    device = trainer.lightning_module.device
     limit: Any = trainer.limit_val_batches
+    stored_loaders = []
     for loader in each_loader(loaders):
+        batches: Iterable[Any] = loader
         if isinstance(limit, int) and limit and sized_len(loader) is None:
-            loader = islice(loader, limit)  # the loader may be infinite
-        batches: Iterable[Any] = (
-            loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
+            batches = islice(loader, limit)  # the loader may be infinite
+        if not has_hooks:
+            batches = (move_data_to_device(batch, device) for batch in batches)
+        stored_loaders.append(KeptBatches(batches))
+
+    _check_copies(stored_loaders)
+    if not any(map(len, stored_loaders)):
+        raise ConfigurationError(
+            "there are no validation batches: models cannot be evaluated on nothing."
         )
-        kept.append(KeptBatches(batches))
+    return stored_loaders
+
+
+def _has_transfer_hooks(trainer: L.Trainer) -> bool:
+    """Return whether the module or the data module moves batches to the device by hooks of its own."""
+    for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
+        if owner is not None and any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS):
+            return True
+    return False
+
+
+def _check_copies(stored_loaders: Sequence[KeptBatches]) -> None:
+    """Raise ConfigurationError if a loader's first batch cannot be copied."""
     try:
-        for loader in kept:
-            next(iter(loader), None)
+        for stored_loader in stored_loaders:
+            next(iter(stored_loader), None)
     except Exception as error:
         raise ConfigurationError(
             f"a validation batch cannot be copied ({error}), and every model is evaluated on batches of its own, "
             "because a step may change them. Keep tensors with gradients and open files out of batches."
         ) from error
-    if not sum(map(len, kept)):
-        raise ConfigurationError(
-            "there are no validation batches: models cannot be evaluated on nothing."
-        )
-    return kept
 
 
 class ValidationRun:
@@ -179,45 +201,48 @@ class ValidationRun:
     def __init__(
         self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
     ) -> None:
-        self._trainer, self.module, self._loaders = trainer, module, loaders
-        self._stand_in = own = stand_in(trainer, module)
-        own.limit_val_batches, own.overfit_batches = 1.0, 0.0
-        self._loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
-        own.fit_loop.epoch_loop.val_loop = self._loop
+        self._trainer = trainer
+        self.module = module
+        self._loaders = loaders
+        self._stand_in = stand_in(trainer, module)
+        self._stand_in.limit_val_batches = 1.0
+        self._stand_in.overfit_batches = 0.0
+        inference_mode = trainer.fit_loop.epoch_loop.val_loop.inference_mode
+        self._loop = _Loop(self._stand_in, loaders, inference_mode)
+        self._stand_in.fit_loop.epoch_loop.val_loop = self._loop
 
     def logged(self) -> dict[str, Tensor]:
         """Run the validation, and return all logged values by name."""
         with validating(self._trainer):
             self._loop.run()
         values = dict(self._stand_in._logger_connector._callback_metrics)
-        for name, parts in self._loop.parts.items():
+        for name, weighted_values in self._loop.parts.items():
             if name not in values:
-                total = sum(weight for _, weight in parts)
-                values[name] = torch.stack(
-                    [value * (weight / total) for value, weight in parts]
-                ).sum(0)
+                values[name] = _weighted_mean(weighted_values)
         return values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
         """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
         None for a single loader."""
         self.module.on_validation_model_eval()
-        plugin, several = self._stand_in.precision_plugin, len(self._loaders) > 1
+        precision = self._stand_in.precision_plugin
+        has_several_loaders = len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
-            for index, loader in enumerate(self._loaders):
-                for position, batch in enumerate(loader):
-                    batch = self.module._on_before_batch_transfer(
-                        plugin.convert_input(batch), index
+            for loader_index, loader in enumerate(self._loaders):
+                for batch_index, batch in enumerate(loader):
+                    batch = precision.convert_input(batch)
+                    batch = self.module._on_before_batch_transfer(batch, loader_index)
+                    batch = self._stand_in.strategy.batch_to_device(
+                        batch, dataloader_idx=loader_index
                     )
-                    batch = self._stand_in.strategy.batch_to_device(batch, dataloader_idx=index)
-                    told = OrderedDict(batch=batch, batch_idx=position)
-                    if several:
-                        told["dataloader_idx"] = index
-                    arguments = self._loop._build_step_args_from_hook_kwargs(
-                        told, "validation_step"
+                    hook_arguments = OrderedDict(batch=batch, batch_idx=batch_index)
+                    if has_several_loaders:
+                        hook_arguments["dataloader_idx"] = loader_index
+                    step_arguments = self._loop._build_step_args_from_hook_kwargs(
+                        hook_arguments, "validation_step"
                     )
-                    with plugin.val_step_context():
-                        yield arguments, index if several else None
+                    with precision.val_step_context():
+                        yield step_arguments, loader_index if has_several_loaders else None
 
 
 class _Loop(_EvaluationLoop):
@@ -236,7 +261,8 @@ class _Loop(_EvaluationLoop):
             inference_mode=inference_mode,
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
-        self._loaders, self.parts = loaders, {}
+        self._loaders = loaders
+        self.parts = {}
 
     def _store_dataloader_outputs(self) -> None:
         super()._store_dataloader_outputs()
@@ -249,29 +275,40 @@ class _Loop(_EvaluationLoop):
             else:
                 weight = float(self._loaders[meta.dataloader_idx].samples)
             for name in dict.fromkeys((meta.name, meta.forked_name(on_step=False))):
-                self.parts.setdefault(name, []).append((result.compute(), weight))
+                weighted_values = self.parts.setdefault(name, [])
+                weighted_values.append((result.compute(), weight))
+
+
+def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
+    total = sum(weight for _, weight in weighted_values)
+    summands = [value * (weight / total) for value, weight in weighted_values]
+    return torch.stack(summands).sum(0)
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
-    own: Any = copy.copy(trainer)
-    own._accelerator_connector = copy.copy(own._accelerator_connector)
-    own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
-    own.strategy.connect(module)
+    copied: Any = copy.copy(trainer)
+    copied._accelerator_connector = copy.copy(copied._accelerator_connector)
+    copied._accelerator_connector.strategy = copy.copy(copied._accelerator_connector.strategy)
+    copied.strategy.connect(module)
     # The ranks validate different models, in different numbers: no rank may wait for another.
-    own.strategy.ranks = ALONE
-    own._data_connector = copy.copy(own._data_connector)
-    own._data_connector.trainer = own
-    own._data_connector._datahook_selector = _DataHookSelector(module, own.datamodule)
-    own._logger_connector = _LoggerConnector(own)
-    own.callbacks, own.loggers = [], [DummyLogger() for _ in trainer.loggers]
-    own.profiler = PassThroughProfiler()
-    own.fit_loop = copy.copy(own.fit_loop)
-    own.fit_loop.epoch_loop = copy.copy(own.fit_loop.epoch_loop)
-    own.fit_loop.trainer = own.fit_loop.epoch_loop.trainer = own
-    module.trainer = own
+    copied.strategy.ranks = ALONE
+
+    copied._data_connector = copy.copy(copied._data_connector)
+    copied._data_connector.trainer = copied
+    copied._data_connector._datahook_selector = _DataHookSelector(module, copied.datamodule)
+    copied._logger_connector = _LoggerConnector(copied)
+    copied.callbacks = []
+    copied.loggers = [DummyLogger() for _ in trainer.loggers]
+    copied.profiler = PassThroughProfiler()
+
+    copied.fit_loop = copy.copy(copied.fit_loop)
+    copied.fit_loop.epoch_loop = copy.copy(copied.fit_loop.epoch_loop)
+    copied.fit_loop.trainer = copied
+    copied.fit_loop.epoch_loop.trainer = copied
+    module.trainer = copied
     module._metric_attributes = None  # it maps ids of the original module's metrics
-    return own
+    return copied
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Checkpoint, LambdaCallback, ProgressBar,
 from lightning.pytorch.loops import _FitLoop
 from torch import Tensor
 
-from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.patches import Patch, PatchedAttributes
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -40,61 +40,81 @@ class FederatedFitLoop(_FitLoop):
     round: Callable[[], Any]
     after_round: Callable[[], Any] = staticmethod(lambda: None)
     after_fit: Callable[[], Any] = staticmethod(lambda: None)
-    begun = within = False
-    _last, _idle, _first = True, False, 0
+    begun = False
+    within = False
+    _is_last_epoch = True
+    _is_idle = False
+    _first_batch_index = 0
 
     def __init__(self, trainer: L.Trainer) -> None:
-        vars(self).update(
-            vars(trainer.fit_loop)
-        )  # Lightning's own state, in the place of a new one
+        # Lightning's own state, in the place of a new one.
+        self.__dict__.update(trainer.fit_loop.__dict__)
         self._waiting: list[Callable[[], Any]] = []
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
-    def begin(self, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
+    def begin(
+        self,
+        begin: Callable[[Any], Any],
+        end: Callable[[Tensor | None], Any],
+    ) -> None:
         """Begin the fit. Call ``begin(batch)`` before and ``end(loss)`` after each batch of a client."""
-        trainer, epoch = self.trainer, self.epoch_loop  # type: Any, Any
+        trainer: Any = self.trainer
+        epoch: Any = self.epoch_loop
         self.remember()
-        own = LambdaCallback(
+
+        def end_batch(
+            trainer: Any,
+            module: Any,
+            outputs: Any,
+            batch: Any,
+            index: int,
+        ) -> None:
+            end(step_loss(trainer, outputs))
+
+        callback_of_loop = LambdaCallback(
             on_train_batch_start=lambda trainer, module, batch, index: begin(batch),
-            on_train_batch_end=lambda trainer, module, outputs, batch, index: end(
-                step_loss(trainer, outputs)
-            ),
+            on_train_batch_end=end_batch,
             on_train_epoch_end=lambda trainer, module: self.remember(),
         )
-        changes: list[tuple[Any, str, Any]] = [
-            (trainer, "callbacks", [own, *trainer.callbacks]),
-            (epoch, "on_advance_end", partial(self._end_batch, epoch.on_advance_end)),
-            (epoch, "update_lr_schedulers", partial(self._step, epoch.update_lr_schedulers)),
+        end_of_batch = partial(self._end_batch, epoch.on_advance_end)
+        step_schedulers = partial(self._step, epoch.update_lr_schedulers)
+        changes: list[Patch] = [
+            (trainer, "callbacks", [callback_of_loop, *trainer.callbacks]),
+            (epoch, "on_advance_end", end_of_batch),
+            (epoch, "update_lr_schedulers", step_schedulers),
         ]
-        for each in trainer.callbacks:
-            if isinstance(each, Checkpoint):
-                changes.append(
-                    (each, "on_train_batch_end", partial(self._save, each.on_train_batch_end))
-                )
-            if isinstance(each, ProgressBar):
+        for callback in trainer.callbacks:
+            if isinstance(callback, Checkpoint):
+                save = partial(self._save, callback.on_train_batch_end)
+                changes.append((callback, "on_train_batch_end", save))
+            if isinstance(callback, ProgressBar):
                 for name in ("on_train_batch_start", "on_train_batch_end"):
-                    changes.append((each, name, partial(self._show, getattr(each, name))))
+                    show = partial(self._show, getattr(callback, name))
+                    changes.append((callback, name, show))
         self._undo.append(PatchedAttributes(changes))
 
     def give_back(self) -> None:
         """Give the Trainer its own loop back, with the progress of this one."""
         while self._undo:
             self._undo.pop().restore()
-        lightnings = vars(self.trainer.fit_loop)
-        lightnings.update({name: vars(self)[name] for name in lightnings})
+        lightnings_state = vars(self.trainer.fit_loop)
+        for name in lightnings_state:
+            lightnings_state[name] = vars(self)[name]
 
     # ---- a round, in the place of an epoch
 
     def on_advance_start(self) -> None:
         progress: Any = self.epoch_progress.total
-        self.begun, started = False, progress.started
+        num_started = progress.started
+        self.begun = False
         self.before_round()
         self.within = True
         super().on_advance_start()
-        self.begun = progress.started > started
+        self.begun = progress.started > num_started
 
     def advance(self) -> None:
-        self._waiting, self._first = [], self.total_batch_idx + 1
+        self._waiting = []
+        self._first_batch_index = self.total_batch_idx + 1
         if self.begun:
             self.round()
         else:  # Lightning only ends the epoch of a checkpoint
@@ -109,35 +129,45 @@ class FederatedFitLoop(_FitLoop):
         super().on_run_end()
         self.after_fit()
 
-    def train_epoch(self, last: bool = True, idle: bool = False) -> None:
-        """Train on all batches that the train dataloader yields now. ``last``: it is the round's last epoch. ``idle``:
-        they are :class:`IdleBatch` only."""
-        self._last, self._idle = last, idle
+    def train_epoch(
+        self,
+        is_last: bool = True,
+        idle: bool = False,
+    ) -> None:
+        """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
+        ``idle``: they are :class:`IdleBatch` only."""
+        self._is_last_epoch = is_last
+        self._is_idle = idle
         # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
-        trainer, fetcher = self.trainer, self._data_fetcher  # type: Any, Any
-        trainer.val_check_batch = self.max_batches = len(trainer.train_dataloader)
+        trainer: Any = self.trainer
+        fetcher: Any = self._data_fetcher
+        self.max_batches = len(trainer.train_dataloader)
+        trainer.val_check_batch = self.max_batches
         iter(fetcher)
         try:
             super().advance()
         finally:
-            self._last = True
+            self._is_last_epoch = True
 
     def end_round(self) -> None:
         """Call the hooks that were delayed until the module holds the next global model."""
-        waiting, self._waiting, self._idle = self._waiting, [], True
-        for each in waiting:
-            each()
+        delayed_hooks = self._waiting
+        self._waiting = []
+        self._is_idle = True
+        for hook in delayed_hooks:
+            hook()
 
     # ---- checkpoints, which hold what lies between two rounds
 
     def remember(self) -> None:
         """Store Lightning's progress when a round is complete."""
-        if not self.within:
-            self._between = deepcopy(super().state_dict())
-            self._counts = {
-                "epoch": self.trainer.current_epoch,
-                "global_step": self.trainer.global_step,
-            }
+        if self.within:
+            return
+        self._between = deepcopy(super().state_dict())
+        self._counts = {
+            "epoch": self.trainer.current_epoch,
+            "global_step": self.trainer.global_step,
+        }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
@@ -145,62 +175,77 @@ class FederatedFitLoop(_FitLoop):
             return deepcopy(self._between)
         loop = deepcopy(super().state_dict(*args, **kwargs))
         for part in ("total", "current"):
-            epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
-            epochs["started"] = epochs["processed"] = epochs["ready"]
-            batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
+            epochs = loop["epoch_progress"][part]
+            epochs["started"] = epochs["ready"]
+            epochs["processed"] = epochs["ready"]
+            batches = loop["epoch_loop.batch_progress"][part]
+            batches["started"] = batches["ready"]
+            batches["processed"] = batches["ready"]
+            batches["completed"] = batches["ready"]
         return loop
 
-    def copy_states(self, own: L.Callback) -> None:
-        """Store the states of optimizers, schedulers and callbacks, except ``own``, before a round's hooks."""
+    def copy_states(self, loop: L.Callback) -> None:
+        """Store the states of optimizers, schedulers and callbacks, except ``loop``, before a round's hooks."""
         trainer: Any = self.trainer
-        # What is written to files, and the time that has passed, is not undone with the round.
-        rewound = [
-            each
-            for each in trainer.callbacks
-            if each is not own and not isinstance(each, Checkpoint | Timer)
-        ]
-        self._callbacks = {
-            each.state_key: _copied(each.state_dict(), type(each).__name__) for each in rewound
+        callback_states = {}
+        for callback in trainer.callbacks:
+            # What is written to files, and the time that has passed, is not undone with the round.
+            if callback is not loop and not isinstance(callback, Checkpoint | Timer):
+                state = _copied(callback.state_dict(), type(callback).__name__)
+                callback_states[callback.state_key] = state
+        self._callbacks = callback_states
+
+        optimizer_states = []
+        for optimizer in trainer.optimizers:
+            # Between two rounds an optimizer has no state: clients keep theirs in the store.
+            optimizer_states.append({**optimizer.state_dict(), "state": {}})
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        states = {
+            "optimizer_states": optimizer_states,
+            "lr_schedulers": [scheduler.state_dict() for scheduler in schedulers],
         }
-        # Between two rounds an optimizer has no state: clients keep theirs in the store.
-        optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
-        schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-        others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
-        if scale := trainer.precision_plugin.state_dict():
-            others[type(trainer.precision_plugin).__qualname__] = scale
-        used = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
-        self._others = _copied(
-            others, " or ".join(dict.fromkeys(type(each).__name__ for each in used))
-        )
+        precision = trainer.precision_plugin
+        precision_state = precision.state_dict()
+        if precision_state:
+            states[type(precision).__qualname__] = precision_state
+        names = [type(owner).__name__ for owner in (*trainer.optimizers, *schedulers)]
+        self._states = _copied(states, " or ".join(dict.fromkeys(names)))
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
         checkpoint.update(self._counts)
         if "callbacks" in checkpoint:  # else it holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callbacks))
-            checkpoint.update(deepcopy(self._others))
+            checkpoint.update(deepcopy(self._states))
 
     # ---- what Lightning does once a round
 
-    def _end_batch(self, end: Callable[..., None], fetcher: Any) -> None:
+    def _end_batch(
+        self,
+        end: Callable[..., None],
+        fetcher: Any,
+    ) -> None:
         trainer = self.trainer
-        if not self.epoch_loop.batch_progress.is_last_batch or (
-            trainer.should_stop and not self._last
-        ):
-            end(fetcher)
-        elif self._last:
+        is_last_batch = self.epoch_loop.batch_progress.is_last_batch
+        if is_last_batch and self._is_last_epoch:
             # Lightning steps these after the validation, for which they must not wait: they are the client's own.
             self.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
             self._waiting.append(partial(end, fetcher))
-        else:
-            trainer.limit_val_batches, limit = 0, trainer.limit_val_batches
-            try:
-                end(fetcher)
-            finally:
-                trainer.limit_val_batches = limit
+            return
+        if not is_last_batch or trainer.should_stop:
+            end(fetcher)
+            return
+
+        # After a client's other epochs nothing is validated.
+        limit = trainer.limit_val_batches
+        trainer.limit_val_batches = 0
+        try:
+            end(fetcher)
+        finally:
+            trainer.limit_val_batches = limit
 
     def _save(self, save: Callable[..., None], *hook: Any) -> None:
-        if self._last and self.epoch_loop.batch_progress.is_last_batch:
+        if self._is_last_epoch and self.epoch_loop.batch_progress.is_last_batch:
             self._waiting.append(partial(save, *hook))
         else:
             save(*hook)
@@ -208,11 +253,15 @@ class FederatedFitLoop(_FitLoop):
     def _step(
         self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool
     ) -> None:
-        if self._last if interval == "epoch" else not self._idle:
+        is_due = not self._is_idle
+        if interval == "epoch":
+            is_due = self._is_last_epoch
+        if is_due:
             step(interval, update_plateau_schedulers=update_plateau_schedulers)
 
     def _show(self, hook: Callable[..., None], *arguments: Any) -> None:
-        hook(*arguments[:-1], self.total_batch_idx - self._first)
+        batch_index = self.total_batch_idx - self._first_batch_index
+        hook(*arguments[:-1], batch_index)
 
 
 def _copied(state: Any, owner: str) -> Any:

@@ -15,6 +15,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+Patch = tuple[Any, str, Any]
+"""An object, the name of an attribute, and the attribute's new value."""
+
 CONFIGURE = "configure_optimizers"
 _CLASS = object()
 
@@ -22,28 +25,25 @@ _CLASS = object()
 class PatchedAttributes:
     """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` undoes."""
 
-    def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
-        # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
-        self._before = [
-            (
-                owner,
-                name,
-                _CLASS if inspect.isroutine(before) and name not in vars(owner) else before,
-            )
-            for owner, name, before in (
-                (owner, name, getattr(owner, name)) for owner, name, _ in changes or []
-            )
-        ]
-        for owner, name, value in changes or []:
+    def __init__(self, changes: list[Patch] | None = None) -> None:
+        changes = changes or []
+        self._originals = []
+        for owner, name, _ in changes:
+            original = getattr(owner, name)
+            # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
+            if inspect.isroutine(original) and name not in vars(owner):
+                original = _CLASS
+            self._originals.append((owner, name, original))
+        for owner, name, value in changes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
-        for owner, name, value in self._before:
-            if value is _CLASS:
+        for owner, name, original in self._originals:
+            if original is _CLASS:
                 delattr(owner, name)
             else:
-                setattr(owner, name, value)
-        self._before = []
+                setattr(owner, name, original)
+        self._originals = []
 
 
 def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
@@ -64,9 +64,11 @@ def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
 @contextmanager
 def unlogged(module: nn.Module) -> Iterator[None]:
     """Discard all values that the module logs within the context."""
-    patches = PatchedAttributes(
-        [(module, name, _nothing) for name in ("log", "log_dict") if hasattr(module, name)]
-    )
+    changes = []
+    for name in ("log", "log_dict"):
+        if hasattr(module, name):
+            changes.append((module, name, _nothing))
+    patches = PatchedAttributes(changes)
     try:
         yield
     finally:
@@ -77,79 +79,103 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
+MetricState = tuple[Metric, dict[str, Any]]
+
+
+def metric_states(module: nn.Module) -> list[MetricState]:
     """Pair each torchmetrics metric of a module with a copy of its state."""
-    metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
-    return [
-        (m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed})
-        for m in metrics
-    ]
+    states = []
+    for layer in module.modules():
+        if isinstance(layer, Metric):
+            state: dict[str, Any] = dict(layer._copy_state_dict())
+            state["_update_count"] = layer._update_count
+            state["_computed"] = layer._computed
+            states.append((layer, state))
+    return states
 
 
-def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
+def put_metric_states(states: list[MetricState]) -> None:
     """Restore the states that :func:`metric_states` has copied."""
     for metric, state in states:
         for name, value in state.items():
             setattr(metric, name, value)
 
 
-def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
+def round_axis(trainer: L.Trainer) -> Patch:
     """Return the patch ``(object, name, value)`` with which loggers plot epoch values over rounds."""
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
-    def with_round(metrics: dict[str, Any], step: int | None = None) -> None:
+    def with_round(
+        metrics: dict[str, Any],
+        step: int | None = None,
+    ) -> None:
         # Between two batches `_first_loop_iter` is a bool.
-        epoch_level = step is None and connector._first_loop_iter is None
-        if not epoch_level or "step" in metrics:
+        is_of_epoch = step is None and connector._first_loop_iter is None
+        if not is_of_epoch or "step" in metrics:
             log_metrics(metrics, step=step)
             return
         log_metrics(metrics, step=trainer.current_epoch)
-        if (
-            not metrics
-        ):  # Lightning then saves nothing, and a killed run would lose the round's own curves
-            for logger in trainer.loggers:
-                logger.save()
+        if metrics:
+            return
+        # Lightning saves nothing then, and a killed run would lose the round's own curves.
+        for logger in trainer.loggers:
+            logger.save()
 
     return connector, "log_metrics", with_round
 
 
-def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+def no_placeholder(trainer: L.Trainer) -> list[Patch]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
-    return [
-        (x, "_default_hp_metric", False)
-        for x in trainer.loggers
-        if isinstance(x, TensorBoardLogger)
-    ]
+    patches = []
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            patches.append((logger, "_default_hp_metric", False))
+    return patches
 
 
-def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+def unprofiled(trainer: L.Trainer) -> list[Patch]:
     """Return the patches with which a Trainer without a profiler skips profiling calls."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
-    return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
+    if type(profiler) is not PassThroughProfiler:
+        return []
+    return [(profiler, "profile", nullcontext)]
 
 
-def answering(trainer: L.Trainer, answers: dict[str, Callable[[], Any]]) -> tuple[Any, str, Any]:
+def answering(
+    trainer: L.Trainer,
+    answers: dict[str, Callable[[], Any]],
+) -> Patch:
     """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``answers``,
     except where they return None."""
-    kind = type(trainer)
+    trainer_class = type(trainer)
+    properties = {}
+    for name, answer in answers.items():
+        properties[name] = _answered(trainer, getattr(trainer_class, name), answer)
+    patched_class = type(trainer_class.__name__, (trainer_class,), properties)
+    return trainer, "__class__", patched_class
 
-    def answered(name: str, answer: Callable[[], Any]) -> property:
-        lightnings: Any = getattr(kind, name)
 
-        def get(self: L.Trainer) -> Any:
-            own = answer() if self is trainer else None
-            return lightnings.fget(self) if own is None else own
+def _answered(
+    trainer: L.Trainer,
+    lightnings: Any,
+    answer: Callable[[], Any],
+) -> property:
+    """Return a property that is ``answer()`` for this trainer, where that is not None, and Lightning's otherwise."""
 
-        return property(get)
+    def get(self: L.Trainer) -> Any:
+        value = None
+        if self is trainer:
+            value = answer()
+        if value is None:
+            return lightnings.fget(self)
+        return value
 
-    own = type(
-        kind.__name__, (kind,), {name: answered(name, answer) for name, answer in answers.items()}
-    )
-    return trainer, "__class__", own
+    return property(get)
 
 
 def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """Call the module's ``configure_optimizers`` and return its optimizers and schedulers."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
-    return optimizers, [config.scheduler for config in configs]
+    schedulers = [config.scheduler for config in configs]
+    return optimizers, schedulers

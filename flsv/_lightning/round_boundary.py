@@ -26,35 +26,46 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from flsv._lightning.patches import PatchedAttributes, callbacks_of
+from flsv._lightning.patches import Patch, PatchedAttributes, callbacks_of
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
+TrainedNames = dict[str, list[str]]
+"""Names of trained parameters, and of BatchNorm layers that track statistics."""
+
+
 class FinetuningState:
     """Parameters and layers that a trainer's finetuning callbacks have unfrozen."""
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
-        callbacks = [] if trainer is None else callbacks_of(trainer)
-        self._trainer = (
-            trainer if any(isinstance(each, BaseFinetuning) for each in callbacks) else None
-        )
-        self._trained: dict[str, list[str]] | None = None
+        self._trainer: L.Trainer | None = None
+        self._trained: TrainedNames | None = None
+        if trainer is None:
+            return
+        if any(isinstance(callback, BaseFinetuning) for callback in callbacks_of(trainer)):
+            self._trainer = trainer
 
     def begin_round(self) -> None:
         """Record which parameters and layers are trained, before callbacks begin the epoch."""
         if self._trainer is not None:
             self._trained = _trained(self._trainer.lightning_module)
 
-    def state(self, within_round: bool) -> dict[str, list[str]] | None:
+    def state(self, within_round: bool) -> TrainedNames | None:
         """Return the names of trained parameters and BatchNorm layers, for a checkpoint."""
         if self._trainer is None:
             return None
-        return self._trained if within_round else _trained(self._trainer.lightning_module)
+        if within_round:
+            return self._trained
+        return _trained(self._trainer.lightning_module)
 
-    def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
+    def restore(
+        self,
+        module: L.LightningModule,
+        state: TrainedNames | None,
+    ) -> None:
         """Unfreeze the parameters and layers that ``state`` names, and freeze all others."""
         if state is None or self._trainer is None:
             return
@@ -65,17 +76,16 @@ class FinetuningState:
                 layer.track_running_stats = name in state["tracking"]
 
 
-def _trained(module: L.LightningModule) -> dict[str, list[str]]:
-    return {
-        "parameters": [
-            name for name, parameter in module.named_parameters() if parameter.requires_grad
-        ],
-        "tracking": [
-            name
-            for name, layer in module.named_modules()
-            if isinstance(layer, _BatchNorm) and layer.track_running_stats
-        ],
-    }
+def _trained(module: L.LightningModule) -> TrainedNames:
+    parameters = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameters.append(name)
+    tracking = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            tracking.append(name)
+    return {"parameters": parameters, "tracking": tracking}
 
 
 try:
@@ -95,7 +105,10 @@ def averaging_callback(callbacks: Iterable[L.Callback]) -> Any:
 
 
 @contextmanager
-def model_of_validation(trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
+def model_of_validation(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+) -> Iterator[None]:
     """Put the model that the trainer's validation sees into the module: the average, if weights are averaged."""
     callback = averaging_callback(callbacks_of(trainer))
     if callback is None:
@@ -116,56 +129,74 @@ class RoundAverage:
     """Wrapper of a weight-averaging callback that updates the average at the ends of rounds."""
 
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
-        self._callback = callback = averaging_callback(callbacks)
-        self._due, self._step, self._swapped = False, 0, False
+        callback = averaging_callback(callbacks)
+        self._callback = callback
+        self._is_due = False
+        self._step = 0
+        self._is_swapped = False
         self.last_state: dict[str, Tensor] | None = None
-        self.changes: list[tuple[Any, str, Any]] = []
-        if callback is not None:
-            self._swap, self._end = callback._swap_models, callback.on_train_end
-            self._update = callback.on_train_batch_end
-            self.changes = [
-                (callback, "on_train_batch_end", self._batch_end),
-                (callback, "on_train_epoch_end", _nothing),
-                (callback, "_swap_models", self._swap_models),
-                (callback, "on_train_end", self._train_end),
-            ]
-            rank_zero_info(
-                f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds."
-            )
+        self.changes: list[Patch] = []
+        if callback is None:
+            return
+
+        self._swap = callback._swap_models
+        self._end = callback.on_train_end
+        self._update = callback.on_train_batch_end
+        self.changes = [
+            (callback, "on_train_batch_end", self._batch_end),
+            (callback, "on_train_epoch_end", _nothing),
+            (callback, "_swap_models", self._swap_models),
+            (callback, "on_train_end", self._train_end),
+        ]
+        rank_zero_info(
+            f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds."
+        )
 
     def begin_round(self, trainer: L.Trainer) -> None:
-        self._due, self._step = False, trainer.global_step
+        self._is_due = False
+        self._step = trainer.global_step
 
     def end_batch(self, trainer: L.Trainer) -> None:
         """Record whether the callback would update its average after this batch."""
         callback = self._callback
-        if callback is not None and not self._due and trainer.global_step > self._step:
-            self._due = callback.should_update(step_idx=trainer.global_step - 1)
+        if callback is None or self._is_due:
+            return
+        if trainer.global_step > self._step:
+            self._is_due = callback.should_update(step_idx=trainer.global_step - 1)
 
-    def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def end_round(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+    ) -> None:
         """Update the average if an update is due."""
         callback = self._callback
-        if callback is not None and (
-            self._due or callback.should_update(epoch_idx=trainer.current_epoch)
-        ):
-            due = PatchedAttributes([(callback, "should_update", lambda **_: True)])
-            try:
-                callback.load_state_dict(
-                    {"latest_update_step": -1}
-                )  # it may have updated in another fit
-                self._update(trainer, module, None, None, 0)
-            finally:
-                due.restore()
+        if callback is None:
+            return
+        if not self._is_due and not callback.should_update(epoch_idx=trainer.current_epoch):
+            return
+
+        patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
+        try:
+            # The callback may have updated in another fit.
+            callback.load_state_dict({"latest_update_step": -1})
+            self._update(trainer, module, None, None, 0)
+        finally:
+            patches.restore()
 
     def restore(self, module: L.LightningModule) -> None:
         """Put the global model back into the module, if failed validation left the average there."""
-        if self._swapped:
+        if self._is_swapped:
             self._swap_models(module)
 
     @contextmanager
-    def model_of_validation(self, trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
+    def model_of_validation(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+    ) -> Iterator[None]:
         """Put the model that validation sees into the module, unless a validation has done so."""
-        if self._swapped:
+        if self._is_swapped:
             yield
             return
         with model_of_validation(trainer, module):
@@ -185,9 +216,13 @@ class RoundAverage:
 
     def _swap_models(self, module: L.LightningModule) -> None:
         self._swap(module)
-        self._swapped = not self._swapped
+        self._is_swapped = not self._is_swapped
 
-    def _train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _train_end(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+    ) -> None:
         self.last_state = copy.deepcopy(module.state_dict())
         self._end(trainer, module)
 
@@ -211,12 +246,14 @@ class DurableCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Write a new file beside ``path``, flush it to the disk, and rename it to ``path``."""
-        if why := checkpoint.get(_REFUSED):
-            rank_zero_warn(f"{path} is not saved: {why}")
+        reason = checkpoint.get(_REFUSED)
+        if reason:
+            rank_zero_warn(f"{path} is not saved: {reason}")
             return
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
+
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Serialize in memory first: on a full disk torch.save hides the disk's error behind its own.
@@ -254,24 +291,30 @@ def install(trainer: L.Trainer, check: Check) -> None:
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
-def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
+def refuse(
+    trainer: L.Trainer,
+    checkpoint: dict[str, Any],
+    failed: str,
+) -> None:
     """Mark a checkpoint as invalid, since the round ``failed`` has failed. A warning is then shown instead of writing
     it."""
-    why = (
+    reason = (
         f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
         "on from there. Resume from an earlier checkpoint."
     )
     if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
-        raise ConfigurationError(f"no checkpoint is saved: {why}")
-    checkpoint[_REFUSED] = why
+        raise ConfigurationError(f"no checkpoint is saved: {reason}")
+    checkpoint[_REFUSED] = reason
 
 
 def _check_sums(path: Any) -> None:
     """Raise BadZipFile if a checksum in a file does not match. Torch does not check it."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if broken := archive.testzip():
-                raise zipfile.BadZipFile(broken)
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        broken_member = archive.testzip()
+    if broken_member:
+        raise zipfile.BadZipFile(broken_member)
 
 
 def _why(path: Any, error: Exception) -> str:

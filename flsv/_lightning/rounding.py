@@ -31,36 +31,53 @@ class Rounding(NamedTuple):
         """Return the distance up to which two runs' models count as equal, relative to how far training moved them."""
         return min(0.01, 10 * self.number)
 
-    def nudged(self, start: Tensor) -> Tensor:
-        """Return the model ``start [P]`` with every entry changed at random, by about a rounding error."""
+    def nudged(self, initial_model: Tensor) -> Tensor:
+        """Return the model ``[P]`` with every entry changed at random, by about a rounding error."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
-        noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
-        return start * (1 + max(NUDGE, self.unit) * noise)
+        noise = torch.randn(len(initial_model), generator=generator, dtype=initial_model.dtype)
+        relative_change = max(NUDGE, self.unit) * noise.to(initial_model)
+        return initial_model * (1 + relative_change)
 
-    def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
+    def caused(
+        self,
+        initial_model: Tensor,
+        trained: Tensor,
+        nudged: Tensor,
+    ) -> Tensor:
         """Return the largest distance that rounding can cause between trained models. ``nudged`` is trained from
-        :meth:`nudged` weights, ``trained`` from ``start``."""
-        return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
+        :meth:`nudged` weights, ``trained`` from ``initial_model``."""
+        displacement = trained - initial_model
+        nudged_displacement = nudged - self.nudged(initial_model)
+        return FACTOR * (displacement - nudged_displacement).norm()
 
     def apart(
         self,
         model: Tensor,
         reference: Tensor,
-        start: Tensor,
+        initial_model: Tensor,
         nudged: Callable[[], Tensor | None] = lambda: None,
     ) -> float | None:
-        """Return the distance of two models that should be equal, relative to the reference's from ``start``. None:
-        rounding explains it. ``nudged()`` returns how training moves :meth:`nudged` weights, if known."""
-        model, reference, start = model.double(), reference.double(), start.double()
+        """Return the distance of two models that should be equal, relative to the reference's from ``initial_model``.
+        None: rounding explains it. ``nudged()`` returns how training moves :meth:`nudged` weights, if known."""
+        model = model.double()
+        reference = reference.double()
+        initial_model = initial_model.double()
         if not reference.isfinite().all():
-            return None if model.isfinite().equal(reference.isfinite()) else 1.0
-        apart, way = (model - reference).norm(), (reference - start).norm()
-        if apart <= max(self.run * way, LENGTH * start.norm()):
+            if model.isfinite().equal(reference.isfinite()):
+                return None
+            return 1.0
+
+        distance = (model - reference).norm()
+        path_length = (reference - initial_model).norm()
+        if distance <= max(self.run * path_length, LENGTH * initial_model.norm()):
             return None
-        other = nudged()
-        if other is not None and apart <= FACTOR * ((model - start) - other.double()).norm():
-            return None
-        return float(apart / way.clamp(min=1e-12))
+        nudged_displacement = nudged()
+        if nudged_displacement is not None:
+            displacement = model - initial_model
+            difference = displacement - nudged_displacement.double()
+            if distance <= FACTOR * difference.norm():
+                return None
+        return float(distance / path_length.clamp(min=1e-12))
 
 
 #: ``{arithmetic: tolerances}``. ``"TF32"`` rounds factors of float32 products to 10 bits; ``"half"`` (10 bits) and
@@ -86,13 +103,16 @@ _BY_PRECISION = {
 
 def rounding_of(trainer: L.Trainer) -> Rounding:
     """Return the tolerances for a trainer's precision and device."""
-    return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
+    arithmetic = arithmetic_of(trainer.precision, trainer.strategy.root_device)
+    return ROUNDINGS[arithmetic]
 
 
 def arithmetic_of(precision: Any, device: torch.device) -> str:
     """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`."""
     name = _BY_PRECISION.get(precision, "bf16 weights")
-    return "TF32" if name == "float32" and device.type == "cuda" and tf32_of() else name
+    if name == "float32" and device.type == "cuda" and tf32_of():
+        return "TF32"
+    return name
 
 
 def tf32_of() -> list[str]:
@@ -102,14 +122,14 @@ def tf32_of() -> list[str]:
         "convolutions": torch.backends.cudnn,
         "products": torch.backends.cuda.matmul,
     }
-    found = []
-    for what, backend in backends.items():
-        layer = getattr(backend, "conv", backend)
-        said = getattr(layer, "fp32_precision", None)
-        if said is None:
-            said = "tf32" if backend.allow_tf32 else "ieee"
-        if said == "none":
-            said = getattr(torch.backends, "fp32_precision", "ieee")
-        if said in ("tf32", "bf16"):
-            found.append(what)
-    return found
+    operations = []
+    for operation, backend in backends.items():
+        settings = getattr(backend, "conv", backend)
+        precision = getattr(settings, "fp32_precision", None)
+        if precision is None:
+            precision = "tf32" if backend.allow_tf32 else "ieee"
+        if precision == "none":
+            precision = getattr(torch.backends, "fp32_precision", "ieee")
+        if precision in ("tf32", "bf16"):
+            operations.append(operation)
+    return operations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.patches import Patch, PatchedAttributes
 
 #: Hooks that run once per epoch in every process, so that the values that they log are not merged.
 _ONCE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
@@ -24,23 +26,27 @@ class LoggedValues:
     def __init__(
         self,
         trainer: L.Trainer,
-        place: Callable[[], int],
+        position: Callable[[], int],
         exchange: Callable[[Any, str], list[Any]],
         idle: Callable[[], bool],
     ) -> None:
-        self._trainer, self._place, self._exchange, self._idle = trainer, place, exchange, idle
+        self._trainer = trainer
+        self._position = position
+        self._exchange = exchange
+        self._idle = idle
         self._results = trainer.fit_loop.epoch_loop._results
         self._connector = trainer._logger_connector
         self._records: list[Record] = []
         self._metrics: dict[str, Metric] = {}
         self._reductions: dict[str, Any] = {}
-        self._log, self._end = self._results.log, self._connector.epoch_end_reached
-        self._patches = PatchedAttributes(
-            [
-                (self._results, "log", self._remembered),
-                (self._connector, "epoch_end_reached", self._ended),
-            ]
-        )
+
+        self._log = self._results.log
+        self._end = self._connector.epoch_end_reached
+        patches = [
+            (self._results, "log", self._remembered),
+            (self._connector, "epoch_end_reached", self._ended),
+        ]
+        self._patches = PatchedAttributes(patches)
 
     def remove(self) -> None:
         self._patches.restore()
@@ -52,86 +58,123 @@ class LoggedValues:
         if isinstance(value, Metric):
             self._metrics[f"{fx}.{name}"] = value
             return
-        # The others belong to this process: the synchronizing function, and the batch from which Lightning takes a
-        # size.
-        known = {
-            key: kwargs[key]
-            for key in kwargs
-            if key not in ("batch_size", "sync_dist_fn", "reduce_fx")
-        }
-        size = kwargs.get("batch_size") or self._results.batch_size
+
+        batch_size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
         self._reductions[f"{fx}.{name}"] = reduction
-        reduction = reduction if isinstance(reduction, str) else reduction.__name__
         call = {
             "fx": fx,
             "name": name,
             "value": value.detach().clone(),
-            "reduce_fx": reduction,
-            **known,
+            "reduce_fx": reduction if isinstance(reduction, str) else reduction.__name__,
         }
-        self._records.append((self._place(), call, size))
+        for argument in kwargs:
+            # These belong to this process: the synchronizing function, and the batch from which Lightning takes a size.
+            if argument not in ("batch_size", "sync_dist_fn", "reduce_fx"):
+                call[argument] = kwargs[argument]
+        self._records.append((self._position(), call, batch_size))
 
     def _ended(self) -> None:
         self._merge()
         self._end()
 
     def _merge(self) -> None:
-        results, own, idle = self._results, self._records, self._idle()
         states = {key: _state(metric) for key, metric in self._metrics.items()}
-        parts = self._exchange(([], {}) if idle else (own, states), "logged values")
-        for _, call, _ in own:
-            results.pop(f"{call['fx']}.{call['name']}", None)
-        strategy = self._trainer.strategy
-        for _, call, size in sorted(
-            (record for logged, _ in parts for record in logged), key=lambda record: record[0]
-        ):
-            here = {
-                "value": call["value"].to(strategy.root_device),
-                "reduce_fx": self._reductions.get(
-                    f"{call['fx']}.{call['name']}", call["reduce_fx"]
-                ),
-                "sync_dist_fn": strategy.reduce,
-                "batch_size": size or 1,
-            }
-            self._log(**{**call, **here})
+        exchanged_value: Any = (self._records, states)
+        if self._idle():
+            exchanged_value = ([], {})
+        exchanged = self._exchange(exchanged_value, "logged values")
+
+        for _, call, _ in self._records:
+            self._results.pop(_key(call), None)
+        records: list[Record] = []
+        for records_of_rank, _ in exchanged:
+            records += records_of_rank
+        for _, call, batch_size in sorted(records, key=_position_of):
+            self._log_again(call, batch_size)
         # A single process would have the last step's value at this point, so every rank gets it, too.
-        self._connector._callback_metrics.update(results.metrics(on_step=True)["callback"])
+        logged = self._results.metrics(on_step=True)["callback"]
+        self._connector._callback_metrics.update(logged)
+
         for key, metric in self._metrics.items():
-            _merge_states(metric, [held[key] for _, held in parts if key in held])
-        self._records, self._metrics = [], {}
+            states_of_ranks = [states[key] for _, states in exchanged if key in states]
+            _merge_states(metric, states_of_ranks)
+        self._records = []
+        self._metrics = {}
+
+    def _log_again(
+        self,
+        call: dict[str, Any],
+        batch_size: int | None,
+    ) -> None:
+        """Log a value of any process in this one."""
+        strategy = self._trainer.strategy
+        arguments = {
+            **call,
+            "value": call["value"].to(strategy.root_device),
+            "reduce_fx": self._reductions.get(_key(call), call["reduce_fx"]),
+            "sync_dist_fn": strategy.reduce,
+            "batch_size": batch_size or 1,
+        }
+        self._log(**arguments)
+
+
+def _key(call: dict[str, Any]) -> str:
+    """Return the key under which Lightning holds a logged value."""
+    return f"{call['fx']}.{call['name']}"
+
+
+def _position_of(record: Record) -> int:
+    position, _, _ = record
+    return position
 
 
 def _state(metric: Metric) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in metric._defaults} | {
-        "_update_count": metric._update_count
-    }
+    state = {name: getattr(metric, name) for name in metric._defaults}
+    state["_update_count"] = metric._update_count
+    return state
 
 
-def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
+def _merge_states(
+    metric: Metric,
+    states: list[dict[str, Any]],
+) -> None:
     """Set the metric's state to the merged ``states`` of all processes."""
     if not states:
         metric.reset()
         return
     for name, default in metric._defaults.items():
-        values, reduce = [state[name] for state in states], metric._reductions[name]
+        values = [state[name] for state in states]
         if isinstance(default, list):
-            merged: Any = [part for value in values for part in value]
-        elif reduce is None or not callable(reduce):
-            raise RuntimeError(
-                f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
-                "be put together from several processes. Log its values."
-            )
+            merged: Any = list(chain.from_iterable(values))
         else:
-            stacked = torch.stack([value.to(metric.device) for value in values])
-            merged = (
-                reduce(stacked) if reduce.__name__ != "dim_zero_cat" else torch.cat(list(stacked))
-            )
-            if reduce.__name__ == "dim_zero_sum":
-                merged = merged - (len(values) - 1) * default.to(merged)
+            merged = _reduced(metric, name, values)
         setattr(metric, name, merged)
     metric._update_count = sum(state["_update_count"] for state in states)
     metric._computed = None
+
+
+def _reduced(
+    metric: Metric,
+    name: str,
+    values: list[Tensor],
+) -> Tensor:
+    """Apply the reduction of a metric's state ``name`` to the state's values in all processes."""
+    reduce = metric._reductions[name]
+    if reduce is None or not callable(reduce):
+        raise RuntimeError(
+            f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
+            "be put together from several processes. Log its values."
+        )
+    stacked = torch.stack([value.to(metric.device) for value in values])
+    if reduce.__name__ == "dim_zero_cat":
+        return torch.cat(list(stacked))
+    reduced = reduce(stacked)
+    if reduce.__name__ == "dim_zero_sum":
+        # Every process has begun at the default, which counts once.
+        default: Any = metric._defaults[name]
+        reduced = reduced - (len(values) - 1) * default.to(reduced)
+    return reduced
 
 
 class Counted(NamedTuple):
@@ -141,29 +184,41 @@ class Counted(NamedTuple):
     steps: int = 0
     stepped: int = 0
 
-    def __sub__(self, other: Counted) -> Counted:
-        return Counted(*(mine - theirs for mine, theirs in zip(self, other)))
+    def __sub__(self, earlier: Counted) -> Counted:
+        return Counted(
+            batches=self.batches - earlier.batches,
+            steps=self.steps - earlier.steps,
+            stepped=self.stepped - earlier.stepped,
+        )
 
 
 def counts_so_far(trainer: L.Trainer) -> Counted:
     """Count this process's batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
-    return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
+    return Counted(
+        batches=loop.batch_progress.total.ready,
+        steps=trainer.global_step,
+        stepped=loop._batches_that_stepped,
+    )
 
 
-def add(trainer: L.Trainer, others: Counted) -> None:
+def add(trainer: L.Trainer, counts: Counted) -> None:
     """Add other processes' counts of batches and steps to those of this trainer."""
     loop = trainer.fit_loop.epoch_loop
-    progress = loop.automatic_optimization.optim_progress.optimizer
-    counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
+    _add_to(loop.batch_progress, counts.batches)
     if trainer.lightning_module.automatic_optimization:
-        counts += [(progress.step, others.steps), (progress.zero_grad, others.steps)]
+        optimizer_progress = loop.automatic_optimization.optim_progress.optimizer
+        _add_to(optimizer_progress.step, counts.steps)
+        _add_to(optimizer_progress.zero_grad, counts.steps)
     else:
-        counts += [(loop.manual_optimization.optim_step_progress, others.steps)]
-    for tracker, count in counts:
-        for name in vars(tracker.total):  # not `current`, which decides whether to validate now
-            setattr(tracker.total, name, getattr(tracker.total, name) + count)
-    loop._batches_that_stepped += others.stepped
+        _add_to(loop.manual_optimization.optim_step_progress, counts.steps)
+    loop._batches_that_stepped += counts.stepped
+
+
+def _add_to(progress: Any, count: int) -> None:
+    total = progress.total  # not `current`, which decides whether to validate now
+    for name in vars(total):
+        setattr(total, name, getattr(total, name) + count)
 
 
 class IdleBatch:
@@ -178,29 +233,33 @@ class IdleBatch:
         yield self
 
 
-def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+def idle_patches(trainer: L.Trainer) -> list[Patch]:
     """Return the patches with which a Trainer does nothing for an :class:`IdleBatch`."""
-    module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-
-    def passing(step: Any) -> Any:
-        def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return batch if isinstance(batch, IdleBatch) else step(batch, *args, **kwargs)
-
-        return pass_by
+    module = trainer.lightning_module
+    strategy = trainer.strategy
+    precision = trainer.precision_plugin
+    loop = trainer.fit_loop.epoch_loop
 
     def nothing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 
     return [
-        (module, "_on_before_batch_transfer", passing(module._on_before_batch_transfer)),
-        (trainer.strategy, "batch_to_device", passing(trainer.strategy.batch_to_device)),
-        (
-            trainer.precision_plugin,
-            "convert_input",
-            passing(trainer.precision_plugin.convert_input),
-        ),
+        (module, "_on_before_batch_transfer", _passing(module._on_before_batch_transfer)),
+        (strategy, "batch_to_device", _passing(strategy.batch_to_device)),
+        (precision, "convert_input", _passing(precision.convert_input)),
         (loop.automatic_optimization, "run", nothing),
         (loop.manual_optimization, "run", nothing),
         (module, "on_train_batch_start", nothing),
         (module, "on_train_batch_end", nothing),
     ]
+
+
+def _passing(step: Any) -> Any:
+    """Return a function that calls ``step`` for every batch but an :class:`IdleBatch`, which it returns."""
+
+    def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch, IdleBatch):
+            return batch
+        return step(batch, *args, **kwargs)
+
+    return pass_by
