@@ -91,7 +91,9 @@ class ClientEvaluation:
     @property
     def keeps(self) -> bool:
         """Return whether the loop keeps each client's most recently trained model."""
-        return self.models == "trained" if self.keep_trained is None else self.keep_trained
+        if self.keep_trained is None:
+            return self.models == "trained"
+        return self.keep_trained
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,8 @@ class FederationConfig:
 
     def _check_private(self) -> None:
         for role, strategy in self.strategies.items():
-            tells = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
-            if tells or not getattr(strategy, "collaborates", True):
+            is_told = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
+            if is_told or not getattr(strategy, "collaborates", True):
                 raise ConfigurationError(
                     f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
                     f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
@@ -181,8 +183,10 @@ class FederationConfig:
 
     def client_weights(self, num_samples: Tensor) -> Tensor:
         """Return the aggregation weights ``[n]`` of n clients: their numbers of samples, or ones."""
-        uniform = getattr(self.aggregator, "weighting", "samples") == "uniform"
-        return torch.ones_like(num_samples) if uniform else num_samples
+        weighting = getattr(self.aggregator, "weighting", "samples")
+        if weighting == "uniform":
+            return torch.ones_like(num_samples)
+        return num_samples
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Raise ConfigurationError if ``local_epochs`` names other clients than ``names``."""
@@ -218,8 +222,12 @@ class FederationConfig:
         return ", ".join(shown)
 
     def state_dict(self) -> dict[str, Any]:
-        strategies = {role: strategy.state_dict() for role, strategy in self.strategies.items()}
-        filters = {type(part).__name__: part.state_dict() for part in self.filters}
+        strategies = {}
+        for role, strategy in self.strategies.items():
+            strategies[role] = strategy.state_dict()
+        filters = {}
+        for part in self.filters:
+            filters[type(part).__name__] = part.state_dict()
         return {"strategies": strategies, "filters": filters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,9 +248,10 @@ class FederationConfig:
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
         """Return the description of the federation that strategies get before the first round."""
+        clients = range(data.num_clients)
         split_sizes = {}
         for split in ("train", "val", "test"):
-            counts = [len(data.client_indices(i, split)) for i in range(data.num_clients)]
+            counts = [len(data.client_indices(client, split)) for client in clients]
             split_sizes[split] = torch.tensor(counts)
         return FederationInfo(
             global_vector=global_vector,

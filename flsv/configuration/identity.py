@@ -58,63 +58,70 @@ class Identity:
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        return {
-            **self.settings,
-            **{f"samples of {_holder(name)}": each for name, each in self.samples.items()},
-        }
+        settings = dict(self.settings)
+        for holder, sample_hash in self.samples.items():
+            settings[f"samples of {_holder(holder)}"] = sample_hash
+        return settings
 
     @property
     def key(self) -> str:
         """Return a fingerprint of settings and samples, 12 hexadecimal digits."""
         return digest(self.plain()).hex()[:12]
 
-    def differences(self, before: Identity) -> list[str]:
-        """Describe each setting that differs from ``before``, and name the clients with other samples."""
-        if not before.settings:
+    def differences(self, earlier: Identity) -> list[str]:
+        """Describe each setting that differs from ``earlier``, and name the clients with other samples."""
+        if not earlier.settings:
             return ["nothing tells which"]
-        who = self.other_holders(before)
-        return [
-            *self.other_settings(before),
-            *([f"other samples or labels for {who}"] if who else []),
-        ]
+        differences = self.other_settings(earlier)
+        holders = self.other_holders(earlier)
+        if holders:
+            differences.append(f"other samples or labels for {holders}")
+        return differences
 
-    def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Describe each setting that differs from ``other`` by the template ``words``."""
-        here, there = self.settings, other.settings
-        pairs = {
-            name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}
-        }
-        return [
-            f"{name} {words.format(mine, theirs)}"
-            for name, (mine, theirs) in pairs.items()
-            if mine != theirs
-        ]
+    def other_settings(
+        self,
+        reference: Identity,
+        words: str = "is {} and was {}",
+    ) -> list[str]:
+        """Describe each setting that differs from ``reference`` by the template ``words``."""
+        differences = []
+        for name in {**reference.settings, **self.settings}:
+            value = self.settings.get(name, "None")
+            reference_value = reference.settings.get(name, "None")
+            if value != reference_value:
+                differences.append(f"{name} {words.format(value, reference_value)}")
+        return differences
 
-    def other_holders(self, other: Identity) -> str:
-        """Name the clients, and the server, if their samples differ from ``other``."""
-        names = [
-            n
-            for n in {**other.samples, **self.samples}
-            if self.samples.get(n) != other.samples.get(n)
-        ]
-        clients = [name for name in names if name != "server"]
-        who = [f"clients [{listed(clients, 10)}]"] if clients else []
-        return " and ".join(who + [_holder("server")] * ("server" in names))
+    def other_holders(self, reference: Identity) -> str:
+        """Name the clients, and the server, if their samples differ from ``reference``."""
+        differing = []
+        for holder in {**reference.samples, **self.samples}:
+            if self.samples.get(holder) != reference.samples.get(holder):
+                differing.append(holder)
+
+        words = []
+        clients = [holder for holder in differing if holder != "server"]
+        if clients:
+            words.append(f"clients [{listed(clients, 10)}]")
+        if "server" in differing:
+            words.append(_holder("server"))
+        return " and ".join(words)
 
 
-def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
+def settings_of(
+    config: FederationConfig,
+    metrics: Mapping[str, Metric],
+) -> dict[str, str]:
     """Describe a federation's arguments that determine its results, ``{option: text}``."""
-    held = {role: getattr(config, role) for role in ROLES}
-    held |= {
-        "uploads": config.uploads,
-        "filters": [each for each in config.filters if not each.may_change],
-    }
-    held |= {"optimizer_state": config.optimizer_state, "share": config.share}
-    held |= {"evaluation.models": config.evaluation.models}
-    settings = {f"federation.{name}": described(value) for name, value in held.items()}
-    return settings | {
-        f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()
-    }
+    values: dict[str, Any] = {role: getattr(config, role) for role in ROLES}
+    values["uploads"] = config.uploads
+    values["filters"] = [part for part in config.filters if not part.may_change]
+    values["optimizer_state"] = config.optimizer_state
+    values["share"] = config.share
+    values["evaluation.models"] = config.evaluation.models
+    for name, metric in metrics.items():
+        values[f"metrics.{name}"] = metric
+    return {f"federation.{name}": described(value) for name, value in values.items()}
 
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
@@ -124,16 +131,18 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
         "splits.max_samples": data.splits.max_samples,
         "class_names": data.class_names,
     }
+    facts.pop("batch_size", None)
     if "client_names" in facts:
         facts["client_names"] = data.client_names  # in place of the shortened list
     if isinstance(data.source, str):
         facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
-    # A partitioner is given as its repr already.
-    texts = {
-        name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()
-    }
-    told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
-    return Identity({**settings, **told}, sample_hashes(data))
+
+    texts = dict(settings)
+    for name, value in facts.items():
+        # A partitioner is given as its repr already.
+        text = _without_addresses(value) if isinstance(value, str) else described(value)
+        texts[f"data.{name}"] = text
+    return Identity(texts, sample_hashes(data))
 
 
 def versions() -> dict[str, str]:
@@ -174,61 +183,65 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def source_of(made_by: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
-    kinds = made_by.__mro__ if isinstance(made_by, type) else [made_by]
-    own = [
-        kind
-        for kind in kinds
-        if (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in INSTALLED
-    ]
-    files = [inspect.getsourcefile(kind) for kind in own]
-    codes = [
-        Path(f).read_text() if f and Path(f).is_file() else inspect.getsource(k)
-        for k, f in zip(own, files)
-    ]
-    return digest(codes).hex()[:12] if own else ""
+    candidates = made_by.__mro__ if isinstance(made_by, type) else [made_by]
+    codes = []
+    for candidate in candidates:
+        module_name = getattr(candidate, "__module__", None) or "builtins"
+        if module_name.split(".")[0] in INSTALLED:
+            continue
+        file = inspect.getsourcefile(candidate)
+        if file and Path(file).is_file():
+            codes.append(Path(file).read_text())
+        else:
+            codes.append(inspect.getsource(candidate))
+    if not codes:
+        return ""
+    return digest(codes).hex()[:12]
 
 
 def described(value: Any, depth: int = 4) -> str:
     """Describe an object by its class and arguments, with the same text in every process."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(described(item, depth) for item in value)}]"
+        items = [described(item, depth) for item in value]
+        return f"[{', '.join(items)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {described(item, depth)}' for key, item in value.items())}}}"
-    kind = type(value)
+        items = [f"{key}: {described(item, depth)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     if isinstance(value, nn.Module) and not isinstance(value, Metric):
-        return kind.__name__
-    plain = (
-        isinstance(value, type | partial | Tensor)
-        or inspect.isroutine(value)
-        or not hasattr(value, "__dict__")
-    )
-    if plain or not depth:
-        return _anywhere(repr(value))
-    held = {name: getattr(value, name) for name in sorted(_made_with(value) - FREE)}
-    if "seed" in held:
-        held["seed"] = seed_or_default(held["seed"])  # None stands for the seed of seed_everything
-    shown = [
-        f"{k.lstrip('_')}={described(v, depth - 1)}"
-        for k, v in held.items()
-        if not isinstance(v, Tensor)
-    ]
-    return f"{kind.__name__}({', '.join(shown)})"
+        return type(value).__name__
+    if _is_plain(value) or not depth:
+        return _without_addresses(repr(value))
+
+    shown = []
+    for name in sorted(_names_of_arguments(value) - FREE):
+        argument = getattr(value, name)
+        if name == "seed":
+            argument = seed_or_default(argument)  # None stands for the seed of seed_everything
+        if not isinstance(argument, Tensor):
+            shown.append(f"{name.lstrip('_')}={described(argument, depth - 1)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
-def _made_with(value: Any) -> set[str]:
+def _is_plain(value: Any) -> bool:
+    """Return whether an object's ``repr`` describes it."""
+    if isinstance(value, type | partial | Tensor) or inspect.isroutine(value):
+        return True
+    return not hasattr(value, "__dict__")
+
+
+def _names_of_arguments(value: Any) -> set[str]:
     """Return the names of the attributes that hold an object's constructor arguments."""
-    names = {name for name in vars(value) if not name.startswith("_")}
-    names |= {
-        f"_{name}"
-        for name in inspect.signature(type(value).__init__).parameters
-        if f"_{name}" in vars(value)
-    }
+    attributes = vars(value)
+    names = {name for name in attributes if not name.startswith("_")}
+    for name in inspect.signature(type(value).__init__).parameters:
+        if f"_{name}" in attributes:
+            names.add(f"_{name}")
     if isinstance(value, Metric):
         names -= _OF_EVERY_METRIC | set(value._defaults)
     return names
 
 
-def _anywhere(text: str) -> str:
+def _without_addresses(text: str) -> str:
     """Remove memory addresses from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
@@ -247,48 +260,62 @@ _OF_EVERY_METRIC = {
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     """Return hashes of samples and labels, ``{client's id or "server": hash}``."""
     contents = data.content_hashes()
-    result = {"server": digest([contents["server"], data.server_val_indices])}
+    digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
         parts = data.dealt_to(client)
         # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
-        parts[::2] = [indices - parts[0][:1].sum() for indices in parts[::2]]
-        result[str(client)] = digest([contents.get(str(client), ""), *parts])
-    return {holder: each.hex()[:16] for holder, each in result.items()}
+        position_of_first = parts[0][:1].sum()
+        parts[::2] = [positions - position_of_first for positions in parts[::2]]
+        content = contents.get(str(client), "")
+        digests[str(client)] = digest([content, *parts])
+    return {holder: value.hex()[:16] for holder, value in digests.items()}
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    value: Any,
+    name: str,
+) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}")
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{place}")
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{index}")
     else:
         yield name, value
 
 
 def _holder(name: str) -> str:
-    return "the server's validation set" if name == "server" else f"client {name}"
+    if name == "server":
+        return "the server's validation set"
+    return f"client {name}"
 
 
 # ---- texts for people
 
 
 def hyperparameters(
-    config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
+    config: FederationConfig,
+    metrics: Mapping[str, Metric],
+    data: FederatedDataModule,
+    seed: int,
 ) -> dict[str, Any]:
     """Return a run's hyper-parameters for loggers, as a flat dictionary."""
-    result: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "local_epochs": config.local_epochs,
         "optimizer_state": config.optimizer_state,
+        "federation_seed": seed,
     }
-    result |= {"federation_seed": seed}
-    result |= {} if config.share == "all" else {"share": described(config.share)}
-    result |= {role: repr(strategy) for role, strategy in config.strategies.items()}
-    result |= {
-        name: repr(list(parts))
-        for name in ("uploads", "filters")
-        if (parts := getattr(config, name))
-    }
-    result |= {f"metric/{name}": repr(metric) for name, metric in metrics.items()}
-    return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}
+    if config.share != "all":
+        parameters["share"] = described(config.share)
+    for role, strategy in config.strategies.items():
+        parameters[role] = repr(strategy)
+    if config.uploads:
+        parameters["uploads"] = repr(list(config.uploads))
+    if config.filters:
+        parameters["filters"] = repr(list(config.filters))
+    for name, metric in metrics.items():
+        parameters[f"metric/{name}"] = repr(metric)
+    for name, value in data.describe().items():
+        parameters[f"data/{name}"] = value
+    return parameters
