@@ -212,7 +212,7 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.evaluated,
             events=self._events(),
-            drawn=self._draws(state.round_index),
+            with_pictures=self._draws(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)

@@ -8,6 +8,7 @@ client: ``cssv``, ``cssv/class_3_Dress``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,20 +30,27 @@ MOST_PER_CLASS = 500
 class Monitored(Sink):
     """Sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number."""
 
-    def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
-        self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        metrics: Iterable[str],
+    ) -> None:
+        self._trainer = trainer
+        self._metrics = {*metrics, "weight", *OWN_SCORES}
         self.names: set[str] = set()
 
     def write(self, result: RoundResult) -> None:
-        known = {
-            **result.shared,
-            **_by_client(row for row in result.table if row.metric in self._metrics),
-        }
-        now = {name: torch.tensor(value) for name, value in known.items() if value == value}
-        for name in self.names - now.keys():
+        rows = [row for row in result.table if row.metric in self._metrics]
+        numbers = {**result.shared, **_by_client(rows)}
+        values = {}
+        for name, number in numbers.items():
+            if not math.isnan(number):
+                values[name] = torch.tensor(number)
+
+        for name in self.names - values.keys():
             self._trainer.callback_metrics.pop(name, None)
-        self._trainer.callback_metrics.update(now)
-        self.names = set(now)
+        self._trainer.callback_metrics.update(values)
+        self.names = set(values)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
@@ -53,9 +61,11 @@ class Monitored(Sink):
 
 
 def _by_client(rows: Iterable[Row]) -> dict[str, float]:
-    return {
-        f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column
-    }
+    numbers = {}
+    for row in rows:
+        if not row.column:
+            numbers[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
+    return numbers
 
 
 class Point(NamedTuple):
@@ -67,40 +77,65 @@ class Point(NamedTuple):
 
 
 def points_of(
-    result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
+    result: RoundResult,
+    per_class: Iterable[str],
+    clients: int,
+    class_names: Sequence[str] | None,
 ) -> Iterator[Point]:
     """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
-    curves = set(per_class)
-    columns = {
-        (row.metric, row.column) for row in result.changes if row.column and row.metric in curves
-    }
-    counts = Counter(metric for metric, _ in columns)
+    metrics = _metrics_with_class_curves(result, per_class, clients)
     for row in result.changes:
-        if row.column:
-            if 0 < counts[row.metric] * clients <= MOST_PER_CLASS:
-                tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
-                yield Point(row.client, tag, row.value)
-            continue
-        for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
-            if number == number:
-                yield Point(row.client, f"{tag_of(row.metric)}{what}", number)
-    yield from (
-        Point(row.client, row.metric, row.value)
-        for row in result.table
-        if row.metric == "train_loss"
-    )
+        if row.column and row.metric in metrics:
+            tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
+            yield Point(row.client, tag, row.value)
+        if not row.column:
+            yield from _points_with_interval(row)
+    for row in result.table:
+        if row.metric == "train_loss":
+            yield Point(row.client, row.metric, row.value)
 
 
-def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
+def _metrics_with_class_curves(
+    result: RoundResult, per_class: Iterable[str], clients: int
+) -> set[str]:
+    """Return the metrics ``per_class`` that have not too many curves."""
+    wanted_metrics = set(per_class)
+    columns = set()
+    for row in result.changes:
+        if row.column and row.metric in wanted_metrics:
+            columns.add((row.metric, row.column))
+    num_columns = Counter(metric for metric, _ in columns)
+    return {metric for metric, count in num_columns.items() if count * clients <= MOST_PER_CLASS}
+
+
+def _points_with_interval(row: Row) -> Iterator[Point]:
+    """Yield the points of an overall value, and of the ends of its interval, without those that are NaN."""
+    tag = tag_of(row.metric)
+    number_by_tag = {tag: row.value, f"{tag}/low": row.low, f"{tag}/high": row.high}
+    for number_tag, number in number_by_tag.items():
+        if not math.isnan(number):
+            yield Point(row.client, number_tag, number)
+
+
+def in_one_place(
+    points: Iterable[Point],
+    client_names: Sequence[str] | None,
+) -> dict[str, float]:
     """Convert points to ``{tag: value}``, where each tag ends with the client, as in ``weight/client_1_Lyon``."""
-    return {
-        f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points
-    }
+    values = {}
+    for point in points:
+        values[f"{point.tag}/{client_part(point.client, client_names)}"] = point.value
+    return values
 
 
-def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
+def curves_of(
+    metrics: Mapping[str, Metric],
+    wanted: bool,
+) -> list[str]:
     """Return the names of the metrics whose values per class become curves, if ``wanted``."""
-    return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
+    if not wanted:
+        return []
+    return [name for name, metric in metrics.items() if column_names(metric) is None]
 
 
 def names_in_use() -> tuple[str, ...]:
@@ -111,7 +146,9 @@ def names_in_use() -> tuple[str, ...]:
 
 def tag_of(metric: str) -> str:
     """Return a metric's name for a curve's tag. Scores of the clients' own models get the prefix ``client_``."""
-    return f"client_{metric}" if metric in OWN_SCORES else metric
+    if metric in OWN_SCORES:
+        return f"client_{metric}"
+    return metric
 
 
 def class_part(column: int, names: Sequence[str] | None) -> str:
@@ -129,7 +166,15 @@ def client_part(client: int, names: Sequence[str] | None) -> str:
     return _part("client", client, names)
 
 
-def _part(kind: str, number: int, names: Sequence[str] | None) -> str:
-    name = "" if names is None else str(names[number])
-    plain = re.sub(r"[^\w.-]+", "_", name)[:24].strip("_.")
-    return f"{kind}_{number}" if plain in ("", str(number)) else f"{kind}_{number}_{plain}"
+def _part(
+    kind: str,
+    number: int,
+    names: Sequence[str] | None,
+) -> str:
+    name = ""
+    if names is not None:
+        name = str(names[number])
+    shortened = re.sub(r"[^\w.-]+", "_", name)[:24].strip("_.")
+    if shortened in ("", str(number)):
+        return f"{kind}_{number}"
+    return f"{kind}_{number}_{shortened}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -68,11 +69,16 @@ class Reporting:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
             [2, 5, 8, 11, 14, 17, 20, 23, 24]
         """
-        known = rounds if rounds is not None and rounds > 0 else None
-        every = (
-            (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
-        )
-        return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
+        num_rounds = None
+        if rounds is not None and rounds > 0:
+            num_rounds = rounds
+        every = self.figures
+        if every is None:
+            every = PICTURES if num_rounds is None else math.ceil(num_rounds / PICTURES)
+        if every == 0:
+            return False
+        rounds_done = round_index + 1
+        return rounds_done == num_rounds or rounds_done % every == 0
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
@@ -85,9 +91,10 @@ def leaves_files(trainer: L.Trainer) -> bool:
         >>> leaves_files(L.Trainer(**quiet)), leaves_files(L.Trainer(default_root_dir="runs", **quiet))
         (False, True)
     """
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by Lightning's connectors
+        return False
     # A given folder may be ".", but Lightning's default is the working folder's absolute path.
-    somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
-    return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set by Lightning's connectors
+    return bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -97,7 +104,9 @@ def run_folder(trainer: L.Trainer) -> Path:
     logger = trainer.loggers[0]
     if isinstance(logger, TensorBoardLogger | CSVLogger):
         return Path(logger.log_dir)
-    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    version = logger.version
+    if not isinstance(version, str):
+        version = f"version_{version}"
     return runs_folder(trainer) / version
 
 
@@ -106,7 +115,8 @@ def runs_folder(trainer: L.Trainer) -> Path:
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
-    return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+    folder = Path(logger.save_dir or trainer.default_root_dir)
+    return folder / str(logger.name)
 
 
 def find_contributions(run: Path) -> Path:
@@ -118,19 +128,17 @@ def find_contributions(run: Path) -> Path:
         raise ConfigurationError(
             f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
         )
-    below = sorted(
-        (p.parent for p in folder.rglob(CONTRIBUTIONS)),
-        key=lambda p: p.stat().st_mtime,
-        reverse=True,
-    )
-    if not below:
+
+    folders_below = [path.parent for path in folder.rglob(CONTRIBUTIONS)]
+    if not folders_below:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
     if (folder / RUNS).is_file():
         return _first_of_repeat(folder) / CONTRIBUTIONS
+    newest_first = sorted(folders_below, key=lambda path: path.stat().st_mtime, reverse=True)
     raise ConfigurationError(
-        f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
+        f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(newest_first)}. Name one."
     )
 
 
@@ -170,27 +178,24 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
         if isinstance(logger, TensorBoardLogger):
             lines.append(f"Charts:  tensorboard --logdir {display_path(Path(logger.root_dir))}")
     lines.append(f"Report:  flsv report {folder}")
-    if (arguments := arguments_of_fit()) is None:
-        return lines
-    return [
-        *lines,
-        f"Repeat:  flsv repeat 5 {arguments}  # other seeds give other values",
-        f"Retrain: flsv retrain {folder}  # values with three seeds, as a basis for payment",
-    ]
+
+    arguments = arguments_of_fit()
+    if arguments is not None:
+        lines.append(f"Repeat:  flsv repeat 5 {arguments}  # other seeds give other values")
+        lines.append(
+            f"Retrain: flsv retrain {folder}  # values with three seeds, as a basis for payment"
+        )
+    return lines
 
 
 def arguments_of_fit() -> str | None:
     """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
-    if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != (
-        "flsv",
-        "__main__.py",
-    ):
+    program = Path(sys.argv[0]).parts
+    is_flsv = program[-1:] == ("flsv",) or program[-2:] == ("flsv", "__main__.py")
+    if not is_flsv or sys.argv[1:2] != ["fit"]:
         return None
-    if sys.argv[1:2] != ["fit"]:
-        return None
-    return re.sub(
-        r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])
-    ).strip()
+    arguments = " " + shlex.join(sys.argv[2:])
+    return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", arguments).strip()
 
 
 #: Seconds to wait for another process that is about to release the folder.

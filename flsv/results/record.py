@@ -39,9 +39,14 @@ class Record(Sink):
     """Sink that writes ``run.json`` when the fit begins, when an event has occurred, and when the fit ends."""
 
     def __init__(
-        self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]
+        self,
+        folder: Path,
+        content: Mapping[str, Any],
+        events: Callable[[], Sequence[Event]],
     ) -> None:
-        self._folder, self._content, self._events = folder, dict(content), events
+        self._folder = folder
+        self._content = dict(content)
+        self._events = events
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, self._content)
 
@@ -50,8 +55,14 @@ class Record(Sink):
         self._note(result.events)
 
     def finish(self, result: RunResult) -> None:
-        end = {"ended": now(), "rounds_done": result.rounds, "logged": result.logged}
-        write_record(self._folder, self._content | end | dict(result.learning_record))
+        content = {
+            **self._content,
+            "ended": now(),
+            "rounds_done": result.rounds,
+            "logged": result.logged,
+            **result.learning_record,
+        }
+        write_record(self._folder, content)
 
     def close(self, failed: bool = False) -> None:
         """Write the events, including those of a failed round."""
@@ -60,9 +71,9 @@ class Record(Sink):
                 self._note(self._events())
 
     def _note(self, events: Sequence[Event]) -> None:
-        told = [asdict(event) for event in events]
-        if told != self._content["events"]:
-            self._content["events"] = told
+        entries = [asdict(event) for event in events]
+        if entries != self._content["events"]:
+            self._content["events"] = entries
             write_record(self._folder, self._content)
 
 
@@ -78,17 +89,20 @@ def record_of(
     events: Sequence[Event] = (),
 ) -> dict[str, Any]:
     """Return the content of ``run.json`` for a fit that begins."""
-    counts = data.known_class_counts
-    names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
-    classes = None if names is None else [str(name) for name in names]
+    class_names = None
+    class_counts = None
+    if data.no_classes is None:
+        class_names = [str(name) for name in data.class_names or range(data.num_classes)]
+        if data.known_class_counts is not None:
+            class_counts = data.known_class_counts.tolist()
     return {
         **record_head(trainer.lightning_module, algorithm, metrics, version),
         "first_round": first_round,
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
-        "classes": classes,
+        "classes": class_names,
         "samples": data.num_samples.tolist(),
-        "class_counts": None if counts is None or classes is None else counts.tolist(),
+        "class_counts": class_counts,
         "validation": data.validation(),
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
@@ -98,9 +112,16 @@ def record_of(
 
 
 def record_head(
-    module: nn.Module, algorithm: Mapping[str, Any], metrics: Mapping[str, Metric], version: str
+    module: nn.Module,
+    algorithm: Mapping[str, Any],
+    metrics: Mapping[str, Metric],
+    version: str,
 ) -> dict[str, Any]:
     """Return the entries of ``run.json`` that depend on neither data nor Trainer."""
+    class_by_role = {}
+    for role, strategy in algorithm.items():
+        if strategy is not None:
+            class_by_role[role] = type(strategy).__name__
     return {
         "version": VERSION,
         "started": now(),
@@ -111,9 +132,7 @@ def record_head(
             "python": platform.python_version(),
         },
         "module": type(module).__name__,
-        "algorithm": {
-            role: type(made).__name__ for role, made in algorithm.items() if made is not None
-        },
+        "algorithm": class_by_role,
         "metrics": {name: _described(metric) for name, metric in metrics.items()},
     }
 
@@ -124,11 +143,15 @@ def now() -> str:
 
 
 def _described(metric: Metric) -> dict[str, Any]:
-    columns = metric.columns() if isinstance(metric, ContributionMetric) else None
+    columns = None
+    guide = {}
+    if isinstance(metric, ContributionMetric):
+        columns = metric.columns()
+        guide = metric.guide().lines()
     return {
         "class": type(metric).__name__,
         "about": plain(what_it_is(metric)),
-        "guide": metric.guide().lines() if isinstance(metric, ContributionMetric) else {},
+        "guide": guide,
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
@@ -149,10 +172,9 @@ def to_pay_by(metric: Metric) -> bool:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``run.json`` into a folder. If this fails, the earlier file stays as it was."""
+    text = json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(folder / RECORD) as file:
-        file.write(
-            json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode()
-        )
+        file.write(text.encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -181,11 +203,9 @@ def _plain(value: Any) -> Any:
     """Convert a value to JSON types, numbers that are not finite to None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(
-        value, "tolist"
-    ):  # a tensor. torch is not imported, because it is slow for programs that only read
+    if hasattr(value, "tolist"):  # a tensor or an array
         return _plain(value.tolist())
-    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -40,11 +40,18 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
         [[1, 3], [2]]
     """
-    events = list(events)
-    groups = {tuple(sorted({each.client, *each.others})) for each in events if each.what == "copy"}
-    copied = {client for group in groups for client in group}
-    alone = {(each.client,) for each in events if each.what == "echo" and each.client not in copied}
-    return [list(group) for group in sorted(groups | alone)]
+    groups = set()
+    echoing_clients = set()
+    for event in events:
+        if event.what == "copy":
+            members = {event.client, *event.others}
+            groups.add(tuple(sorted(members)))
+        if event.what == "echo":
+            echoing_clients.add(event.client)
+
+    for client in echoing_clients.difference(*groups):
+        groups.add((client,))
+    return [list(group) for group in sorted(groups)]
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
@@ -54,12 +61,14 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
         {1: (3, 4)}
     """
-    found: dict[int, tuple[int, int]] = {}
-    for each in events:
-        if each.what in ("not_finite", "large"):
-            times, of = found.get(each.client, (0, 0))
-            found[each.client] = times + each.times, max(of, each.of or 0)
-    return dict(sorted(found.items()))
+    counts: dict[int, tuple[int, int]] = {}
+    for event in events:
+        if event.what in ("not_finite", "large"):
+            num_faulty, num_updates = counts.get(event.client, (0, 0))
+            num_faulty += event.times
+            num_updates = max(num_updates, event.of or 0)
+            counts[event.client] = (num_faulty, num_updates)
+    return dict(sorted(counts.items()))
 
 
 class Row(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -28,56 +29,95 @@ def overall(metric: Metric, value: Tensor) -> Tensor:
     """
     if isinstance(metric, ContributionMetric):
         return metric.per_client(value)
-    return value.mean(-1) if value.ndim == 2 else value
+    if value.ndim == 2:
+        return value.mean(-1)
+    return value
 
 
 def column_names(metric: Metric) -> list[str] | None:
     """Return the names of a metric's columns. None if they are classes, or it has none."""
-    return metric.columns() if isinstance(metric, ContributionMetric) else None
+    if not isinstance(metric, ContributionMetric):
+        return None
+    return metric.columns()
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """Tensors of one metric that become numbers together: values, and the ends of their intervals, if any."""
+
+    name: str
+    tensors: Sequence[Tensor]
+    columns: Mapping[str, str] | None = None
 
 
 def numbers_of(
-    metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
+    metrics: Mapping[str, Metric],
+    values: Mapping[str, Tensor],
+    class_names: Sequence[str] | None,
 ) -> tuple[list[Numbers], dict[str, float]]:
     """Collect the numbers per client of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
 
     Also return ``{name: number}`` of the values and diagnostics that are a single number.
     """
-    found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
+    measured: list[_Measurement] = []
     for name, value in values.items():
-        metric = metrics[name]
-        whole = overall(metric, value)
-        ends = (
-            metric.intervals(value=whole)
-            if whole.ndim and isinstance(metric, ContributionMetric)
-            else None
-        )
-        found.append((name, None, [whole, *(ends or ())]))
-        if whole.ndim and (columns := _named_columns(metric, value, class_names)):
-            found.append((name, columns, [value]))
-    found += [(name, None, [value]) for name, value in _diagnostics(metrics, values)]
-    here = iter(to_host([tensor for *_, tensors in found for tensor in tensors]))
+        measured += _measurements(name, metrics[name], value, class_names)
+    for name, diagnostic in _diagnostics(metrics, values):
+        measured.append(_Measurement(name, [diagnostic]))
+
+    # One copy for all, since each copy would wait for the device.
+    host_tensors = iter(to_host([tensor for entry in measured for tensor in entry.tensors]))
     numbers: list[Numbers] = []
     shared: dict[str, float] = {}
-    for name, names, tensors in found:
-        whole, *both = islice(here, len(tensors))
-        if whole.ndim:
-            ends = (both[0].double(), both[1].double()) if both else None
-            numbers.append(Numbers(name, whole.double(), names, ends=ends))
-        else:
-            shared[name] = whole.item()
+    for entry in measured:
+        value, *interval = islice(host_tensors, len(entry.tensors))
+        if value.ndim == 0:
+            shared[entry.name] = value.item()
+            continue
+        double_interval = tuple(end.double() for end in interval) or None
+        numbers.append(
+            Numbers(entry.name, value.double(), columns=entry.columns, ends=double_interval)
+        )
     return numbers, shared
 
 
+def _measurements(
+    name: str,
+    metric: Metric,
+    value: Tensor,
+    class_names: Sequence[str] | None,
+) -> list[_Measurement]:
+    """Return a metric's values per client with their intervals, and the values of its columns, if it has any."""
+    client_values = overall(metric, value)
+    if client_values.ndim == 0:
+        return [_Measurement(name, [client_values])]
+
+    tensors = [client_values]
+    if isinstance(metric, ContributionMetric):
+        tensors += metric.intervals(value=client_values) or ()
+    measured = [_Measurement(name, tensors)]
+    columns = _named_columns(metric, value, class_names)
+    if columns:
+        measured.append(_Measurement(name, [value], columns))
+    return measured
+
+
 def _named_columns(
-    metric: Metric, value: Tensor, class_names: Sequence[str] | None
+    metric: Metric,
+    value: Tensor,
+    class_names: Sequence[str] | None,
 ) -> dict[str, str]:
     """Return ``{key: name}`` of a value's columns, empty if there are none, or only one class."""
-    own = column_names(metric)
-    if value.ndim < 2 or not (own or value.shape[1] > 1):
+    if value.ndim < 2:
         return {}
-    keys = own or [str(j) for j in range(value.shape[1])]
-    names = own or class_names or getattr(metric, "class_names", None) or keys
+    names_of_columns = column_names(metric)
+    if names_of_columns:
+        return {name: str(name) for name in names_of_columns}
+    num_classes = value.shape[1]
+    if num_classes == 1:
+        return {}
+    keys = [str(index) for index in range(num_classes)]
+    names = class_names or getattr(metric, "class_names", None) or keys
     return dict(zip(keys, map(str, names)))
 
 
@@ -91,14 +131,16 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     """
     # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
     # Allocation in Federated Learning", ICLR 2020, definition 1.
-    found: dict[str, float] = {}
-    for name, score in scores.items():
-        known = score[~score.isnan()].double()
-        if len(known):
-            # The mean is over all clients, so it is NaN if a client has no score.
-            values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
-            found |= {f"client_{name}/{what}": value.item() for what, value in values.items()}
-    return found
+    numbers: dict[str, float] = {}
+    for name, scores_of_clients in scores.items():
+        finite_scores = scores_of_clients[~scores_of_clients.isnan()].double()
+        if len(finite_scores) == 0:
+            continue
+        # The mean is over all clients, so it is NaN if a client has no score.
+        numbers[f"client_{name}/mean"] = scores_of_clients.mean().item()
+        numbers[f"client_{name}/min"] = finite_scores.min().item()
+        numbers[f"client_{name}/std"] = finite_scores.std(correction=0).item()
+    return numbers
 
 
 def _diagnostics(
@@ -106,12 +148,10 @@ def _diagnostics(
 ) -> Iterable[tuple[str, Tensor]]:
     """Yield ``("<metric>/<diagnostic>", tensor)`` for all diagnostics of the metrics in ``values``."""
     for name, metric in metrics.items():
-        if name not in values:
+        if name not in values or not isinstance(metric, ContributionMetric):
             continue
-        for what, value in (
-            metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ()
-        ):
-            yield f"{name}/{what}", value
+        for diagnostic, value in metric.diagnostics().items():
+            yield f"{name}/{diagnostic}", value
 
 
 class RoundResults:
@@ -123,20 +163,25 @@ class RoundResults:
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
     ) -> None:
-        self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
-        self._before: Sequence[Row] = ()
-        self._late: Sequence[Row] = ()
-        self._of_rounds: set[str] = set()
+        self._metrics = metrics
+        self._client_names = client_names
+        self._class_names = class_names
+        self._earlier_rows: Sequence[Row] = ()
+        self._late_rows: Sequence[Row] = ()
+        self._names_of_rounds: set[str] = set()
 
     def rows(
-        self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None
+        self,
+        index: int,
+        values: Mapping[str, Tensor],
+        **of_round: Tensor | None,
     ) -> list[Row]:
         """Return the table's rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        others = [
-            Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None
-        ]
-        measured, _ = numbers_of(self._metrics, values, self._class_names)
-        return round_rows(index, [*measured, *others], self._client_names)
+        numbers, _ = numbers_of(self._metrics, values, self._class_names)
+        for name, value in of_round.items():
+            if value is not None:
+                numbers.append(Numbers(name, value.cpu()))
+        return round_rows(index, numbers, self._client_names)
 
     def _measured(
         self, index: int, values: Mapping[str, Tensor]
@@ -144,9 +189,9 @@ class RoundResults:
         numbers, shared = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, numbers, self._client_names), shared
 
-    def resume(self, known: Sequence[Row]) -> None:
+    def resume(self, rows: Sequence[Row]) -> None:
         """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
-        self._before = known
+        self._earlier_rows = rows
 
     def round_result(
         self,
@@ -158,42 +203,53 @@ class RoundResults:
         scores: Mapping[str, Tensor] = {},
         evaluated: bool = False,
         events: Sequence[Event] = (),
-        drawn: bool = False,
+        with_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        measured, shared = self._measured(index, values)
-        numbers = [
+        metric_rows, shared = self._measured(index, values)
+        new_rows = changes(metric_rows, self._earlier_rows)
+        self._earlier_rows = metric_rows
+        self._names_of_rounds |= shared.keys()
+
+        numbers_of_round = [
             Numbers("weight", weights.cpu()),
             Numbers("update_norm", [*norms.values()], clients=[*norms]),
         ]
-        numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
-        own = round_rows(index, numbers, self._client_names)
-        now = [row for row in own if evaluated or row.metric not in scores]
-        trained = round_rows(
-            index,
-            [Numbers("train_loss", [*losses.values()], clients=[*losses])],
-            self._client_names,
-        )
-        new, self._before = changes(measured, self._before), measured
-        scored = spread(scores)
-        self._of_rounds |= shared.keys()
+        for name, score in scores.items():
+            numbers_of_round.append(Numbers(name, score.cpu()))
+        rows_of_round = round_rows(index, numbers_of_round, self._client_names)
+        losses_of_round = Numbers("train_loss", [*losses.values()], clients=[*losses])
+        loss_rows = round_rows(index, [losses_of_round], self._client_names)
+
+        # Scores that were computed in an earlier round are no change.
+        for row in rows_of_round:
+            if evaluated or row.metric not in scores:
+                new_rows.append(row)
+        score_numbers = spread(scores)
+        shared_changes = dict(shared)
+        if evaluated:
+            shared_changes |= score_numbers
         return RoundResult(
             index,
-            table=measured + own + trained,
-            changes=new + now,
-            shared=shared | scored,
-            shared_changes=shared | (scored if evaluated else {}),
+            table=metric_rows + rows_of_round + loss_rows,
+            changes=new_rows,
+            shared=shared | score_numbers,
+            shared_changes=shared_changes,
             events=events,
             pictures=self.pictures(index, values),
-            drawn=drawn,
+            drawn=with_pictures,
         )
 
-    def pictures(self, index: int, values: Mapping[str, Tensor]) -> dict[str, Callable[[], Figure]]:
+    def pictures(
+        self,
+        index: int,
+        values: Mapping[str, Tensor],
+    ) -> dict[str, Callable[[], Figure]]:
         """Return ``{metric: function that draws its value}`` for the values after a round."""
-        return {
-            name: partial(draw_metric, self._metrics[name], name, value, index)
-            for name, value in values.items()
-        }
+        pictures: dict[str, Callable[[], Figure]] = {}
+        for name, value in values.items():
+            pictures[name] = partial(draw_metric, self._metrics[name], name, value, index)
+        return pictures
 
     def late(
         self,
@@ -206,14 +262,14 @@ class RoundResults:
         :meth:`round_result`.
         """
         rows, numbers = self._measured(index, values)
-        new_rows = changes(rows, self._late)
-        self._late = rows
+        new_rows = changes(rows, self._late_rows)
+        self._late_rows = rows
 
         score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
         score_rows = round_rows(index, score_numbers, self._client_names)
         shared = spread(scores)
         for name, number in numbers.items():
-            if name not in self._of_rounds:
+            if name not in self._names_of_rounds:
                 shared[name] = number
         return RoundResult(
             index,
@@ -226,17 +282,27 @@ class RoundResults:
         )
 
 
-def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
+def draw_metric(
+    metric: Metric,
+    name: str,
+    value: Tensor,
+    round_index: int,
+) -> Figure:
     """Draw a metric's values by its method ``plot``, with standard errors and bounds, if any."""
-    error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
-    bounds = metric.plot_lower_bound, metric.plot_upper_bound
-    style: dict[str, Any] = {
-        "stderr": None if error is None else error.detach().cpu(),
-        "limits": None if None in bounds else bounds,
-    }
-    known = inspect.signature(
-        metric.plot
-    ).parameters  # metrics of torchmetrics take neither argument
-    figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
+    error = None
+    if isinstance(metric, ContributionMetric):
+        error = metric.diagnostics().get("stderr")
+    limits = None
+    if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
+        limits = (metric.plot_lower_bound, metric.plot_upper_bound)
+
+    # Metrics of torchmetrics take neither argument.
+    parameters = inspect.signature(metric.plot).parameters
+    style: dict[str, Any] = {}
+    if "stderr" in parameters:
+        style["stderr"] = None if error is None else error.detach().cpu()
+    if "limits" in parameters:
+        style["limits"] = limits
+    figure, axis = metric.plot(value, **style)
     axis.set_title(f"{label_text(name)}, round {round_index + 1}")
     return figure

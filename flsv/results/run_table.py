@@ -9,7 +9,7 @@ data frame.
 
 from __future__ import annotations
 
-import itertools
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,11 @@ class Numbers:
     clients: Sequence[int] | None = None
 
 
-def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
+def round_rows(
+    index: int,
+    numbers: Iterable[Numbers],
+    client_names: Sequence[str],
+) -> list[Row]:
     """Return the rows of one round, one for each value that is not NaN.
 
     Example:
@@ -93,45 +97,64 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
     rows = []
-    for each in numbers:
-        columns = each.columns or {"": ""}
-        values = np.asarray(each.values, dtype="float64").reshape(-1, len(columns))
-        clients = range(len(values)) if each.clients is None else each.clients
-        ends = np.full((len(values), 2), NAN)
-        if each.ends is not None:
-            ends[:, 0], ends[:, 1] = each.ends
-        ends[np.isnan(ends).any(1)] = NAN
-        for place, (column, name) in enumerate(columns.items()):
-            for client, value, (low, high) in zip(
-                clients, values[:, place].tolist(), ends.tolist()
-            ):
-                if value == value:
-                    rows.append(
-                        Row(
-                            index,
-                            each.metric,
-                            client,
-                            column,
-                            value,
-                            client_names[client],
-                            name,
-                            low,
-                            high,
-                        )
-                    )
+    for metric_numbers in numbers:
+        columns = metric_numbers.columns or {"": ""}
+        values = np.asarray(metric_numbers.values, dtype="float64").reshape(-1, len(columns))
+        clients: Sequence[int] = range(len(values))
+        if metric_numbers.clients is not None:
+            clients = metric_numbers.clients
+        intervals = _intervals(metric_numbers.ends, len(values))
+
+        for position, (column, column_name) in enumerate(columns.items()):
+            column_values = values[:, position].tolist()
+            for client, value, (low, high) in zip(clients, column_values, intervals):
+                if math.isnan(value):
+                    continue
+                row = Row(
+                    index,
+                    metric_numbers.metric,
+                    client=client,
+                    column=column,
+                    value=value,
+                    client_name=client_names[client],
+                    class_name=column_name,
+                    low=low,
+                    high=high,
+                )
+                rows.append(row)
     return rows
 
 
-def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """Return the rows of ``now`` that are not in ``before``, or have another value or interval there."""
-    known = {row[1:4]: row for row in before}
-    found = []
-    for row in now:
-        old = known.get(row[1:4])
-        another_interval = old is not None and row.low == row.low and row[7:] != old[7:]
-        if old is None or row.value != old.value or another_interval:
-            found.append(row)
-    return found
+def _intervals(
+    bounds: Any,
+    num_values: int,
+) -> list[list[float]]:
+    """Return the low and the high bound of each value's interval, both NaN where one is not known."""
+    intervals = np.full((num_values, 2), NAN)
+    if bounds is not None:
+        intervals[:, 0], intervals[:, 1] = bounds
+    intervals[np.isnan(intervals).any(1)] = NAN
+    return intervals.tolist()
+
+
+def changes(
+    rows: Iterable[Row],
+    earlier_rows: Iterable[Row],
+) -> list[Row]:
+    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there."""
+    earlier_by_key = {row[1:4]: row for row in earlier_rows}
+    changed_rows = []
+    for row in rows:
+        earlier = earlier_by_key.get(row[1:4])
+        if earlier is None or row.value != earlier.value or _has_another_interval(row, earlier):
+            changed_rows.append(row)
+    return changed_rows
+
+
+def _has_another_interval(row: Row, earlier: Row) -> bool:
+    if math.isnan(row.low):  # it has none
+        return False
+    return (row.low, row.high) != (earlier.low, earlier.high)
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
@@ -139,33 +162,45 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
-def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
+def part(
+    table: DataFrame,
+    metric: str,
+    column: str = "",
+) -> DataFrame:
     """Select a metric's rows in a run's table, with its overall values, or with one ``column`` such as a class."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
     """Return the keys of a metric's columns, such as classes, or an empty list if it has none."""
-    found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
-    return sorted(found, key=int) if all(column.isdigit() for column in found) else found
+    columns = table.loc[table["metric"] == metric, "class"].unique()
+    keys = [column for column in columns if column]
+    if all(key.isdigit() for key in keys):
+        return sorted(keys, key=int)
+    return keys
 
 
 def last(
-    table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value"
+    table: DataFrame,
+    metric: str,
+    clients: int,
+    column: str = "",
+    number: str = "value",
 ) -> list[float]:
-    """Return each client's last value of a metric or ``column``, or with ``what`` its interval's low or high end."""
+    """Return each client's last value of a metric or ``column``, or as ``number`` its interval's low or high end."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
-    return rows.set_index("client")[what].reindex(range(clients)).tolist()
+    numbers = rows.set_index("client")[number]
+    return numbers.reindex(range(clients)).tolist()
 
 
 def with_ends(
     table: DataFrame, metric: str, clients: int
 ) -> tuple[list[float], list[float], list[float]]:
     """Return each client's last value by a metric, and the low and high ends of its interval."""
-    value, low, high = (
-        last(table, metric, clients, what=what) for what in ("value", "low", "high")
-    )
-    return value, low, high
+    values = last(table, metric, clients)
+    low = last(table, metric, clients, number="low")
+    high = last(table, metric, clients, number="high")
+    return values, low, high
 
 
 def history(
@@ -175,22 +210,32 @@ def history(
 
     In a round without a new value the last one is repeated, except for single rounds' numbers (:data:`OF_A_ROUND`).
     """
-    found = part(table, metric, column).pivot(index="round", columns="client", values="value")
-    found = found.reindex(index=rounds, columns=range(clients))
-    return found if metric in OF_A_ROUND else found.ffill()
+    rows = part(table, metric, column)
+    values = rows.pivot(index="round", columns="client", values="value")
+    values = values.reindex(index=rounds, columns=range(clients))
+    if metric in OF_A_ROUND:
+        return values
+    return values.ffill()
 
 
 def tidy(table: DataFrame) -> DataFrame:
     """Return a run's table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
-    texts = {
-        name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")
-    }
-    return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
+    is_of_column = table["class"] != ""
+    table = table.assign(
+        **{
+            "class": table["class"].where(is_of_column, None),
+            "class_name": table["class_name"].where(is_of_column, None),
+        }
+    )
+    return table[list(COLUMNS)].reset_index(drop=True)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
     """Encode rows as lines of ``contributions.csv``, without the header."""
-    return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
+    lines = []
+    for row in rows:
+        lines.append(["" if cell != cell else cell for cell in row])  # NaN is no cell
+    return csv_text(lines)
 
 
 _CELLS: Mapping[str, Cell] = {
@@ -211,21 +256,27 @@ _KEY = ["round", "metric", "client", "class"]
 def read_contributions(path: Path) -> DataFrame:
     """Read a run's table from its ``contributions.csv``, except an incomplete last line."""
     # Of equal keys, which a resumed run of version 1.1 has written, the last line counts.
-    table = frame([*row.values()] for _, row in read_rows(path, _CELLS))
-    return table.drop_duplicates(_KEY, keep="last", ignore_index=True)
+    rows = [list(row.values()) for _, row in read_rows(path, _CELLS)]
+    return frame(rows).drop_duplicates(_KEY, keep="last", ignore_index=True)
 
 
 def _read(path: Path) -> list[Row]:
-    return [Row(*row) for row in read_contributions(path).itertuples(index=False, name=None)]
+    table = read_contributions(path)
+    return [Row(*row) for row in table.itertuples(index=False, name=None)]
 
 
 class CSV(Sink):
     """Sink that writes ``contributions.csv``, each round in one write."""
 
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:
-        self.path, self._client_names = path, client_names
+        self.path = path
+        self._client_names = client_names
 
-    def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
+    def begin(
+        self,
+        first_round: int,
+        earlier: Path | None = None,
+    ) -> list[Row]:
         """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
 
         If this drops rounds of an earlier run, the file is first copied to another name.
@@ -240,17 +291,19 @@ class CSV(Sink):
                 stacklevel=2,
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
+
         if first_round == 0 or source != self.path:
-            lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
+            drops_rounds = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         else:
             # A single round that was written before its process was lost is run again with the same result: nothing is
             # lost.
-            lost = len({row.round for row in rows if row.round >= first_round}) > 1
-        if lost:
+            later_rounds = {row.round for row in rows if row.round >= first_round}
+            drops_rounds = len(later_rounds) > 1
+        if drops_rounds:
             self._set_aside()
-        kept = [row for row in rows if row.round < first_round]
-        self._replace(kept)
-        return kept
+        earlier_rows = [row for row in rows if row.round < first_round]
+        self._replace(earlier_rows)
+        return earlier_rows
 
     def write(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""
@@ -258,11 +311,17 @@ class CSV(Sink):
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
-        late = [row for result in results for row in result.changes]
-        anew = {(row.round, row.metric) for result in results for row in result.table}
-        if anew:
-            kept = [row for row in _read(self.path) if (row.round, row.metric) not in anew]
-            self._replace(sorted([*kept, *late], key=lambda row: row.round))
+        late_rows: list[Row] = []
+        keys = set()
+        for result in results:
+            late_rows += result.changes
+            keys |= {(row.round, row.metric) for row in result.table}
+        if not keys:
+            return
+
+        other_rows = [row for row in _read(self.path) if (row.round, row.metric) not in keys]
+        rows = sorted([*other_rows, *late_rows], key=lambda row: row.round)
+        self._replace(rows)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append one round's rows, all or none. Numbers are written without rounding."""
@@ -274,13 +333,17 @@ class CSV(Sink):
 
     def _set_aside(self) -> None:
         """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
-        stem, suffix = self.path.stem, self.path.suffix
-        numbered = (
-            self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1)
-        )
-        copy = next(path for path in numbered if not path.exists())
+        copy = self._free_path()
         with replacing(copy) as file:
             file.write(self.path.read_bytes())
         warnings.warn(
             f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3
         )
+
+    def _free_path(self) -> Path:
+        number = 1
+        while True:
+            path = self.path.with_name(f"{self.path.stem}_{number}{self.path.suffix}")
+            if not path.exists():
+                return path
+            number += 1
