@@ -78,7 +78,9 @@ class Personalizer(Strategy):
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         """Return, at the client, its start point ``[P]``. By default the model in ``instruction`` or, if there is none,
         the model that the client itself stores."""
-        return local.state[OWN_MODEL] if instruction.start is None else instruction.start
+        if instruction.start is None:
+            return local.state[OWN_MODEL]
+        return instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
         """Return, at the client, the model ``[P]`` with which it predicts and is tested. By default its start point."""
@@ -132,28 +134,27 @@ class UploadKeeper(Personalizer):
 
     def resume(self, federation: FederationInfo) -> None:
         device = federation.global_vector.device
-        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+        uploads = {}
+        for client, upload in self._uploads.items():
+            uploads[client] = upload.to(device)
+        self._uploads = uploads
 
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
         """Store ``part`` of the models of the round's clients. Return what was stored before."""
-        before = dict(self._uploads)
+        previous_uploads = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
-        self._uploads.update(
-            {
-                i: part(vector).clone()
-                for i, vector in zip(on_host(round.client_ids), round.client_vectors)
-            }
-        )
-        return before
+        for client, vector in zip(on_host(round.client_ids), round.client_vectors):
+            self._uploads[client] = part(vector).clone()
+        return previous_uploads
 
     def collect_values(
         self,
         values: Tensor,
         round: Round,
         judge: Callable[[Client], tuple[list[int], Tensor | None]],
-        before: Any,
+        previous_uploads: Any,
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
         requests these values from one client. The stored model of a client that does not reply is restored from
@@ -161,15 +162,14 @@ class UploadKeeper(Personalizer):
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
-        for row, (client, (others, worth)) in enumerate(
-            zip(ids, map_clients(round.clients, judge))
-        ):
+        judgements = map_clients(round.clients, judge)
+        for row, (client, (downloads, worth)) in enumerate(zip(ids, judgements)):
             if worth is not None:
-                values[row, [client, *others]] = worth.to(values)
+                values[row, [client, *downloads]] = worth.to(values)
                 continue
             del self._uploads[client]
-            if client in before:
-                self._uploads[client] = before[client]
+            if client in previous_uploads:
+                self._uploads[client] = previous_uploads[client]
         return values
 
 
@@ -195,7 +195,8 @@ def ask_model_values(
 
 def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:
     """Check that each client has validation samples, on which ``strategy`` evaluates models."""
-    empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
+    has_no_samples = federation.split_sizes["val"] == 0
+    empty = has_no_samples.nonzero().flatten().tolist()
     if empty:
         raise ConfigurationError(
             f"{strategy!r} evaluates models on every client's own validation samples; clients {empty} have none. Set "

@@ -61,42 +61,60 @@ class SparsifiedReward(Personalizer):
     def shares(self, reputation: Tensor) -> Tensor:
         """Compute the shares q_i of the entries that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``. All
         are 1 if no reputation is positive."""
-        merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
+        reputation = reputation.double().nan_to_num(0.0)
+        merit = torch.tanh(self.beta * reputation.clamp_min(0))
         best = merit.max()
-        return merit / best if best > 0 else torch.ones_like(merit)
+        if best > 0:
+            return merit / best
+        return torch.ones_like(merit)
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         assert round.server_vector is not None
         shares = self.shares(contributions[self.metric])
         cut = round.space.num_parameters
         sizes = parameter_sizes(round.space)
-        ranks = layer_ranks(round.server_update[:cut], sizes)
-        result = {}
+        update = round.server_update[:cut]
+        ranks = layer_ranks(update, sizes)
+        next_models = {}
         for client in on_host(round.client_ids):
-            kept = ranks_below(ranks, sizes, float(shares[client]))
+            is_sent = ranks_below(ranks, sizes, float(shares[client]))
+            model = models.get(client, round.global_vector)
             vector = round.server_vector.clone()
-            vector[:cut] = (
-                models.get(client, round.global_vector)[:cut] + round.server_update[:cut] * kept
-            )
-            result[client] = vector
-        return result
+            vector[:cut] = model[:cut] + update * is_sent
+            next_models[client] = vector
+        return next_models
 
 
 def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Rank the entries of each layer of an update by magnitude, the largest first."""
-    return [
-        layer.abs().argsort(descending=True, stable=True).argsort()
-        for layer in update.split(list(sizes))
-    ]
+    ranks = []
+    for layer in update.split(list(sizes)):
+        order = layer.abs().argsort(descending=True, stable=True)
+        ranks.append(order.argsort())
+    return ranks
 
 
-def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
+def ranks_below(
+    ranks: Sequence[Tensor],
+    sizes: Sequence[int],
+    share: float,
+) -> Tensor:
     """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``."""
-    counts = [min(math.ceil(share * size), max(size - 1, 1)) for size in sizes]
-    return torch.cat([rank < count for rank, count in zip(ranks, counts)])
+    is_below = []
+    for rank, size in zip(ranks, sizes):
+        limit = max(size - 1, 1)
+        count = min(math.ceil(share * size), limit)
+        is_below.append(rank < count)
+    return torch.cat(is_below)
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
     """Return the numbers of entries of all parameter tensors, in the order of a vector."""
     sizes = [math.prod(shape) for shape in space.shapes]
-    return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]
+    sums = accumulate(sizes)
+    return [size for size, end in zip(sizes, sums) if end <= space.num_parameters]

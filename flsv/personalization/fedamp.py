@@ -62,18 +62,29 @@ class FedAMP(UploadKeeper):
 
         Row i has the weights of all models in client i's start point. It sums to 1.
         """
-        squared = torch.cdist(parameters.double(), parameters.double(), compute_mode=_EXACT) ** 2
-        others = (self.alpha / self.sigma * torch.exp(-squared / self.sigma)).fill_diagonal_(0)
-        others = others / others.sum(1, keepdim=True).clamp_min(1)
-        return others + torch.diag(1 - others.sum(1))
+        points = parameters.double()
+        squared = torch.cdist(points, points, compute_mode=_EXACT) ** 2
+        similarities = torch.exp(-squared / self.sigma)
+        step = self.alpha / self.sigma
+        other_weights = (step * similarities).fill_diagonal_(0)
+        totals = other_weights.sum(1, keepdim=True)
+        other_weights = other_weights / totals.clamp_min(1)
+        self_weights = 1 - other_weights.sum(1)
+        return other_weights + torch.diag(self_weights)
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         self.store_uploads(round)
-        vectors = torch.stack(
-            [upload.to(round.client_vectors) for upload in self._uploads.values()]
-        )
+        uploads = [upload.to(round.client_vectors) for upload in self._uploads.values()]
+        vectors = torch.stack(uploads)
         weights = self.attention(vectors[:, : round.space.num_parameters])
-        return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))
+        mixed = weights.to(vectors) @ vectors
+        mixed = keep_common(mixed, vectors)
+        return dict(zip(self._uploads, mixed))
 
 
 class HeurFedAMP(FedAMP):
@@ -102,13 +113,16 @@ class HeurFedAMP(FedAMP):
         self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
-        count = len(parameters)
+        points = parameters.double()
+        count = len(points)
+        identity = torch.diag(points.new_ones(count))
         if count == 1:
-            return torch.ones(1, 1, dtype=torch.float64, device=parameters.device)
-        unit = F.normalize(parameters.double(), dim=1)
-        others = (self.sigma * unit @ unit.T).fill_diagonal_(-torch.inf).softmax(1)
-        own = torch.eye(count, dtype=torch.float64, device=parameters.device)
-        return (1 - self.self_weight) * others + self.self_weight * own
+            return identity
+        directions = F.normalize(points, dim=1)
+        similarities = self.sigma * directions @ directions.T
+        similarities.fill_diagonal_(-torch.inf)
+        other_weights = (1 - self.self_weight) * similarities.softmax(1)
+        return other_weights + self.self_weight * identity
 
 
 # Distances are computed from differences of entries: with inner products, small distances would be lost in rounding.

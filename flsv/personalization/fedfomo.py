@@ -110,38 +110,54 @@ class FedFomo(UploadKeeper):
         self._affinity = self._affinity.cpu()
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        # A client that has uploaded a model before has stored its own mixture.
-        return None if client in self._uploads else state.model()
+        if client in self._uploads:
+            return None  # the client has stored its own mixture
+        return state.model()
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
-        before = self.store_uploads(round)
+        previous_uploads = self.store_uploads(round)
         question = partial(mix_models, performance=self.performance)
 
         def mix(client: Client) -> tuple[list[int], Tensor | None]:
             chosen = self._choose(client.id, round)
-            others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            return chosen, ask_model_values(client, question, others, round.space.num_parameters)
+            downloads = []
+            for peer in chosen:
+                upload = self._uploads[peer]
+                downloads.append(upload.to(round.client_vectors))
+            weights = ask_model_values(client, question, downloads, round.space.num_parameters)
+            return chosen, weights
 
-        nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
-        values = self.collect_values(nothing, round, mix, before)
-        self._affinity = self._affinity.index_add(0, round.client_ids.cpu(), values.nan_to_num(0.0))
+        shape = (len(round), len(self._affinity))
+        no_values = torch.full(shape, float("nan"), dtype=torch.float64)
+        values = self.collect_values(
+            no_values,
+            round,
+            judge=mix,
+            previous_uploads=previous_uploads,
+        )
+        ids = round.client_ids.cpu()
+        self._affinity = self._affinity.index_add(0, ids, values.nan_to_num(0.0))
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
         """Choose the clients whose models ``client`` downloads in this round."""
         draw = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
-        others = sorted(other for other in self._uploads if other != client)
-        shuffled = [others[place] for place in torch.randperm(len(others), generator=draw).tolist()]
-        ranked = sorted(shuffled, key=lambda other: -float(self._affinity[client, other]))
+        peers = sorted(peer for peer in self._uploads if peer != client)
+        # A random order, then a stable sort by affinity: equal peers stay in random order.
+        order = torch.randperm(len(peers), generator=draw).tolist()
+        ranked = [peers[position] for position in order]
+        ranked.sort(key=lambda peer: -float(self._affinity[client, peer]))
+
         chosen: list[int] = []
         while ranked and len(chosen) < self.num_downloads:
-            explore = float(torch.rand((), generator=draw)) < epsilon
-            chosen.append(
-                ranked.pop(int(torch.randint(len(ranked), (), generator=draw)) if explore else 0)
-            )
+            position = 0
+            luck = float(torch.rand((), generator=draw))
+            if luck < epsilon:
+                position = int(torch.randint(len(ranked), (), generator=draw))
+            chosen.append(ranked.pop(position))
         return chosen
 
 
@@ -158,7 +174,7 @@ def _signed_weights(
 
 def mix_models(
     local: LocalData,
-    others: list[Tensor],
+    downloads: list[Tensor],
     num_parameters: int,
     performance: str | ModelScore = "negative_loss",
 ) -> Tensor:
@@ -167,22 +183,36 @@ def mix_models(
     """
     assert local.model is not None
     assert local.start is not None
-    start = local.start
-    models = torch.stack([local.model, *others])
-    losses = -local.utility(torch.cat([start[None], models]), performance)
-    distances = torch.linalg.vector_norm((models - start)[:, :num_parameters], dim=1)
+    initial_model = local.start
+    models = torch.stack([local.model, *downloads])
+    evaluated = torch.cat([initial_model[None], models])
+    losses = -local.utility(evaluated, performance)
+    updates = models - initial_model
+    steps = updates[:, :num_parameters]
+    distances = torch.linalg.vector_norm(steps, dim=1)
     signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
+
     weights = signed.clamp_min(0)
-    shares = (weights / weights.sum()).to(models)
-    mixed = keep_common(shares @ models, models) if weights.sum() > 0 else start.clone()
+    total = weights.sum()
+    if total > 0:
+        shares = (weights / total).to(models)
+        mixed = keep_common(shares @ models, models)
+    else:
+        mixed = initial_model.clone()
     local.state[OWN_MODEL] = mixed
-    return signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
+    tiny = torch.finfo(signed.dtype).tiny
+    absolute_total = signed.abs().sum().clamp_min(tiny)
+    return signed / absolute_total
 
 
 declare_answer(mix_models, _signed_weights)
 
 
-def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+def first_order_weights(
+    start_loss: Tensor,
+    losses: Tensor,
+    distances: Tensor,
+) -> Tensor:
     """Compute the weights of equation 3 of FedFomo, (L(theta) - L(x_j)) / |x_j - theta|.
 
     Example:
@@ -190,4 +220,5 @@ def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -
         tensor([ 0.2500, -1.0000,  0.0000])
     """
     weights = (start_loss - losses) / distances
-    return torch.where((distances > 0) & weights.isfinite(), weights, 0.0)
+    is_valid = (distances > 0) & weights.isfinite()
+    return torch.where(is_valid, weights, 0.0)

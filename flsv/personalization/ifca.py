@@ -57,14 +57,18 @@ class IFCA(Personalizer):
 
     def begin(self, federation: FederationInfo) -> None:
         draw = generator_for(federation.seed, "ifca")
-        first, cut = federation.global_vector, federation.space.num_parameters
-        parts = federation.space.unflatten(first).values()
-        deviations = torch.cat([part.std(correction=0).expand(part.numel()) for part in parts])
-        deviations[cut:] = 0  # BatchNorm's statistics
-        self._clusters = first.repeat(self.num_clusters, 1)
+        model = federation.global_vector
+        parts = []
+        for part in federation.space.unflatten(model).values():
+            deviation = part.std(correction=0)
+            parts.append(deviation.expand(part.numel()))
+        deviations = torch.cat(parts)
+        deviations[federation.space.num_parameters :] = 0  # BatchNorm's statistics
+
+        self._clusters = model.repeat(self.num_clusters, 1)
         for cluster in self._clusters[1:]:
-            noise = torch.randn(len(first), generator=draw, dtype=first.dtype).to(first.device)
-            cluster += self.spread * deviations * noise
+            noise = torch.randn(len(model), generator=draw, dtype=model.dtype)
+            cluster += self.spread * deviations * noise.to(model.device)
 
     def resume(self, federation: FederationInfo) -> None:
         self._clusters = self._clusters.to(federation.global_vector.device)
@@ -72,7 +76,12 @@ class IFCA(Personalizer):
     def start(self, client: int, state: FederationState) -> None:
         """Return None, since the client chooses among the clusters' models."""
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
@@ -97,7 +106,12 @@ class IFCA(Personalizer):
         cluster = int(update.reports["cluster"])
         return self._clusters[cluster]
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         clusters = round.reports["cluster"].long()
         self._clusters = self._clusters.clone()
         for cluster in clusters.unique().tolist():
@@ -109,6 +123,5 @@ class IFCA(Personalizer):
 
 def closest(local: LocalData, clusters: Tensor) -> int:
     """Find the cluster whose model has the lowest loss on the client's training samples."""
-    return int(
-        local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax()
-    )
+    scores = local.evaluate(clusters, "train").value("negative_loss")
+    return int(scores.nan_to_num(-torch.inf).argmax())

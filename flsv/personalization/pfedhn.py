@@ -35,7 +35,11 @@ class HyperNetwork(nn.Module):
     """Network that generates a client's model from the client's id."""
 
     def __init__(
-        self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int
+        self,
+        num_clients: int,
+        num_parameters: int,
+        embedding_dim: int,
+        hidden: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_clients, embedding_dim)
@@ -64,7 +68,8 @@ class HyperNetwork(nn.Module):
         self.writer.bias.copy_(model)
 
     def forward(self, client: Tensor) -> Tensor:
-        return self.writer(self.features(self.embedding(client)))
+        embedding = self.embedding(client)
+        return self.writer(self.features(embedding))
 
 
 class PFedHN(Personalizer):
@@ -87,7 +92,10 @@ class PFedHN(Personalizer):
     """
 
     def __init__(
-        self, lr: Positive = 0.005, embedding_dim: Count = 32, hidden: Count = 100
+        self,
+        lr: Positive = 0.005,
+        embedding_dim: Count = 32,
+        hidden: Count = 100,
     ) -> None:
         self.lr = lr
         self.embedding_dim = embedding_dim
@@ -111,8 +119,12 @@ class PFedHN(Personalizer):
         self._network = network.to(federation.global_vector.device)
 
     def _make(self, federation: FederationInfo) -> HyperNetwork:
-        clients, parameters = federation.num_clients, federation.space.num_parameters
-        network = HyperNetwork(clients, parameters, self.embedding_dim, self.hidden)
+        network = HyperNetwork(
+            federation.num_clients,
+            federation.space.num_parameters,
+            self.embedding_dim,
+            self.hidden,
+        )
         return network.to(federation.space.dtype)
 
     @torch.no_grad()
@@ -124,17 +136,22 @@ class PFedHN(Personalizer):
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         assert self._network is not None
+        network = self._network
+        writer = network.writer
         cut = round.space.num_parameters
-        network, writer = self._network, self._network.writer
         small: list[Tensor] = [*network.embedding.parameters(), *network.features.parameters()]
         for row, client in enumerate(round.client_ids):
             delta = -round.matrix.update(row)[:cut]
             features = network.features(network.embedding(client))
-            gradients = torch.autograd.grad(
-                features, small, grad_outputs=delta @ writer.weight.detach()
-            )
+            slope = delta @ writer.weight.detach()
+            gradients = torch.autograd.grad(features, small, grad_outputs=slope)
             with torch.no_grad():
                 # The last layer's gradient is this outer product, as large as the layer; it is never stored.
                 writer.weight.addr_(delta, features, alpha=-self.lr)
@@ -145,9 +162,11 @@ class PFedHN(Personalizer):
     def state_dict(self) -> dict[str, Any]:
         if self._network is None:  # loaded, and not yet resumed
             return {"network": self._loaded}
-        return {
-            "network": {name: value.clone() for name, value in self._network.state_dict().items()}
-        }
+        copies = {}
+        for name, value in self._network.state_dict().items():
+            copies[name] = value.clone()
+        return {"network": copies}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._network, self._loaded = None, state["network"]
+        self._network = None
+        self._loaded = state["network"]

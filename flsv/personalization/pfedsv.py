@@ -22,6 +22,7 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -80,7 +81,7 @@ def _model_values(
 
 def collaborate(
     local: LocalData,
-    others: Sequence[Tensor],
+    downloads: Sequence[Tensor],
     extractor: Tensor | None,
     *,
     personal: Tensor | None,
@@ -95,40 +96,45 @@ def collaborate(
     return the values. If only the entries ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
-    base, joins = local.model, game == "joining"
+    joins = game == "joining"
+    base = local.model
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models, chunk = (
-        torch.stack([select_entries(local.model, personal), *others]),
-        max(_CHUNK // len(base), 1),
-    )
+    models = torch.stack([select_entries(local.model, personal), *downloads])  # [s, Q]
+    chunk = max(_CHUNK // len(base), 1)
 
-    def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
-        chunks = mixtures.split(chunk)
-        return torch.cat(
-            [local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks]
-        )
+    def evaluate(mixtures: Tensor, score_name: str = "accuracy") -> Tensor:
+        scores = []
+        for mixtures_of_chunk in mixtures.split(chunk):
+            vectors = insert_entries(mixtures_of_chunk, base, personal)
+            scores.append(local.evaluate(vectors).value(score_name))
+        return torch.cat(scores)
 
     def utility(masks: Tensor) -> Tensor:
-        result = torch.zeros(len(masks), dtype=torch.float64)
-        for rows in masks.any(1).nonzero().flatten().split(chunk):
-            shares = masks[rows] / masks[rows].sum(1, keepdim=True)
-            result[rows] = evaluate(shares.to(models) @ models)
-        return result
+        utilities = torch.zeros(len(masks), dtype=torch.float64)  # of the empty coalition 0
+        has_members = masks.any(1)
+        for rows in has_members.nonzero().flatten().split(chunk):
+            members = masks[rows]
+            shares = members / members.sum(1, keepdim=True)
+            utilities[rows] = evaluate(shares.to(models) @ models)
+        return utilities
 
     values = _values(utility, len(models), joins, permutations_factor, generator)
-    cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
+    cut = num_parameters
+    if personal is not None:
+        cut = int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
-    weights = personalized_weights(
-        values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight
-    )
+    if joins:
+        self_weight = "exclude"
+    weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
         mixed = _best_on_line(models, mixed, evaluate)
     elif safeguard:
-        before, after = evaluate(torch.stack([models[0], mixed])).tolist()
-        mixed = mixed if after >= before else models[0].clone()
+        accuracy, mixed_accuracy = evaluate(torch.stack([models[0], mixed])).tolist()
+        if not mixed_accuracy >= accuracy:
+            mixed = models[0].clone()
     local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
 
@@ -137,79 +143,98 @@ declare_answer(collaborate, _model_values)
 
 
 def _best_on_line(
-    models: Tensor, mixed: Tensor, evaluate: Callable[[Tensor, str], Tensor]
+    models: Tensor,
+    mixed: Tensor,
+    evaluate: Callable[[Tensor, str], Tensor],
 ) -> Tensor:
     """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
     mixture.
     """
     steps = torch.linspace(0, 1, 11).to(models)[:, None]
-    path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
+    client_models = models[0].expand(11, -1)
+    path = torch.lerp(client_models, mixed.expand(11, -1), steps)
+    path = keep_common(path, models)
     # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
-    return path[int(evaluate(path, "negative_loss").argmax())].clone()
+    best = int(evaluate(path, "negative_loss").argmax())
+    return path[best].clone()
 
 
 def _values(
-    utility: Utility, players: int, joins: bool, orders: int, generator: Generator
+    utility: Utility,
+    players: int,
+    joins: bool,
+    orders: int,
+    generator: Generator,
 ) -> Tensor:
     """Compute the models' Shapley values ``[players]``, the client's own model first."""
+    num_marginals = orders * players * (players - 1)
+    budget = num_marginals + 2
     if not joins:
-        budget = orders * players * (players - 1) + 2
-        return permutation_shapley(utility, players, budget=budget, generator=generator).values
+        estimate = permutation_shapley(utility, players, budget=budget, generator=generator)
+        return estimate.values
 
     def joined(masks: Tensor) -> Tensor:
-        return utility(torch.cat([torch.ones(len(masks), 1, dtype=torch.bool), masks], dim=1))
+        client_is_in = torch.ones(len(masks), 1, dtype=torch.bool)
+        return utility(torch.cat([client_is_in, masks], dim=1))
 
-    own = utility(torch.eye(1, players).bool())
+    client_value = utility(torch.eye(1, players).bool())
     if players == 1:
-        return own
-    budget = orders * (players - 1) * players + 2
-    return torch.cat(
-        [own, permutation_shapley(joined, players - 1, budget=budget, generator=generator).values]
-    )
+        return client_value
+    estimate = permutation_shapley(joined, players - 1, budget=budget, generator=generator)
+    return torch.cat([client_value, estimate.values])
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
     """Return the entries ``[Q]`` of a vector ``[P]`` that the mask ``personal`` selects, or all if it is None."""
-    return vector if personal is None else vector[personal.to(vector.device)]
-
-
-def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Put ``own [..., Q]`` into those entries of the vector ``base [P]`` that the mask ``personal`` selects."""
     if personal is None:
-        return own
-    vectors = base.expand(*own.shape[:-1], -1).clone()
-    vectors[..., personal.to(base.device)] = own
+        return vector
+    return vector[personal.to(vector.device)]
+
+
+def insert_entries(
+    entries: Tensor,
+    base: Tensor,
+    personal: Tensor | None,
+) -> Tensor:
+    """Put ``entries [..., Q]`` into those entries of the vector ``base [P]`` that the mask ``personal [P]`` selects,
+    ``[..., P]``. Without a mask they are the vector.
+    """
+    if personal is None:
+        return entries
+    vectors = base.expand(*entries.shape[:-1], -1).clone()
+    vectors[..., personal.to(base.device)] = entries
     return vectors
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
     """Return a mask, bool ``[P]``, of the entries that belong to the named layers, by default the classifier head."""
     if layers is None:
-        if space.head is None:
-            why = (
-                f"shares no {space.unshared_head!r}"
-                if space.unshared_head
-                else "has no linear layer"
-            )
-            raise ConfigurationError(
-                f"the module {why} for a classifier. Name it: classifier=[...]."
-            )
-        layers = [space.head.name]
-    prefixes = tuple(f"{layer}." for layer in layers)
-    missing = [
-        prefix[:-1]
-        for prefix in prefixes
-        if not any(name.startswith(prefix) for name in space.names)
-    ]
+        layers = [_head_of(space)]
+    prefixes = [f"{layer}." for layer in layers]
+    missing = []
+    for layer, prefix in zip(layers, prefixes):
+        if not any(name.startswith(prefix) for name in space.names):
+            missing.append(layer)
     if missing or not layers:
         raise ConfigurationError(
             f"classifier={list(layers)}: {missing} are no layers with parameters of the module."
         )
-    chosen = [
-        torch.full(shape, name.startswith(prefixes))
-        for name, shape in zip(space.names, space.shapes)
-    ]
-    return torch.cat([part.reshape(-1) for part in chosen])
+
+    parts = []
+    for name, shape in zip(space.names, space.shapes):
+        belongs = name.startswith(tuple(prefixes))
+        parts.append(torch.full((math.prod(shape),), belongs))
+    return torch.cat(parts)
+
+
+def _head_of(space: ParameterSpace) -> str:
+    """Return the name of the classifier, or raise ConfigurationError if there is none."""
+    if space.head is not None:
+        return space.head.name
+    fault = "has no linear layer"
+    if space.unshared_head:
+        fault = f"shares no {space.unshared_head!r}"
+    raise ConfigurationError(f"the module {fault} for a classifier. Name it: classifier=[...].")
 
 
 class PFedSV(UploadKeeper):
@@ -314,7 +339,9 @@ class PFedSV(UploadKeeper):
     def begin(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
         self.resume(federation)
-        self._initial, self._uploads, self._cohort = federation.global_vector.clone(), {}, []
+        self._initial = federation.global_vector.clone()
+        self._uploads = {}
+        self._cohort = []
 
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
@@ -330,25 +357,30 @@ class PFedSV(UploadKeeper):
         if client in self._uploads:
             return None  # the client has stored its own mixture
         model = state.model()
-        return insert_entries(
-            select_entries(self._initial.to(model), self._personal), model, self._personal
-        )
+        initial_entries = select_entries(self._initial.to(model), self._personal)
+        return insert_entries(initial_entries, model, self._personal)
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         # A client of the previous round's cohort received the extractor after that aggregation.
         if self._personal is None or start is not None or client in self._cohort:
             return {}
         return {"extractor": state.model()[~self._personal.to(state.model().device)]}
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
-        start = super().receive(local, instruction)
+        model = super().receive(local, instruction)
         if 0 < self.shared < 1 and OWN_MODEL in local.state:
-            return torch.lerp(local.state[OWN_MODEL].to(start), start, self.shared)
+            client_model = local.state[OWN_MODEL].to(model)
+            return torch.lerp(client_model, model, self.shared)
         if "extractor" in instruction.tensors:
             assert self._personal is not None
-            start = start.clone()
-            start[~self._personal.to(start.device)] = instruction.tensors["extractor"]
-        return start
+            model = model.clone()
+            model[~self._personal.to(model.device)] = instruction.tensors["extractor"]
+        return model
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
         if self.shared and OWN_MODEL in local.state:
@@ -356,21 +388,24 @@ class PFedSV(UploadKeeper):
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        return None if self.shared and client in self._uploads else self.start(client, state)
+        if self.shared and client in self._uploads:
+            return None
+        return self.start(client, state)
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
         assert round.server_vector is not None
-        cohort, vectors = on_host(round.client_ids), round.client_vectors
-        before = self.store_uploads(round, lambda vector: select_entries(vector, self._personal))
+        cohort = on_host(round.client_ids)
+        vectors = round.client_vectors
+        previous_uploads = self.store_uploads(
+            round, lambda vector: select_entries(vector, self._personal)
+        )
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
-        extractor = (
-            None
-            if self._personal is None
-            else round.server_vector[~self._personal.to(vectors.device)]
-        )
+        extractor = None
+        if self._personal is not None:
+            extractor = round.server_vector[~self._personal.to(vectors.device)]
         question = self.question(round.space.num_parameters)
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
@@ -379,13 +414,17 @@ class PFedSV(UploadKeeper):
             scores = relevance[client.id]
             if self.game == "joining":  # a model that adds nothing now may add accuracy later
                 scores = scores.clamp_min(0)
-            ids = top_k_download(scores, available, client.id, self.k, self.explore, draw).tolist()
-            others = [self._uploads[i].to(vectors) for i in ids]
-            return ids, ask_model_values(client, question, others, extractor, generator=draw)
+            chosen = top_k_download(scores, available, client.id, self.k, self.explore, draw)
+            ids = chosen.tolist()
+            downloads = [self._uploads[peer].to(vectors) for peer in ids]
+            values = ask_model_values(client, question, downloads, extractor, generator=draw)
+            return ids, values
 
-        nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
+        shape = (len(cohort), self._num_clients)
+        no_values = torch.full(shape, float("nan"), device=vectors.device)
         self._cohort = cohort
-        return Personalized(peer_values=self.collect_values(nothing, round, download, before))
+        peer_values = self.collect_values(no_values, round, download, previous_uploads)
+        return Personalized(peer_values=peer_values)
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
         """Return :func:`collaborate` with the arguments bound that clients know from the configuration. These do not
@@ -405,11 +444,13 @@ class PFedSV(UploadKeeper):
         )
 
     def _relevance(self, contributions: Contributions) -> Tensor:
-        n = self._num_clients
-        relevance = contributions.get(self.metric, torch.full((n, n), float("nan")))
-        if relevance.shape != (n, n):
+        shape = (self._num_clients, self._num_clients)
+        relevance = contributions.get(self.metric)
+        if relevance is None:
+            relevance = torch.full(shape, float("nan"))
+        if relevance.shape != shape:
             raise ConfigurationError(
-                f"{self!r}: the metric's values are {list(relevance.shape)}, expected a score [{n}, {n}] for every "
+                f"{self!r}: the metric's values are {list(relevance.shape)}, expected a score {list(shape)} for every "
                 "pair of clients. Name a flsv.metrics.DomainRelevance."
             )
         return relevance.cpu()

@@ -44,13 +44,19 @@ class ShapFedPersonalizer(Personalizer):
     def __init__(self, metric: str = "cssv") -> None:
         self.metric: str = metric
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         assert round.server_vector is not None
         cssv = contributions[self.metric]
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
-        gamma = gamma.nan_to_num(float(gamma.nanmean().nan_to_num(1.0))).to(round.client_vectors)
-        mixed = zip(on_host(round.client_ids), round.client_vectors, gamma)
-        return {
-            client: torch.lerp(vector, round.server_vector, share)
-            for client, vector, share in mixed
-        }
+        mean = gamma.nanmean().nan_to_num(1.0)
+        gamma = gamma.nan_to_num(float(mean)).to(round.client_vectors)
+        next_models = {}
+        ids = on_host(round.client_ids)
+        for client, vector, share in zip(ids, round.client_vectors, gamma):
+            next_models[client] = torch.lerp(vector, round.server_vector, share)
+        return next_models

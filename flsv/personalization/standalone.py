@@ -29,16 +29,25 @@ class Standalone(Personalizer):
         self._visited: list[int] = []
 
     def begin(self, federation: FederationInfo) -> None:
-        self._initial, self._visited = federation.global_vector.clone(), []
+        self._initial = federation.global_vector.clone()
+        self._visited = []
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         assert self._initial is not None
-        return None if client in self._visited else self._initial.to(state.model())
+        if client in self._visited:
+            return None
+        return self._initial.to(state.model())
 
     def keep(self, local: LocalData) -> None:
         assert local.model is not None
         local.state[OWN_MODEL] = local.model.clone()
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        self._visited = sorted({*self._visited, *on_host(round.client_ids)})
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
+        cohort = on_host(round.client_ids)
+        self._visited = sorted({*self._visited, *cohort})
         return {}
