@@ -42,7 +42,8 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
             f"each class all clients have together. Give {num_classes} numbers that all have agreed upon."
         )
     counts = counts.sum(0).double()
-    return torch.where(counts > 0, counts.sum() / (num_classes * counts), 1.0).float()
+    weights = counts.sum() / (num_classes * counts)
+    return torch.where(counts > 0, weights, 1.0).float()
 
 
 class ReadyClient(L.LightningModule):
@@ -52,10 +53,20 @@ class ReadyClient(L.LightningModule):
     _make_scheduler: LRSchedulerCallable | None
     _scheduler_interval = "epoch"
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         self._score("val", batch)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
@@ -232,9 +243,13 @@ class ClassifierClient(ReadyClient):
                 self.network = self._make_network(num_classes, input_shape)
         elif input_shape is not None:
             check_output(self.network, type(self.network).__name__, num_classes, input_shape)
-        self.val_scores, self.test_scores = EpochScores(num_classes), EpochScores(num_classes)
-        self._num_classes, self._input_shape = num_classes, input_shape
-        shape = None if input_shape is None else list(input_shape)
+        self.val_scores = EpochScores(num_classes)
+        self.test_scores = EpochScores(num_classes)
+        self._num_classes = num_classes
+        self._input_shape = input_shape
+        shape = None
+        if input_shape is not None:
+            shape = list(input_shape)
         self._add_hyperparameters(num_classes=num_classes, input_shape=shape)
 
     def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
@@ -254,7 +269,8 @@ class ClassifierClient(ReadyClient):
         """Return the mean cross-entropy of the batch, a scalar."""
         # Nothing is logged: self.log takes longer than the step of a small network. The loop averages the returned
         # losses.
-        return self._loss(self(batch[0]), batch[1])
+        x, y = batch[0], batch[1]
+        return self._loss(self(x), y)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the scores, which may hold batches of an interrupted validation."""
@@ -272,10 +288,18 @@ class ClassifierClient(ReadyClient):
         """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and, if it is defined, ``test_auroc``."""
         self._log_scores("test")
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> Tensor:
         """Return class probabilities ``[B, M]`` for a batch, whose labels, if any, are ignored."""
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
-        return _at_least_single(self(x)).softmax(dim=1)
+        x = batch
+        if isinstance(batch, (tuple, list)):
+            x = batch[0]
+        logits = _at_least_single(self(x))
+        return logits.softmax(dim=1)
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(
@@ -289,35 +313,49 @@ class ClassifierClient(ReadyClient):
         x, y = batch
         logits = self(x)
         # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.
-        weight = len(y) if self.class_weights is None else self.class_weights[y].sum()
-        self._scores(stage).update(logits, y, self._loss(logits, y), weight)
+        weight: Tensor | int = len(y)
+        if self.class_weights is not None:
+            weight = self.class_weights[y].sum()
+        loss = self._loss(logits, y)
+        self._scores(stage).update(logits, y, loss, weight)
 
     def _scores(self, stage: str) -> EpochScores:
-        return self.val_scores if stage == "val" else self.test_scores
+        if stage == "val":
+            return self.val_scores
+        return self.test_scores
 
     def _log_scores(self, stage: str) -> None:
         scores = self._scores(stage)
         for name, value in scores.compute().items():
-            self.log(f"{stage}_{name}", value, prog_bar=(stage, name) == ("val", "accuracy"))
+            is_shown = stage == "val" and name == "accuracy"
+            self.log(f"{stage}_{name}", value, prog_bar=is_shown)
         scores.reset()
 
 
-def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return ``mine``, or the data module's attribute ``name`` if ``mine`` is None.
+def agreed(
+    name: str,
+    value: Any,
+    datamodule: Any,
+) -> Any:
+    """Return ``value``, or the data module's attribute ``name`` if ``value`` is None. They must not differ."""
+    value_of_data = getattr(datamodule, name, None)
+    if value_of_data is not None and name == "input_shape":
+        value_of_data = tuple(int(size) for size in value_of_data)
+    elif value_of_data is not None:
+        value_of_data = int(value_of_data)
 
-    Raise ConfigurationError if both are known and differ.
-    """
-    theirs = getattr(datamodule, name, None)
-    if theirs is not None:
-        theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
-    if mine is not None and theirs is not None and mine != theirs:
+    if value is None:
+        return value_of_data
+    if value_of_data is not None and value != value_of_data:
         raise ConfigurationError(
-            f"The model has {name}={mine}, but the data ({type(datamodule).__name__}) has {name}={theirs}. "
+            f"The model has {name}={value}, but the data ({type(datamodule).__name__}) has {name}={value_of_data}. "
             f"Leave the model's {name} out: then it is taken from the data."
         )
-    return theirs if mine is None else mine
+    return value
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
     """Convert half-precision logits to float32, since log-sum-exp in bfloat16 errs in the second digit."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        return logits.float()
+    return logits

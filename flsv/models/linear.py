@@ -41,22 +41,26 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 
 
 def pooled_positions(
-    network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
+    network: str,
+    input_shape: Sequence[int],
+    layers: Sequence[tuple[int, int]],
+    hint: str = "",
 ) -> int:
     """Return height times width of the output of convolutions with 2x2 max-pooling.
 
     ``layers`` are the ``(kernel, padding)`` of each stride-1 convolution.
     """
 
-    def after(side: int) -> int:
+    def pooled(side: int) -> int:
         for kernel, padding in layers:
-            side = max(side + 2 * padding - kernel + 1, 0) // 2
+            convolved = side + 2 * padding - kernel + 1
+            side = max(convolved, 0) // 2
         return side
 
     _, height, width = image_shape(network, input_shape)
-    positions = after(height) * after(width)
+    positions = pooled(height) * pooled(width)
     if positions == 0:
-        smallest = next(side for side in range(1, 10_000) if after(side) > 0)
+        smallest = next(side for side in range(1, 10_000) if pooled(side) > 0)
         raise ConfigurationError(
             f"{network}: images of {height}x{width} are too small for its {len(layers)} convolutions and poolings, "
             f"which need at least {smallest}x{smallest}. Enlarge the images{hint}, or use 'mlp'."
@@ -65,7 +69,10 @@ def pooled_positions(
 
 
 def check_output(
-    network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]
+    network: nn.Module,
+    name: str,
+    num_classes: int,
+    input_shape: Sequence[int],
 ) -> None:
     """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
@@ -96,7 +103,8 @@ def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     """Build linear layers of these widths, with ReLU between them and dropout before each."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        layers += [nn.Dropout(dropout)] if dropout else []
+        if dropout:
+            layers.append(nn.Dropout(dropout))
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -129,7 +137,8 @@ class SoftmaxRegression(nn.Module):
 
     def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
         super().__init__()
-        self.classifier = nn.Linear(flat_size("SoftmaxRegression", input_shape), num_classes)
+        num_inputs = flat_size("SoftmaxRegression", input_shape)
+        self.classifier = nn.Linear(num_inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
@@ -173,7 +182,8 @@ class MLP(nn.Module):
         hidden: Sequence[Count] = (200, 200),
     ) -> None:
         super().__init__()
-        self.classifier = dense_stack([flat_size("MLP", input_shape), *hidden, num_classes])
+        num_inputs = flat_size("MLP", input_shape)
+        self.classifier = dense_stack([num_inputs, *hidden, num_classes])
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
@@ -233,9 +243,9 @@ class FastText(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """Compute logits ``[B, M]`` of texts, given as hashes ``[B, words]``."""
         words = words.long()
-        there = words > 0
-        rows = (words % (self.embedding.num_embeddings - 1) + 1) * there
+        is_word = words > 0  # else padding
         # The row of padding is zero, so that the sum is that of the words.
-        return self.classifier(
-            self.embedding(rows).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
-        )
+        rows = (words % (self.embedding.num_embeddings - 1) + 1) * is_word
+        sums = self.embedding(rows).sum(1)
+        counts = is_word.sum(1, keepdim=True).clamp(min=1)
+        return self.classifier(sums / counts)

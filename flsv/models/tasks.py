@@ -91,7 +91,12 @@ class RegressorClient(ReadyClient):
         """Return the mean squared error of the batch, a scalar."""
         return F.mse_loss(*self._compared(batch))
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> Tensor:
         """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
@@ -171,7 +176,12 @@ class CharacterModel(ReadyClient):
         """Return the mean cross-entropy per character in nats, a scalar."""
         return self._predicted(batch)[0]
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> Tensor:
         """Return probabilities ``[B, L + 1, characters]`` of the character that follows each character of a batch."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch).softmax(-1)
 

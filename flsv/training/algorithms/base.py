@@ -115,9 +115,12 @@ class ClientContext:
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
         for parameter, tensor in zip(parameters, tensors):
-            if tensor is not None:
-                dense = tensor.to_dense() if tensor.is_sparse else tensor
-                views[self._names[parameter]].copy_(dense)
+            if tensor is None:
+                continue
+            if tensor.is_sparse:
+                tensor = tensor.to_dense()
+            view = views[self._names[parameter]]
+            view.copy_(tensor)
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:
@@ -128,8 +131,13 @@ class ClientContext:
         self, parameters: list[Tensor], gradients: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return two lists: the ``parameters`` that are shared with the server, and their entries of ``gradients``."""
-        pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
-        return [p for p, _ in pairs], [g for _, g in pairs]
+        shared_parameters = []
+        shared_gradients = []
+        for parameter, gradient in zip(parameters, gradients):
+            if self.is_shared(parameter):
+                shared_parameters.append(parameter)
+                shared_gradients.append(gradient)
+        return shared_parameters, shared_gradients
 
     def own_model(self, name: str) -> Tensor:
         """Return a model ``[P]`` that the client trains beside the federation's model (Ditto's personal model).
@@ -149,16 +157,17 @@ class ClientContext:
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
-        told = self.instruction
+        seed = self.instruction.seed
+        purpose = name, self.instruction.round_index, self.instruction.client_id
         for epoch in count():
-            path = name, told.round_index, told.client_id, epoch
-            batches = iter(self.local.batches(generator_for(told.seed, *path)))
+            generator = generator_for(seed, *purpose, epoch)
+            batches = iter(self.local.batches(generator))
             for index in count():
-                with isolated_rngs(told.seed, *path, index):  # random numbers of augmentation
-                    found = list(islice(batches, 1))
-                if not found:
+                with isolated_rngs(seed, *purpose, epoch, index):  # random numbers of augmentation
+                    next_batch = list(islice(batches, 1))
+                if not next_batch:
                     break
-                yield found[0]
+                yield next_batch[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
@@ -185,31 +194,36 @@ class ClientContext:
                 f"training_step of {type(module).__name__} steps its optimizers itself (automatic_optimization = "
                 "False), so that no other model can be put through it. Use automatic optimization."
             )
-        told, space = self.instruction, self.space
-        self._unsaved = self._unsaved or NonVectorState(module)
         trainer = getattr(module, "_trainer", None)
-        run = module.training_step if trainer is None else trainer.strategy.training_step
+        run = module.training_step
+        if trainer is not None:
+            run = trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
-        before = (
-            space.read(module),
-            space.read_private(module),
-            self._unsaved.read(),
-            metric_states(module),
-        )
-        path = "second model", told.round_index, told.client_id, self._steps
+
+        space = self.space
+        if self._unsaved is None:
+            self._unsaved = NonVectorState(module)
+        vector = space.read(module)
+        private_entries = space.read_private(module)
+        unsaved_state = self._unsaved.read()
+        states_of_metrics = metric_states(module)
+        instruction = self.instruction
+        purpose = "second model", instruction.round_index, instruction.client_id, self._steps
         self._steps += 1
-        with isolated_rngs(told.seed, *path), unlogged(module), torch.enable_grad():
+        with isolated_rngs(instruction.seed, *purpose), unlogged(module), torch.enable_grad():
             space.write(module, model)
             try:
-                place = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
-                loss = training_loss(run(*step_arguments(module, batch, place)))
+                batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
+                arguments = step_arguments(module, batch, batch_index)
+                loss = training_loss(run(*arguments))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-                model[self.num_parameters :] = space.read(module)[self.num_parameters :]
+                buffers = space.read(module)[self.num_parameters :]
+                model[self.num_parameters :] = buffers
             finally:
-                space.write(module, before[0])
-                space.write_private(module, before[1])
-                self._unsaved.write(before[2])
-                put_metric_states(before[3])
+                space.write(module, vector)
+                space.write_private(module, private_entries)
+                self._unsaved.write(unsaved_state)
+                put_metric_states(states_of_metrics)
         return loss.detach(), self.flat(trained, gradients)
 
 
@@ -266,7 +280,10 @@ class ClientAlgorithm(Strategy):
         return ()
 
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
         """Change the gradients in place, before every optimizer step and before gradient clipping.
 
@@ -290,10 +307,19 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(
-    local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]
+    local: LocalData,
+    instruction: Instruction,
+    strategies: Mapping[str, Any],
 ) -> Tensor | None:
     """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
-    algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
-    if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
-        return local.state[algorithm.uses]
-    return instruction.start if personalizer is None else personalizer.own(local, instruction)
+    algorithm = strategies.get("client_algorithm")
+    name = None
+    if algorithm is not None:
+        name = algorithm.uses
+    if name is not None and name in local.state:
+        return local.state[name]
+
+    personalizer = strategies.get("personalizer")
+    if personalizer is None:
+        return instruction.start
+    return personalizer.own(local, instruction)

@@ -65,6 +65,8 @@ class Ditto(ClientAlgorithm):
     resume = begin
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        personal, cut = context.own_model(PERSONAL), context.num_parameters
-        _, gradient = context.step(personal, batch)
-        personal[:cut] -= self.lr * (gradient + self.lamda * (personal[:cut] - context.start[:cut]))
+        personal_model = context.own_model(PERSONAL)
+        _, gradient = context.step(personal_model, batch)
+        cut = context.num_parameters
+        drift = personal_model[:cut] - context.start[:cut]
+        personal_model[:cut] -= self.lr * (gradient + self.lamda * drift)

@@ -62,18 +62,22 @@ class FedDyn(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
-        drift = torch._foreach_sub(parameters, context.entries(context.start, parameters))
+        initial_entries = context.entries(context.start, parameters)
+        drift = torch._foreach_sub(parameters, initial_entries)
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        torch._foreach_sub_(gradients, context.entries(context.state[GRADIENT], parameters))
+        memory = context.entries(context.state[GRADIENT], parameters)
+        torch._foreach_sub_(gradients, memory)
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
         cut = context.num_parameters
-        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * (
-            context.sent[:cut] - context.start[:cut]
-        )
+        update = context.sent[:cut] - context.start[:cut]
+        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * update
         return {}
 
 
@@ -106,12 +110,14 @@ class FedDynServer(Aggregator):
         self._num_clients = federation.num_clients
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        return torch.full((len(round),), 1 / len(round), dtype=torch.float64)
+        cohort_size = len(round)
+        return torch.full((cohort_size,), 1 / cohort_size, dtype=torch.float64)
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         mean, weights = super().aggregate(round, contributions)
         cut = round.space.num_parameters
-        moved = round.matrix.combine(weights, cut) * (len(round) / self._num_clients)
+        share_of_clients = len(round) / self._num_clients
+        moved = round.matrix.combine(weights, cut) * share_of_clients
         self._next = self._shift.to(moved) - moved
         mean[:cut] -= self._next
         return mean, weights

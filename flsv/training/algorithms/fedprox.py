@@ -40,16 +40,24 @@ class FedProx(ClientAlgorithm):
         self.mu = mu
         self.anchor = anchor
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         # A client that starts from the global model has it already.
         at_start = self.anchor == "start" or start is state.global_vector
         return {} if at_start else {"anchor": state.model()}
 
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
-        anchors = context.entries(
-            context.instruction.tensors.get("anchor", context.start), parameters
-        )
+        anchor = context.instruction.tensors.get("anchor", context.start)
+        anchors = context.entries(anchor, parameters)
         with torch.no_grad():
-            torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)
+            drift = torch._foreach_sub(parameters, anchors)
+            torch._foreach_add_(gradients, drift, alpha=self.mu)

@@ -64,5 +64,7 @@ class FedRep(ClientAlgorithm):
     def frozen_parameters(
         self, context: ClientContext, parameters: Sequence[Tensor]
     ) -> Iterable[Tensor]:
-        head = context.epoch < self.head_epochs
-        return [parameter for parameter in parameters if context.is_shared(parameter) == head]
+        trains_head = context.epoch < self.head_epochs
+        return [
+            parameter for parameter in parameters if context.is_shared(parameter) == trains_head
+        ]

@@ -22,7 +22,7 @@ A sample is one element of the data set. For a language model it is a piece of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -109,29 +109,23 @@ class InRunValues(ClientAlgorithm):
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
-        self._games = self._sent = None
-        losses = {
-            m.loss: m.measured_by
-            for m in federation.metrics.values()
-            if isinstance(m, InRunShapley)
-        }
+        self._games = None
+        self._sent = None
+        losses = {}
+        for metric in federation.metrics.values():
+            if isinstance(metric, InRunShapley):
+                losses[metric.loss] = metric.measured_by
         if len(losses) > 1:
             raise ConfigurationError(
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
                 "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
             )
         self._loss = next(iter(losses.values()), "negative_loss")
-        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
-        rates = {(group["lr"], group.get("momentum")) for group in groups}
-        plain = not any(
-            group.get("nesterov") or group.get("dampening") or group.get("maximize")
-            for group in groups
-        )
-        if (
-            [type(each) for each in federation.optimizers] != [torch.optim.SGD]
-            or len(rates) > 1
-            or not plain
-        ):
+        kinds = [type(optimizer) for optimizer in federation.optimizers]
+        groups = []
+        for optimizer in federation.optimizers:
+            groups += optimizer.param_groups
+        if kinds != [torch.optim.SGD] or not _is_plain(groups):
             raise ConfigurationError(
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
@@ -139,9 +133,15 @@ class InRunValues(ClientAlgorithm):
             )
 
     def bind_evaluator(self, games: Any) -> None:
-        self._games, self._sent = games, None
+        self._games = games
+        self._sent = None
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         if self._games is None:
             raise ConfigurationError(
                 f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
@@ -156,22 +156,27 @@ class InRunValues(ClientAlgorithm):
 
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
-        g = context.received(GRADIENT)
-        shared: list[Tensor] = [
-            p for p in context.module.parameters() if p.requires_grad and context.is_shared(p)
-        ]
-        names: dict[Tensor, str] = {p: name for name, p in context.module.named_parameters()}
-        self._ghost = GhostProducts(
-            context.module, dict(zip((names[p] for p in shared), context.entries(g, shared)))
-        )
+        shared: list[Tensor] = []
+        names = []
+        for name, parameter in context.module.named_parameters():
+            if parameter.requires_grad and context.is_shared(parameter):
+                shared.append(parameter)
+                names.append(name)
+        reference = context.entries(context.received(GRADIENT), shared)
+        self._ghost = GhostProducts(context.module, dict(zip(names, reference)))
+
         self._rates: list[float] = []
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._products: list[Tensor] = []
-        self._seen: list[tuple[Tensor, Tensor]] = []
-        self._order, self._given, self._position = torch.empty(0, dtype=torch.long), 0, 0
-        self._offset = context.instruction.round_index % min(self.every, max(context.batches, 1))
-        self._looked = 0
-        self._known = context.state.get(CLASSES, torch.full((context.samples,), UNSEEN)).cpu()
+        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._order = torch.empty(0, dtype=torch.long)
+        self._num_read = 0
+        self._position = 0
+        period = min(self.every, max(context.batches, 1))
+        self._offset = context.instruction.round_index % period
+        self._num_looks = 0
+        no_classes = torch.full((context.samples,), UNSEEN)
+        self._sample_classes = context.state.get(CLASSES, no_classes).cpu()
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost is not None
@@ -183,15 +188,23 @@ class InRunValues(ClientAlgorithm):
             )
         if classes is None:
             classes = torch.full((extract_batch_size(batch),), NO_CLASS)
-        rows, classes = self._rows(context, len(classes)), classes.clone()
-        self._seen.append((rows, classes))
+        batch_size = len(classes)
+        rows = self._rows(context, batch_size)
+        classes = classes.clone()
+        self._batches.append((rows, classes))
+
         looks = (context.num_steps - self._offset) % self.every == 0
-        self._ghost.watch(len(classes) if looks else None)
         if looks:
+            self._ghost.watch(batch_size)
             self._watched.append((len(self._rates), rows, classes))
+        else:
+            self._ghost.watch(None)
 
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
         assert self._ghost is not None
         group = context.optimizer.param_groups[0]
@@ -199,10 +212,10 @@ class InRunValues(ClientAlgorithm):
         self._momentum = float(group["momentum"])
         if self._ghost.samples is None:
             return
-        if not self._looked:
+        if not self._num_looks:
             self._products.append(self._ghost.take())
             self._check(context, parameters, gradients)
-        self._looked += 1
+        self._num_looks += 1
 
     def leave_client(self, context: ClientContext) -> None:
         if self._ghost is not None:
@@ -213,38 +226,43 @@ class InRunValues(ClientAlgorithm):
         assert self._ghost is not None
         self._products.append(self._ghost.take())
         self._ghost = None
-        samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
-        self._values, self._classes = (
-            torch.empty(0, dtype=torch.float64),
-            torch.empty(0, dtype=torch.long),
-        )
+        no_values = torch.zeros(context.samples, dtype=torch.float64)
+        samples = context.state.get(VALUES, no_values).cpu()
+        self._values = torch.empty(0, dtype=torch.float64)
+        self._classes = torch.empty(0, dtype=torch.long)
         if self._watched:
             steps, rows, classes = zip(*self._watched)
-            counts = torch.tensor([len(each) for each in rows])
-            # Batches without a step after them have moved nothing.
-            moved = torch.zeros(max(steps) + 1, dtype=torch.float64)
-            weights = step_weights(self._rates, self._momentum) * (
-                len(self._rates) / max(self._looked, 1)
-            )
-            moved[: len(weights)] = weights[: len(moved)]
-            self._values = (
-                moved[torch.tensor(steps)].repeat_interleave(counts)
-                * torch.cat(self._products).cpu()
-            )
+            batch_sizes = torch.tensor([len(batch_rows) for batch_rows in rows])
+            factors = self._factors(max(steps) + 1)[torch.tensor(steps)]
+            products = torch.cat(self._products).cpu()
+            self._values = factors.repeat_interleave(batch_sizes) * products
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
-        context.state[VALUES], context.state[CLASSES] = samples, self._known
-        self._watched, self._products = [], []
+        context.state[VALUES] = samples
+        context.state[CLASSES] = self._sample_classes
+        self._watched = []
+        self._products = []
         return {}
+
+    def _factors(self, num_batches: int) -> Tensor:
+        """Return how far a batch's gradient moves the final model, float64 ``[num_batches]``."""
+        # Batches without a step after them have moved nothing. The steps that were looked at stand for all.
+        num_steps = len(self._rates)
+        steps_per_look = num_steps / max(self._num_looks, 1)
+        weights = step_weights(self._rates, self._momentum) * steps_per_look
+        factors = torch.zeros(num_batches, dtype=torch.float64)
+        factors[:num_steps] = weights[:num_batches]
+        return factors
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
         if self._loss != "negative_loss" and local.num_classes == 1:
             self._classes = torch.zeros_like(self._classes)
-        wrong = self._classes[(self._classes < 0) | (self._classes >= local.num_classes)]
-        if len(wrong):
+        is_wrong = (self._classes < 0) | (self._classes >= local.num_classes)
+        wrong_classes = self._classes[is_wrong]
+        if len(wrong_classes):
             raise ConfigurationError(
-                f"{self!r} values samples by class: a training batch holds class {int(wrong[0])}, and the data have "
-                f"classes 0 .. {local.num_classes - 1}."
+                f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
+                f"have classes 0 .. {local.num_classes - 1}."
             )
         samples = local.state[VALUES]
         keep_artifact(local, VALUES, partial(_table, samples))
@@ -253,15 +271,19 @@ class InRunValues(ClientAlgorithm):
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
-        epoch, first = divmod(self._position, context.epoch_batches)
-        if first == 0:
+        epoch, position_in_epoch = divmod(self._position, context.epoch_batches)
+        if position_in_epoch == 0:
             self._recognize(context)
-            told = context.instruction
-            stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
-            self._order, self._given = context.local.order(stream), 0
+            instruction = context.instruction
+            stream = shuffle_stream(
+                instruction.seed, instruction.round_index, instruction.client_id, epoch
+            )
+            self._order = context.local.order(stream)
+            self._num_read = 0
         self._position += 1
-        rows = self._order[self._given : self._given + count]
-        self._given += count
+        end = self._num_read + count
+        rows = self._order[self._num_read : end]
+        self._num_read = end
         if len(rows) != count:
             raise ConfigurationError(
                 f"client {context.instruction.client_id} trains on more samples in an epoch than its "
@@ -272,38 +294,49 @@ class InRunValues(ClientAlgorithm):
 
     def _recognize(self, context: ClientContext) -> None:
         """Check that each training sample has the same class as in the last epoch."""
-        if not self._seen:
+        if not self._batches:
             return
-        rows, classes = (torch.cat(each) for each in zip(*self._seen))
-        classes, before = classes.cpu(), self._known[rows]
-        self._seen = []
-        other = ((before != UNSEEN) & (before != classes)).nonzero().flatten().tolist()
-        if other:
-            place = other[0]
+        rows = torch.cat([batch_rows for batch_rows, _ in self._batches])
+        classes = torch.cat([batch_classes for _, batch_classes in self._batches]).cpu()
+        self._batches = []
+        stored_classes = self._sample_classes[rows]
+        is_changed = (stored_classes != UNSEEN) & (stored_classes != classes)
+        if is_changed.any():
+            position = int(is_changed.int().argmax())
             raise ConfigurationError(
-                f"{self!r}: training sample {int(rows[place])} of client {context.instruction.client_id} has class "
-                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass, so that values cannot be "
-                "assigned to samples. Leave out what changes the order of a batch's samples, such as a collate_fn that "
-                "sorts them, or draws their classes anew."
+                f"{self!r}: training sample {int(rows[position])} of client {context.instruction.client_id} has class "
+                f"{int(classes[position])} now and had {int(stored_classes[position])} in an earlier pass, so that "
+                "values cannot be assigned to samples. Leave out what changes the order of a batch's samples, such as "
+                "a collate_fn that sorts them, or draws their classes anew."
             )
-        self._known[rows] = classes
+        self._sample_classes[rows] = classes
 
     def _check(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient and the
         vector."""
-        theirs = context.entries(context.received(GRADIENT), parameters)
-        pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
-        whole = sum(float(torch.dot(p, g)) for p, g in pairs)
-        size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
+        reference = context.entries(context.received(GRADIENT), parameters)
+        product = 0.0
+        size = 0.0
+        for gradient, reference_entries in zip(gradients, reference):
+            slope = gradient.flatten()
+            reference_slope = reference_entries.flatten()
+            product += float(torch.dot(slope, reference_slope))
+            size += float(slope.norm()) * float(reference_slope.norm())
+
         module: Any = context.module
-        products, rounded = self._products[0], rounding_of(module.trainer).number
-        gap = float(products.sum()) - whole
-        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + rounded * size:
+        products = self._products[0]
+        rounding = rounding_of(module.trainer).number
+        gap = float(products.sum()) - product
+        tolerance = _TOLERANCE * float(products.abs().sum()) + rounding * size
+        if not abs(gap) <= tolerance:
             raise ConfigurationError(
                 f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
-                f"{float(products.sum()):.6g}, and that of the gradient is {whole:.6g}. Parts of the gradient "
+                f"{float(products.sum()):.6g}, and that of the gradient is {product:.6g}. Parts of the gradient "
                 "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
                 "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
             )
@@ -343,22 +376,23 @@ class GhostProducts:
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
         self.samples: int | None = None
-        self._device = next((p.device for p in module.parameters()), None)
+        self._device = next((parameter.device for parameter in module.parameters()), None)
         self._products: list[Tensor] = []
         self._watched: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
-        by_parameter = {
-            p: reference[name] for name, p in module.named_parameters() if name in reference
-        }
+
+        entries_of_parameter = {}
+        for name, parameter in module.named_parameters():
+            if name in reference and parameter.requires_grad:
+                entries_of_parameter[parameter] = reference[name]
         for name, layer in module.named_modules():
-            own = layer._parameters
-            if any(p in by_parameter and p.requires_grad for p in own.values() if p is not None):
-                g = {
-                    n: by_parameter[p] if p in by_parameter and p.requires_grad else None
-                    for n, p in own.items()
-                    if p is not None
-                }
-                self._watched.append((layer, name, _with(layer, own, g)))
+            entries = {}
+            for parameter_name, layer_parameter in layer._parameters.items():
+                if layer_parameter is not None:
+                    entries[parameter_name] = entries_of_parameter.get(layer_parameter)
+            if any(entry is not None for entry in entries.values()):
+                twin = _with(layer, layer._parameters, entries)
+                self._watched.append((layer, name, twin))
 
     def watch(self, samples: int | None) -> None:
         """Compute products for the next batch, which has ``samples`` samples. With None compute none."""
@@ -366,12 +400,13 @@ class GhostProducts:
         if samples is None:  # a hook that does nothing costs, too
             self.remove()
             return
-        self._products.append(torch.zeros(samples, dtype=torch.float64, device=self._device))
-        if not self._handles:
-            self._handles = [
-                layer.register_forward_hook(self._hook(name, twin), with_kwargs=True)
-                for layer, name, twin in self._watched
-            ]
+        products = torch.zeros(samples, dtype=torch.float64, device=self._device)
+        self._products.append(products)
+        if self._handles:
+            return
+        for layer, name, twin in self._watched:
+            hook = self._hook(name, twin)
+            self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
 
     def take(self) -> Tensor:
         """Return the products of all samples since the last call, float64 ``[N]``."""
@@ -392,7 +427,12 @@ class GhostProducts:
         """Return the forward hook for the layer ``name``. ``twin`` is the layer's copy with the vector as its
         parameters."""
 
-        def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def hook(
+            layer: nn.Module,
+            args: Any,
+            kwargs: Any,
+            output: Any,
+        ) -> None:
             samples = self.samples
             if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return
@@ -403,12 +443,12 @@ class GhostProducts:
                 )
             products = self._products[-1]
             with torch.no_grad():
-                ahead = twin.forward(*args, **kwargs)
+                output_of_twin = twin.forward(*args, **kwargs)
 
             def add(gradient: Tensor) -> None:
-                product = torch.linalg.vecdot(
-                    gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1)
-                )
+                rows = gradient.detach().flatten(1)
+                rows_of_twin = output_of_twin.flatten(1)
+                product = torch.linalg.vecdot(rows.to(rows_of_twin.dtype), rows_of_twin)
                 products.add_(product.to(products))
 
             output.register_hook(add)
@@ -418,20 +458,37 @@ class GhostProducts:
 
 def check_layers(module: nn.Module, names: set[str]) -> None:
     """Check that every layer separates the gradients of a batch's samples."""
-    asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
+    name_of_parameter = {}
+    for name, parameter in module.named_parameters():
+        if name in names and parameter.requires_grad:
+            name_of_parameter[parameter] = name
+
     for name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and layer.training:
             raise ConfigurationError(
                 f"layer {name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one sample's. "
                 "Use GroupNorm or LayerNorm, or keep it in evaluation mode."
             )
-        own = [p for p in layer.parameters(recurse=False) if p in asked]
-        why = _why_not(layer) if own else None
-        if why:
+        layer_parameters = layer.parameters(recurse=False)
+        measured = [name_of_parameter[p] for p in layer_parameters if p in name_of_parameter]
+        if not measured:
+            continue
+        reason = _why_not(layer)
+        if reason:
+            supported = ", ".join(kind.__name__ for kind in LAYERS)
             raise ConfigurationError(
-                f"parameter {asked[own[0]]!r} is {type(layer).__name__}'s, {why}. In-run values know "
-                f"{', '.join(each.__name__ for each in LAYERS)}. Use these, or freeze it (requires_grad = False)."
+                f"parameter {measured[0]!r} is {type(layer).__name__}'s, {reason}. In-run values know "
+                f"{supported}. Use these, or freeze it (requires_grad = False)."
             )
+
+
+def _is_plain(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether groups of SGD have one learning rate and momentum, and nothing else that changes steps."""
+    rates = {(group["lr"], group.get("momentum")) for group in groups}
+    if len(rates) > 1:
+        return False
+    options = ("nesterov", "dampening", "maximize")
+    return not any(group.get(option) for group in groups for option in options)
 
 
 def _why_not(layer: nn.Module) -> str | None:
@@ -449,12 +506,18 @@ def _why_not(layer: nn.Module) -> str | None:
     return None
 
 
-def _with(layer: nn.Module, parameters: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
+def _with(
+    layer: nn.Module,
+    parameters: dict[str, Any],
+    g: dict[str, Tensor | None],
+) -> nn.Module:
     """Copy a layer, with the vector's entries ``g``, or zeros for None, in place of its ``parameters``."""
-    filled = {
-        n: torch.zeros_like(parameters[n]) if v is None else v.detach().to(parameters[n])
-        for n, v in g.items()
-    }
+    filled = {}
+    for name, entries in g.items():
+        if entries is None:
+            filled[name] = torch.zeros_like(parameters[name])
+        else:
+            filled[name] = entries.detach().to(parameters[name])
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
         filled["weight"] = filled["weight"].clone()

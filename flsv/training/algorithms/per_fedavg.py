@@ -57,21 +57,31 @@ class PerFedAvg(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
-        model, cut = context.space.read(context.module), context.num_parameters
-        others = context.own_batches("per_fedavg")
+        model = context.space.read(context.module)
+        cut = context.num_parameters
+        further_batches = context.own_batches("per_fedavg")
 
-        def gradient_at(direction: Tensor, length: float, batch: object) -> Tensor:
+        def gradient_at(
+            direction: Tensor,
+            length: float,
+            batch: object,
+        ) -> Tensor:
             moved = model.clone()
             moved[:cut] += length * direction
-            return context.step(moved, batch)[1]
+            _, gradient = context.step(moved, batch)
+            return gradient
 
-        outer = gradient_at(context.flat(parameters, gradients), -self.alpha, next(others))
+        inner = context.flat(parameters, gradients)
+        outer = gradient_at(inner, -self.alpha, next(further_batches))
         if self.hessian == "free":
-            batch = next(others)
-            ahead, behind = (
-                gradient_at(outer, length, batch) for length in (self.delta, -self.delta)
-            )
+            # The Hessian's product with the gradient, from a difference of gradients.
+            batch = next(further_batches)
+            ahead = gradient_at(outer, self.delta, batch)
+            behind = gradient_at(outer, -self.delta, batch)
             outer = outer - self.alpha * (ahead - behind) / (2 * self.delta)
         torch._foreach_copy_(gradients, context.entries(outer, parameters))

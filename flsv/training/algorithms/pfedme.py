@@ -86,9 +86,12 @@ class MoreauSGD(torch.optim.Optimizer):
     def _check(self, group: dict[str, Any]) -> None:
         lamda = group["lamda"]
         check_argument("MoreauSGD", "lamda", lamda, Positive)
-        for name, most, bound in (("lr", 2, Lt(2 / lamda)), ("outer_lr", 1, Le(1 / lamda))):
-            hint: Any = Annotated[float, Gt(0), bound, f"It is {most} / {lamda=}."]
-            check_argument("MoreauSGD", name, group[name], hint)
+        below = Lt(2 / lamda)
+        lr_hint: Any = Annotated[float, Gt(0), below, f"It is 2 / {lamda=}."]
+        check_argument("MoreauSGD", "lr", group["lr"], lr_hint)
+        at_most = Le(1 / lamda)
+        outer_hint: Any = Annotated[float, Gt(0), at_most, f"It is 1 / {lamda=}."]
+        check_argument("MoreauSGD", "outer_lr", group["outer_lr"], outer_hint)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
@@ -114,15 +117,15 @@ class MoreauSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             for group, thetas, ws in self._groups():
+                gradients = [theta.grad for theta in thetas if theta.grad is not None]
                 step = torch._foreach_sub(thetas, ws)
                 torch._foreach_mul_(step, group["lamda"])
-                torch._foreach_add_(
-                    step, [theta.grad for theta in thetas if theta.grad is not None]
-                )
+                torch._foreach_add_(step, gradients)
                 torch._foreach_mul_(step, group["lr"])
                 torch._foreach_sub_(thetas, step)
         for group, thetas, ws in self._groups():
-            torch._foreach_lerp_(ws, thetas, group["outer_lr"] * group["lamda"])
+            outer_step = group["outer_lr"] * group["lamda"]
+            torch._foreach_lerp_(ws, thetas, outer_step)
         return loss
 
     @torch.no_grad()
@@ -137,8 +140,12 @@ class MoreauSGD(torch.optim.Optimizer):
         """Yield each parameter group with its trained parameters and their shared weights."""
         for group in self.param_groups:
             thetas = [theta for theta in group["params"] if theta.grad is not None]
+            if not thetas:
+                continue
+            ws = []
             for theta in thetas:
-                if not self.state[theta]:
-                    self.state[theta]["shared"] = theta.clone()
-            if thetas:
-                yield group, thetas, [self.state[theta]["shared"] for theta in thetas]
+                state = self.state[theta]
+                if not state:
+                    state["shared"] = theta.clone()
+                ws.append(state["shared"])
+            yield group, thetas, ws

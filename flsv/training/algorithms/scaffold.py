@@ -68,58 +68,80 @@ class SCAFFOLD(ClientAlgorithm):
         self._variate = federation.global_vector.new_zeros(federation.space.num_parameters)
 
     def resume(self, federation: FederationInfo) -> None:
-        self._num_clients, self._names = federation.num_clients, federation.client_names
+        self._num_clients = federation.num_clients
+        self._names = federation.client_names
         self._aggregator: Any = federation.strategies["aggregator"]
-        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
-        sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
+        kinds = [type(optimizer) for optimizer in federation.optimizers]
+        groups = []
+        for optimizer in federation.optimizers:
+            groups += optimizer.param_groups
+        rates = {group["lr"] for group in groups}
         if (
-            not sgd
+            kinds != [torch.optim.SGD]
             or any(group["momentum"] for group in groups)
-            or len({group["lr"] for group in groups}) > 1
+            or len(rates) > 1
         ):
             raise ConfigurationError(
                 f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
                 f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
             )
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         return {VARIATE: self._variate.to(state.model())}
 
     def begin_client(self, context: ClientContext) -> None:
-        context.state.setdefault(VARIATE, torch.zeros_like(context.received(VARIATE)))
+        zeros = torch.zeros_like(context.received(VARIATE))
+        context.state.setdefault(VARIATE, zeros)
 
     @torch.no_grad()
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
-        torch._foreach_add_(gradients, context.entries(context.received(VARIATE), parameters))
-        torch._foreach_sub_(gradients, context.entries(context.state[VARIATE], parameters))
+        server_variate = context.entries(context.received(VARIATE), parameters)
+        torch._foreach_add_(gradients, server_variate)
+        client_variate = context.entries(context.state[VARIATE], parameters)
+        torch._foreach_sub_(gradients, client_variate)
 
     def end_client(self, context: ClientContext) -> dict[str, float]:
         assert context.sent is not None
         cut = context.num_parameters
         if context.lr_sum:  # else all learning rates were 0, as at the start of a warm-up: the model has not changed
-            slope = (context.start[:cut] - context.sent[:cut]) / context.lr_sum
-            context.state[VARIATE] = context.state[VARIATE] + slope - context.received(VARIATE)
+            update = context.start[:cut] - context.sent[:cut]
+            slope = update / context.lr_sum
+            variate = context.state[VARIATE] + slope
+            context.state[VARIATE] = variate - context.received(VARIATE)
         return {RATES: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
         updates = round.client_updates[:, : round.space.num_parameters]
-        rates, variate = round.reports[RATES].to(updates)[:, None], self._variate.to(updates)
+        rates = round.reports[RATES].to(updates)[:, None]
+        variate = self._variate.to(updates)
         # A client whose learning rates were all 0 has not moved.
-        slopes = torch.where((rates == 0) & (updates == 0), variate, updates / -rates.clamp_min(0))
-        large = large_updates(distances(slopes, variate.new_zeros(1)))
-        for client in on_host(round.client_ids[large]):
-            who = client_called(client, self._names)
+        has_not_moved = (rates == 0) & (updates == 0)
+        slopes = updates / -rates.clamp_min(0)
+        slopes = torch.where(has_not_moved, variate, slopes)
+
+        is_large = large_updates(distances(slopes, variate.new_zeros(1)))
+        for client in on_host(round.client_ids[is_large]):
             warnings.warn(
-                f"{who} reports learning rates that do not fit its update: they are left out.",
+                f"{client_called(client, self._names)} reports learning rates that do not fit its update: they are "
+                "left out.",
                 stacklevel=2,
             )
-        slopes[large] = variate
+        slopes[is_large] = variate
         mean = slopes.mean(0)
         if self._aggregator.robust:
             as_models = replace(
                 round, client_vectors=slopes, global_vector=torch.zeros_like(variate), starts=None
             )
-            mean = self._aggregator.aggregate(as_models, {})[0]
-        self._variate = variate + len(round) / self._num_clients * (mean - variate)
+            mean, _ = self._aggregator.aggregate(as_models, {})
+        share_of_clients = len(round) / self._num_clients
+        self._variate = variate + share_of_clients * (mean - variate)
