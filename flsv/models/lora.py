@@ -27,18 +27,18 @@ from flsv.utilities.errors import ConfigurationError
 
 def freeze_a(module: nn.Module) -> int:
     """Freeze the matrix A of each LoRA layer of a module. Return the number of these matrices."""
-    found = [
-        parameter
-        for name, parameter in module.named_parameters()
-        if {"lora_A", "lora_embedding_A"} & set(name.split("."))
-    ]
-    if not found:
+    matrices = []
+    for name, parameter in module.named_parameters():
+        parts = name.split(".")
+        if "lora_A" in parts or "lora_embedding_A" in parts:
+            matrices.append(parameter)
+    if not matrices:
         raise ConfigurationError(
             f"{type(module).__name__} has no LoRA layer: no parameter of it is named lora_A."
         )
-    for parameter in found:
-        parameter.requires_grad_(False)
-    return len(found)
+    for matrix in matrices:
+        matrix.requires_grad_(False)
+    return len(matrices)
 
 
 def add_lora(

@@ -37,10 +37,11 @@ class Mixture(nn.Module):
         super().__init__()
         self.components = nn.ModuleList(components)
         # On the device of the components, even inside a context of another device.
-        device = next((parameter.device for parameter in self.components.parameters()), None)
-        self.register_buffer(
-            "responsibility", torch.full((len(components),), 1 / len(components), device=device)
-        )
+        parameters = self.components.parameters()
+        device = next((parameter.device for parameter in parameters), None)
+        count = len(components)
+        responsibility = torch.full((count,), 1 / count, device=device)
+        self.register_buffer("responsibility", responsibility)
 
     @property
     def weights(self) -> Tensor:
@@ -50,7 +51,9 @@ class Mixture(nn.Module):
     def joint(self, x: Tensor) -> Tensor:
         """Compute log pi_k + log p_k(y|x) of component k and class y, ``[K, B, M]``."""
         logits = torch.stack([component(x) for component in self.components])
-        return logits.float().log_softmax(-1) + self.weights.log()[:, None, None]
+        log_probabilities = logits.float().log_softmax(-1)
+        log_weights = self.weights.log()
+        return log_probabilities + log_weights[:, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.joint(x).logsumexp(0)
@@ -88,32 +91,41 @@ class MixtureClient(ClassifierClient):
         assert isinstance(self.network, Mixture)
         joint = self.network.joint(x)
         with torch.no_grad():
-            q = joint[:, torch.arange(len(y), device=y.device), y].softmax(0)
+            rows = torch.arange(len(y), device=y.device)
+            joint_of_labels = joint[:, rows, y]  # [K, B]
+            q = joint_of_labels.softmax(0)
             self.network.responsibility += q.sum(1)
         return self._loss(joint.logsumexp(0), y)
 
     def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-        make = super()._make_network
-        return Mixture([make(num_classes, input_shape) for _ in range(self.num_components)])
+        components = []
+        for _ in range(self.num_components):
+            component = super()._make_network(num_classes, input_shape)
+            components.append(component)
+        return Mixture(components)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         if not isinstance(self.network, NotBuilt | Mixture):
-            others = [_another(self.network) for _ in range(1, self.num_components)]
-            self.network = Mixture([self.network, *others])
+            components = [self.network]
+            while len(components) < self.num_components:
+                components.append(_another(self.network))
+            self.network = Mixture(components)
         super()._build(num_classes, input_shape)
 
 
 def _another(network: nn.Module) -> nn.Module:
     """Copy a network with new initial weights."""
-    other = deepcopy(network)
-    layers = [
-        layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))
-    ]
-    if not layers:
+    new_network = deepcopy(network)
+    resets = []
+    for layer in new_network.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            resets.append(reset)
+    if not resets:
         raise ConfigurationError(
             f"MixtureClient: {type(network).__name__} has no layer with reset_parameters(), so its copies would stay "
             "the same. Name a network instead."
         )
-    for layer in layers:
-        layer.reset_parameters()  # type: ignore[operator]  # callable, as checked above
-    return other
+    for reset in resets:
+        reset()
+    return new_network

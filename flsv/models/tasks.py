@@ -65,8 +65,10 @@ class RegressorClient(ReadyClient):
 
     def configure_model(self) -> None:
         """Build the network, and check that the input shape is that of the data module."""
-        mine = self.hparams["input_shape"]
-        shape = agreed("input_shape", None if mine is None else tuple(mine), datamodule_of(self))
+        configured_shape = self.hparams["input_shape"]
+        if configured_shape is not None:
+            configured_shape = tuple(configured_shape)
+        shape = agreed("input_shape", configured_shape, datamodule_of(self))
         if shape is None:
             raise ConfigurationError(
                 "RegressorClient: input_shape is not known. Give it (such as input_shape=(12,)), or train with a data "
@@ -76,11 +78,10 @@ class RegressorClient(ReadyClient):
             self._build(shape)
 
     def _build(self, input_shape: Sequence[int]) -> None:
+        num_inputs = flat_size("RegressorClient", input_shape)
         # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
         with torch.device("cpu"):
-            self.network = dense_stack(
-                [flat_size("RegressorClient", input_shape), *self._hidden, 1]
-            )
+            self.network = dense_stack([num_inputs, *self._hidden, 1])
         self.hparams["input_shape"] = [int(size) for size in input_shape]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +90,8 @@ class RegressorClient(ReadyClient):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the mean squared error of the batch, a scalar."""
-        return F.mse_loss(*self._compared(batch))
+        predicted, y = self._compared(batch)
+        return F.mse_loss(predicted, y)
 
     def predict_step(
         self,
@@ -98,10 +100,11 @@ class RegressorClient(ReadyClient):
         dataloader_idx: int = 0,
     ) -> Tensor:
         """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
-        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        return self(_inputs_of(batch))
 
     def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        predicted, y = self(batch[0]), batch[1]
+        predicted = self(batch[0])
+        y = batch[1]
         if y.shape != predicted.shape:  # would be broadcast to [B, B]
             raise ConfigurationError(
                 f"RegressorClient: targets have shape {list(y.shape)}, but one number per sample was expected, "
@@ -170,11 +173,14 @@ class CharacterModel(ReadyClient):
 
     def forward(self, characters: Tensor) -> Tensor:
         """Compute logits ``[B, L, characters]`` of the character that follows each of the characters ``[B, L]``."""
-        return self.head(self.recurrent(self.embedding(characters))[0])
+        embedded = self.embedding(characters)
+        hidden, _ = self.recurrent(embedded)
+        return self.head(hidden)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy per character in nats, a scalar."""
-        return self._predicted(batch)[0]
+        loss, _ = self._predicted(batch)
+        return loss
 
     def predict_step(
         self,
@@ -183,18 +189,30 @@ class CharacterModel(ReadyClient):
         dataloader_idx: int = 0,
     ) -> Tensor:
         """Return probabilities ``[B, L + 1, characters]`` of the character that follows each character of a batch."""
-        return self(batch[0] if isinstance(batch, (tuple, list)) else batch).softmax(-1)
+        logits = self(_inputs_of(batch))
+        return logits.softmax(-1)
 
     def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the mean loss per character, and the share of characters predicted correctly."""
-        pieces = batch[0] if isinstance(batch, (tuple, list)) else batch
-        logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
-        return F.cross_entropy(logits.float(), following), (
-            logits.argmax(1) == following
-        ).float().mean()
+        pieces = _inputs_of(batch)
+        logits = self(pieces[:, :-1]).flatten(0, 1)
+        following = pieces[:, 1:].flatten()
+        loss = F.cross_entropy(logits.float(), following)
+        is_right = logits.argmax(1) == following
+        return loss, is_right.float().mean()
 
     def _score(self, stage: str, batch: Any) -> None:
         loss, accuracy = self._predicted(batch)
-        values = {"loss": loss, "bits_per_character": loss / math.log(2), "accuracy": accuracy}
-        size = len(batch[0] if isinstance(batch, (tuple, list)) else batch)
-        self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, batch_size=size)
+        values = {
+            f"{stage}_loss": loss,
+            f"{stage}_bits_per_character": loss / math.log(2),
+            f"{stage}_accuracy": accuracy,
+        }
+        self.log_dict(values, batch_size=len(_inputs_of(batch)))
+
+
+def _inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch that has targets, or none."""
+    if isinstance(batch, (tuple, list)):
+        return batch[0]
+    return batch

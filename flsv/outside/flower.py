@@ -116,7 +116,11 @@ class Contributions(Strategy):
         return result
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Let the strategy configure a round's training, and store the clients' initial model.
 
@@ -238,7 +242,11 @@ class _Files:
     """Writer of the same files into a run's folder as a :class:`flsv.FederatedLoop` writes."""
 
     def __init__(
-        self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]
+        self,
+        folder: Path,
+        strategy: Strategy,
+        module: nn.Module,
+        metrics: Mapping[str, Metric],
     ) -> None:
         self._folder, self._metrics = folder.resolve(), metrics
         self._lock = FolderLock(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -201,7 +201,12 @@ class _Cohort:
     names: list[str]
 
     @classmethod
-    def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
+    def of(
+        cls,
+        updates: Any,
+        client_names: Sequence[Any] | None,
+        count: int | None,
+    ) -> _Cohort:
         if (
             isinstance(updates, Tensor)
             or not isinstance(updates, Mapping | Sequence)
@@ -211,78 +216,101 @@ class _Cohort:
                 f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
                 "or by client."
             )
-        names = (
-            list(named) if named is not None else [*range(len(updates) if count is None else count)]
-        )
-        keys = list(updates) if isinstance(updates, Mapping) else None
-        places = {name: place for place, name in enumerate(names)}
-        words = [str(name) for name in names]
-        if len(names) < 2 or count not in (None, len(names)) or len(set(words)) < len(words):
+        if client_names is not None:
+            names = list(client_names)
+        elif count is not None:
+            names = list(range(count))
+        else:
+            names = list(range(len(updates)))
+        texts = [str(name) for name in names]
+        is_unique = len(set(texts)) == len(texts)
+        if len(names) < 2 or count not in (None, len(names)) or not is_unique:
             raise ConfigurationError(
-                f"value_round: there are the clients {words[:20]}, and num_clients={count}. Say num_clients, or name "
+                f"value_round: there are the clients {texts[:20]}, and num_clients={count}. Say num_clients, or name "
                 "all of them, at least 2, each once: a contribution is measured against other clients'."
             )
-        ids = [places.get(key, -1) for key in keys] if keys is not None else [*range(len(updates))]
+
+        keys = None
+        ids = list(range(len(updates)))
+        if isinstance(updates, Mapping):
+            keys = list(updates)
+            id_of_name = {name: number for number, name in enumerate(names)}
+            ids = [id_of_name.get(key, -1) for key in keys]
         if min(ids) < 0 or max(ids) >= len(names):
             raise ConfigurationError(
                 f"value_round(updates=...): {(keys or ids)[:20]} are not all among the clients {names[:20]}. Name all "
                 "clients in client_names, or say how many there are (num_clients)."
             )
-        return cls(ids, keys, words)
+        return cls(ids, keys, texts)
 
-    def each(self, given: Any, argument: str) -> list[Any]:
-        """Return each client's value in ``given``, a list or mapping, in the updates' order."""
-        if given is None:
+    def each(self, values: Any, argument: str) -> list[Any]:
+        """Return each client's entry in ``values``, a list or mapping, in the updates' order. Empty without values."""
+        if values is None:
             return []
-        whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
-        expected = self.keys if isinstance(given, Mapping) else list(range(len(self.ids)))
-        if expected is None or set(whose) != set(expected):
+        keys = list(range(len(values)))
+        expected: list[Any] | None = list(range(len(self.ids)))
+        if isinstance(values, Mapping):
+            keys = list(values)
+            expected = self.keys
+        if expected is None or set(keys) != set(expected):
             raise ConfigurationError(
-                f"value_round({argument}=...) is given of {whose}, expected of {expected or len(self.ids)} as updates "
+                f"value_round({argument}=...) is given of {keys}, expected of {expected or len(self.ids)} as updates "
                 "are: all in lists, or all by client."
             )
-        return [given[key] for key in expected]
+        return [values[key] for key in expected]
 
     def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
         """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
-        counts = torch.tensor(
-            [int(count) for count in self._numbers(num_samples, "num_samples", Count)]
-        )
-        counts = counts if len(counts) else torch.ones(len(self.ids), dtype=torch.long)
-        shares = torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
-        return counts, shares if len(shares) else counts.double() / counts.sum()
+        numbers = self._numbers(num_samples, "num_samples", Count)
+        counts = torch.ones(len(self.ids), dtype=torch.long)
+        if numbers:
+            counts = torch.tensor([int(number) for number in numbers])
+        shares = counts.double() / counts.sum()
+        numbers = self._numbers(weights, "weights", float)
+        if numbers:
+            shares = torch.tensor(numbers, dtype=torch.float64)
+        return counts, shares
 
-    def _numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
-        return [
-            check_argument("value_round", argument, value, kind)
-            for value in self.each(given, argument)
-        ]
+    def _numbers(
+        self,
+        values: Any,
+        argument: str,
+        kind: Any,
+    ) -> list[Any]:
+        numbers = []
+        for value in self.each(values, argument):
+            numbers.append(check_argument("value_round", argument, value, kind))
+        return numbers
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
-    if metrics is None:
-        metrics = (
-            PartialFederatedShapley()
-            if loss is None
-            else PartialFederatedShapley(performance=LOSS, mode="min")
-        )
-    listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-    names = [type(metric).__name__ for metric in listed]
-    if len(set(names)) < len(names) or not all(
-        isinstance(metric, ContributionMetric) for metric in listed
-    ):
+    if metrics is None and loss is None:
+        metrics = PartialFederatedShapley()
+    elif metrics is None:
+        metrics = PartialFederatedShapley(performance=LOSS, mode="min")
+    metric_list = [metrics]
+    if isinstance(metrics, list | tuple):
+        metric_list = list(metrics)
+
+    names = [type(metric).__name__ for metric in metric_list]
+    are_metrics = all(isinstance(metric, ContributionMetric) for metric in metric_list)
+    if len(set(names)) < len(names) or not are_metrics:
         raise ConfigurationError(
-            f"value_round(metrics={listed}): expected contribution metrics, each made once and given after every "
+            f"value_round(metrics={metric_list}): expected contribution metrics, each made once and given after every "
             "round; several of one class by names of their own, as a mapping."
         )
-    return dict(zip(names, listed))
+    return dict(zip(names, metric_list))
 
 
 def _games(
-    board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
+    board: ContributionMetrics,
+    module: nn.Module,
+    loader: Any,
+    loss: Any,
+    classes: int | None,
 ) -> CoalitionGames | None:
     """Return the coalition games in which the metrics evaluate models. None: no metric does."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
@@ -296,11 +324,16 @@ def _games(
             f"value_round(loss=...): none of the metrics {list(board.metrics)} measures it. Make one with "
             f"performance={LOSS!r}, mode='min', or leave loss out."
         )
-    return games_outside_fit(module, loader, measures, loss, classes) if measures else None
+    if not measures:
+        return None
+    return games_outside_fit(module, loader, measures, loss, classes)
 
 
 def _measured(
-    board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]
+    board: ContributionMetrics,
+    round: Round,
+    weights: Tensor,
+    names: list[str],
 ) -> RoundValues:
     """Update all metrics with the round, aggregated by ``weights``, and return the clients' contributions."""
     games: Any = round.games
@@ -308,21 +341,28 @@ def _measured(
         games.begin(round)
     board.update(round, "training")
     weights = weights.to(round.client_vectors)  # the type and device that aggregators return
-    board.update(round.aggregated(round.combine(weights), weights), "aggregation")
-    found = {name: value.cpu() for name, value in board.contributions.items()}
+    aggregated_round = round.aggregated(round.combine(weights), weights)
+    board.update(aggregated_round, "aggregation")
+
+    contributions = {name: value.cpu() for name, value in board.contributions.items()}
+    values = {}
+    per_class = {}
+    for name, value in contributions.items():
+        values[name] = overall(board.metrics[name], value)
+        if value.ndim == 2:
+            per_class[name] = value
+    diagnostics = {}
+    for name, metric in board.metrics.items():
+        if isinstance(metric, ContributionMetric):
+            diagnostics[name] = metric.diagnostics()
+    numbers, *_ = numbers_of(board.metrics, contributions, None)
     return RoundValues(
-        values={name: overall(board.metrics[name], value) for name, value in found.items()},
-        per_class={name: value for name, value in found.items() if value.ndim == 2},
-        diagnostics={
-            n: m.diagnostics()
-            for n, m in board.metrics.items()
-            if isinstance(m, ContributionMetric)
-        },
+        values=values,
+        per_class=per_class,
+        diagnostics=diagnostics,
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(
-            round_rows(round.round_index, numbers_of(board.metrics, found, None)[0], names)
-        ),
+        table=frame(round_rows(round.round_index, numbers, names)),
     )
 
 
@@ -331,10 +371,10 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
     for name, metric in board.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
-        before, rounds = metric.client_names, int(metric.rounds)
-        if rounds and list(before) != names:
+        earlier_names = list(metric.client_names)
+        if int(metric.rounds) and earlier_names != names:
             raise ConfigurationError(
-                f"metric {name!r} has seen rounds of the clients {list(before)[:20]}, and is given one of "
+                f"metric {name!r} has seen rounds of the clients {earlier_names[:20]}, and is given one of "
                 f"{names[:20]}. Name the same clients in the same order after every round."
             )
 
@@ -349,29 +389,51 @@ def _check(
     """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
     classes, ``num_classes`` that of the caller."""
     for name, attributes in board.reads.items():
-        asked_for: Any = [
-            attribute for attribute in attributes if not VOCABULARY[attribute].outside
-        ]
-        if not asked_for and name in board.evaluating:
-            asked_for = 'judges="clients"'
-        if not asked_for and getattr(board.metrics[name], "reported_by", None):
-            asked_for = "reports of the clients"
-        if asked_for:
+        need = _need_of_loop(board, name, attributes)
+        if need:
             raise ConfigurationError(
-                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {asked_for}, "
+                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {need}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, num_classes)
-    by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
-    games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
-    if classes is None and (by_class or games):
+    of_classes = []
+    for name, metric in board.metrics.items():
+        if getattr(metric, "per_class", False):
+            of_classes.append(name)
+    for name, measure in board.performances.items():
+        if isinstance(measure, str):
+            of_classes.append(name)
+    if classes is None and of_classes:
         raise ConfigurationError(
-            f"metrics {[*by_class, *games]} are of classes, and the module has no linear layer that tells how many "
+            f"metrics {of_classes} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."
         )
 
 
-def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
+def _need_of_loop(
+    board: ContributionMetrics,
+    name: str,
+    attributes: Iterable[str],
+) -> Any:
+    """Return what a metric needs that only a loop has, for a message. Nothing: an empty list."""
+    attributes_of_loop = [
+        attribute for attribute in attributes if not VOCABULARY[attribute].outside
+    ]
+    if attributes_of_loop:
+        return attributes_of_loop
+    if name in board.evaluating:
+        return 'judges="clients"'
+    if getattr(board.metrics[name], "reported_by", None):
+        return "reports of the clients"
+    return []
+
+
+def _vector(
+    space: ParameterSpace,
+    module: nn.Module,
+    model: Model,
+    whose: str,
+) -> Tensor:
     """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``."""
     own = module.state_dict()
     if isinstance(model, Tensor):
@@ -408,7 +470,9 @@ def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) 
 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
-    return state[name].shape if name in state else None
+    if name not in state:
+        return None
+    return state[name].shape
 
 
 class PlainModule(L.LightningModule):
@@ -416,7 +480,8 @@ class PlainModule(L.LightningModule):
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__()
-        self.module, self._loss = module, loss
+        self.module = module
+        self._loss = loss
 
     def forward(self, x: Any) -> Any:
         return self.module(x)
@@ -436,53 +501,66 @@ def games_outside_fit(
 ) -> CoalitionGames:
     """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
     fit."""
-    if isinstance(loader, list | tuple) and not all(
-        isinstance(each, DataLoader) for each in loader
-    ):
-        loader = KeptBatches(loader)  # Lightning takes a list for several loaders
-    own: L.LightningModule
+    if isinstance(loader, list | tuple):
+        are_loaders = all(isinstance(part, DataLoader) for part in loader)
+        if not are_loaders:
+            loader = KeptBatches(loader)  # Lightning takes a list for several loaders
+    lightning_module: L.LightningModule
     if isinstance(module, L.LightningModule):
         if loss is not None:
             raise ConfigurationError(
                 "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
             )
-        own = copy.copy(module)
-        own._fabric = None  # it would log its validation to Fabric's loggers
+        lightning_module = copy.copy(module)
+        lightning_module._fabric = None  # it would log its validation to Fabric's loggers
     else:
-        own = PlainModule(module, loss)
-    inner = ParameterSpace(own)  # other prefixes, the same order
-    classified = [isinstance(measure, str) for measure in measures.values()]
-    if isinstance(own, PlainModule) and all(classified):
-        return CoalitionGames(ModelEvaluator(own, inner, loader, num_classes=num_classes or 1))
-    trainer = _trainer(own)
-    evaluator = None
-    if any(classified):
+        lightning_module = PlainModule(module, loss)
+
+    num_classes = num_classes or 1
+    space = ParameterSpace(lightning_module)  # other prefixes, the same order
+    are_accuracies = [isinstance(measure, str) for measure in measures.values()]
+    if isinstance(lightning_module, PlainModule) and all(are_accuracies):
+        evaluator = ModelEvaluator(lightning_module, space, loader, num_classes=num_classes)
+        return CoalitionGames(evaluator)
+
+    trainer = _trainer(lightning_module)
+    evaluator_or_none = None
+    if any(are_accuracies):
         try:
-            evaluator = ModelEvaluator(
-                own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1
+            batches = all_on_device(trainer, loader)
+            evaluator_or_none = ModelEvaluator(
+                lightning_module, space, batches, num_classes=num_classes
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
-    return CoalitionGames(evaluator, validated=make_evaluators(trainer, inner, loader, measures))
+    validated = make_evaluators(trainer, space, loader, measures)
+    return CoalitionGames(evaluator_or_none, validated=validated)
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
     """Make a Trainer without output that validates on the module's device."""
     device = module_device(module)
+    accelerator = device.type
+    if device.type == "cuda":
+        accelerator = "gpu"
+    devices: int | list[int] = 1
+    if device.index is not None and device.type != "cpu":
+        devices = [device.index]
+
     log = logging.getLogger("lightning.pytorch")
-    before = log.level
+    level = log.level
     log.setLevel(logging.WARNING)
     try:
         trainer = L.Trainer(
-            accelerator={"cuda": "gpu"}.get(device.type, device.type),
-            devices=1 if device.index is None or device.type == "cpu" else [device.index],
+            accelerator=accelerator,
+            devices=devices,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
     finally:
-        log.setLevel(before)
+        log.setLevel(level)
     trainer.strategy.connect(module)
     # Attached to the copy only: its hooks ask the trainer whether it validates.
     module._trainer = trainer

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -123,28 +121,33 @@ class Penultimate(Features):
 
 
 @torch.no_grad()
-def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
+def head_inputs(
+    module: nn.Module,
+    x: Tensor,
+    head: str | None = None,
+) -> Tensor:
     """Compute the inputs ``[m, d]`` of a module's classifier head for m samples."""
-    found = ParameterSpace(module, head).head
-    if found is None:
+    head_of_module = ParameterSpace(module, head).head
+    if head_of_module is None:
         name = type(module).__name__
         raise ConfigurationError(
             f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
         )
-    seen: list[Tensor] = []
-    hook = module.get_submodule(found.name).register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0])
-    )
+    batches: list[Tensor] = []
+    layer = module.get_submodule(head_of_module.name)
+    hook = layer.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
     try:
         for batch in x.split(BATCH):
             module(batch)
     finally:
         hook.remove()
-    features = torch.cat([part.flatten(1) for part in seen]) if seen else torch.empty(0, 0)
+    features = torch.empty(0, 0)
+    if batches:
+        features = torch.cat([batch.flatten(1) for batch in batches])
     if len(features) != len(x):
         raise ConfigurationError(
-            f"the head {found.name!r} of {type(module).__name__} was given {len(features)} rows for {len(x)} samples: "
-            "it is not called once in every forward pass. Name another layer with Penultimate(head=...)."
+            f"the head {head_of_module.name!r} of {type(module).__name__} was given {len(features)} rows for {len(x)} "
+            "samples: it is not called once in every forward pass. Name another layer with Penultimate(head=...)."
         )
     return features.float()
 
@@ -175,29 +178,39 @@ class PCA(Features):
         self._axes = torch.empty(0)
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        x = None if server is None else server.flatten(1).cpu()
-        if x is not None and x.isfinite().all(1).any():
-            x = x[x.isfinite().all(1)].double()
+        x = torch.empty(0, 0)
+        if server is not None:
+            x = _finite_rows(server)
+        if len(x):
             mean = x.mean(0)
             axes = torch.linalg.svd(x - mean, full_matrices=False).Vh
         else:
-            answers = map_clients(clients, lambda client: client.ask(_moments))
-            parts = [part for part in answers if part is not None and part[0]]
-            if not parts:
-                raise ConfigurationError(
-                    f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
-                )
-            count, total, square = (reduce(add, each) for each in zip(*parts))
-            mean = total / count
-            axes = (
-                torch.linalg.eigh(square / count - mean[:, None] * mean)
-                .eigenvectors.flip(1)
-                .T[:count]
-            )
+            mean, axes = self._mean_and_axes(clients)
+
         axes = axes[: self.components]
         # The sign of an axis is arbitrary: its largest entry is made positive.
-        largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-        self._mean, self._axes = mean.float(), (axes * largest.sign()).float()
+        positions = axes.abs().argmax(1, keepdim=True)
+        largest = axes.gather(1, positions)
+        self._mean = mean.float()
+        self._axes = (axes * largest.sign()).float()
+
+    def _mean_and_axes(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
+        """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
+        answers = map_clients(clients, lambda client: client.ask(_moments))
+        moments = [answer for answer in answers if answer is not None and answer[0]]
+        if not moments:
+            raise ConfigurationError(
+                f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
+            )
+        count, total, square = moments[0]
+        for client_count, client_total, client_square in moments[1:]:
+            count = count + client_count
+            total = total + client_total
+            square = square + client_square
+        mean = total / count
+        covariance = square / count - mean[:, None] * mean
+        eigenvectors = torch.linalg.eigh(covariance).eigenvectors
+        return mean, eigenvectors.flip(1).T[:count]
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         if self._mean is None:
@@ -207,15 +220,23 @@ class PCA(Features):
             raise ConfigurationError(
                 f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
             )
-        return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
+        centered = x - self._mean.to(x.device)
+        return centered @ self._axes.to(x.device).T
+
+
+def _finite_rows(x: Tensor) -> Tensor:
+    """Return the samples that are finite, float64 ``[m, d]`` on the CPU."""
+    x = x.flatten(1).cpu()
+    is_finite = x.isfinite().all(1)
+    return x[is_finite].double()
 
 
 def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
     """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples, or None."""
     if not int(local.class_counts.sum()):
         return None
-    x = local.samples()[0].flatten(1).cpu()
-    x = x[x.isfinite().all(1)].double()
+    samples, _ = local.samples()
+    x = _finite_rows(samples)
     return len(x), x.sum(0), x.T @ x
 
 
@@ -268,11 +289,12 @@ class Backbone(Features):
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         x = x.float()
         if self.image_size is not None:
-            x = F.interpolate(
-                x, size=(self.image_size, self.image_size), mode="bilinear", antialias=True
-            )
+            size = (self.image_size, self.image_size)
+            x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
         if self._network is None:
-            options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
+            options = dict(self.options or {})
+            if self.pretrained:
+                options["pretrained"] = True
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 network = build_network(self.name, 2, tuple(x.shape[1:]), **options)

@@ -298,7 +298,13 @@ class FedBary(ValidatedArguments, SampleFilter):
             )
 
     def _value_client(
-        self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
+        self,
+        client: Client,
+        target: Tensor,
+        key: object,
+        seed: int,
+        judge: bool,
+        support: int,
     ) -> tuple[Tensor, Verdict | None]:
         """Compute one client's distance and, with ``judge``, its samples' summary, by exchanges with the client."""
         server = TransportServer(target, t=self.t, p=self.p)
@@ -324,7 +330,12 @@ class _BarycenterClient:
         return self.client.ask(questions.answer, self.key, gamma)
 
 
-def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | None) -> Tensor:
+def _embed(
+    local: LocalData,
+    x: Tensor,
+    features: Features,
+    vector: Tensor | None,
+) -> Tensor:
     module = local.module(vector) if features.needs_model and vector is not None else None
     return features(x, module)
 
@@ -397,11 +408,19 @@ def participants_of(
     )
 
 
-def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor) -> Client:
+def _client(
+    number: int,
+    batches: Callable[[Split], Iterable[Any]],
+    counts: Tensor,
+) -> Client:
     return Client(number, LocalData(f"client {number}", batches, counts[number], counts.sum(0)))
 
 
-def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
+def _train_only(
+    x: Tensor,
+    y: Tensor,
+    split: Split,
+) -> list[tuple[Tensor, Tensor]]:
     return [(x, y)] if split == "train" and len(y) else []
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,97 +90,154 @@ class _ClientState:
     device: torch.device
 
 
-def embed_labels(x: Tensor, y: Tensor, valuer: FedBary) -> tuple[Tensor, ClassStatistics]:
+def embed_labels(
+    x: Tensor,
+    y: Tensor,
+    valuer: FedBary,
+) -> tuple[Tensor, ClassStatistics]:
     """Append coordinates that represent the labels to the samples' features. Also return the classes' statistics."""
     statistics = class_statistics(x, y, covariance=valuer.covariance)
     if valuer.label_weight == 0:
         return x, statistics
-    options: Any = {"covariance": valuer.covariance, "label_weight": valuer.label_weight}
-    return label_embedding(x, y, **options, statistics=statistics), statistics
+    points = label_embedding(
+        x,
+        y,
+        covariance=valuer.covariance,
+        label_weight=valuer.label_weight,
+        statistics=statistics,
+    )
+    return points, statistics
 
 
-def enter(local: LocalData, key: Any, embed: Embed, valuer: FedBary) -> FirstAnswer:
+def enter(
+    local: LocalData,
+    key: Any,
+    embed: Embed,
+    valuer: FedBary,
+) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
     x, y = local.samples()
-    found = embed(local, x).detach().float()
+    embedded = embed(local, x).detach().float()
     # Samples are valued in float64, which Apple's GPUs lack.
-    device = torch.device("cpu") if found.device.type == "mps" else found.device
-    features, y = found.cpu(), y.cpu()
-    whole = features.isfinite().all(1)
-    broken = int((~whole).sum())
-    if broken == len(whole):
-        nothing = torch.full((broken,), torch.inf)
-        local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
-        return FirstAnswer(0, broken)
-    points, statistics = embed_labels(features[whole], y[whole], valuer)
+    device = embedded.device
+    if device.type == "mps":
+        device = torch.device("cpu")
+    features = embedded.cpu()
+    y = y.cpu()
+    is_finite = features.isfinite().all(1)
+    num_broken = int((~is_finite).sum())
+    if num_broken == len(is_finite):
+        gradients = torch.full((num_broken,), torch.inf)
+        reasons = (NOT_FINITE,) * num_broken
+        local.memory[SampleValues] = SampleValues(gradients, ~is_finite, reasons)
+        return FirstAnswer(0, num_broken)
+
+    features = features[is_finite]
+    y = y[is_finite]
+    points, statistics = embed_labels(features, y, valuer)
     role = TransportClient(
         points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
     )
-    local.memory[key] = _ClientState(features[whole], y[whole], whole, statistics, role, device)
-    return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
+    local.memory[key] = _ClientState(features, y, is_finite, statistics, role, device)
+    return FirstAnswer(len(features), num_broken, features.shape[1], role.dim)
 
 
-def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
+def answer(
+    local: LocalData,
+    key: Any,
+    gamma: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Compute, at the client, interpolants between its data and the server's points ``gamma``, and their distance."""
     return local.memory[key].role.answer(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> Verdict:
+def judge(
+    local: LocalData,
+    key: Any,
+    points: Tensor,
+    valuer: FedBary,
+    seed: int,
+) -> Verdict:
     """Value a client's samples against the server's ``points``, store the values at the client, and summarize them.
 
     ``key`` is the key of the client's state, stored by :func:`enter`.
     """
-    held: _ClientState = local.memory[key]
-    values = torch.empty(len(held.x))
-    x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
-    statistics = held.statistics.to(held.device)
-    order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
-    for rows in order.chunk(-(-len(order) // valuer.chunk)):
-        there = rows.to(held.device)
-        values[rows] = client_values(
-            x[there],
-            y[there] if valuer.label_weight > 0 else None,
+    client_state: _ClientState = local.memory[key]
+    is_finite = client_state.whole
+    values = _sample_gradients(client_state, points, valuer, seed)
+    peers = None
+    if valuer.calibration == "class":
+        peers = client_state.y
+        values = calibrated_by_class(values, peers)
+
+    gradients = torch.full(is_finite.shape, torch.inf)
+    gradients[is_finite] = values
+    flagged = ~is_finite
+    flagged[is_finite] = flag_samples(values, valuer.rule, peers)
+    reasons = _reasons(values, is_finite, peers, valuer.rule)
+    local.memory[SampleValues] = SampleValues(gradients, flagged, reasons)
+    counts, edges = torch.histogram(values, BINS)
+    return Verdict(int(flagged.sum()), edges, counts.long())
+
+
+def _sample_gradients(
+    client_state: _ClientState,
+    points: Tensor,
+    valuer: FedBary,
+    seed: int,
+) -> Tensor:
+    """Compute the values ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
+    device = client_state.device
+    x = client_state.x.to(device)
+    y = client_state.y.to(device)
+    points = points.to(device)
+    statistics = client_state.statistics.to(device)
+    has_labels = valuer.label_weight > 0
+
+    count = len(x)
+    values = torch.empty(count)
+    order = torch.randperm(count, generator=generator_for(seed, "parts"))
+    num_parts = math.ceil(count / valuer.chunk)
+    for rows in order.chunk(num_parts):
+        rows_on_device = rows.to(device)
+        part_values = client_values(
+            x[rows_on_device],
+            y[rows_on_device] if has_labels else None,
             points,
-            part=valuer.part if valuer.label_weight > 0 else "features",
+            part=valuer.part if has_labels else "features",
             blur=valuer.blur,
             scaling=valuer.scaling,
             covariance=valuer.covariance,
             label_weight=valuer.label_weight,
             statistics=statistics,
-        ).cpu()
-    peers = held.y if valuer.calibration == "class" else None
-    if peers is not None:
-        values = calibrated_by_class(values, peers)
-    gradients = torch.full(held.whole.shape, torch.inf)
-    gradients[held.whole] = values
-    flagged = ~held.whole
-    flagged[held.whole] = flag_samples(values, valuer.rule, peers)
-    local.memory[SampleValues] = SampleValues(
-        gradients, flagged, _reasons(values, held.whole, peers, valuer.rule)
-    )
-    counts, edges = torch.histogram(values, BINS)
-    return Verdict(int(flagged.sum()), edges, counts.long())
+        )
+        values[rows] = part_values.cpu()
+    return values
 
 
 NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
-def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
+def _reasons(
+    values: Tensor,
+    is_finite: Tensor,
+    y: Tensor | None,
+    rule: str,
+) -> tuple[str, ...]:
     """Return the reason for each sample's value as a text."""
     peers = "the client's samples" if y is None else "its class"
-    reasons = [NOT_FINITE] * len(whole)
-    texts = [
-        f"more weight on it would move the client away from the target ({peers} as the measure)"
-    ] * len(values)
+    text = f"more weight on it would move the client away from the target ({peers} as the measure)"
+    texts = [text] * len(values)
     if rule == "outlier" and len(values) > 2:
-        texts = [
-            f"{number:.1f} deviations above the center of {peers}"
-            for number in deviations(values, y).tolist()
-        ]
-    for place, text in zip(whole.nonzero().flatten().tolist(), texts):
-        reasons[place] = text
+        numbers = deviations(values, y).tolist()
+        texts = [f"{number:.1f} deviations above the center of {peers}" for number in numbers]
+
+    reasons = [NOT_FINITE] * len(is_finite)
+    rows = is_finite.nonzero().flatten().tolist()
+    for row, text_of_row in zip(rows, texts):
+        reasons[row] = text_of_row
     return tuple(reasons)
 
 
@@ -190,10 +248,11 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
         tensor([-2.,  2.,  0.,  0.])
     """
-    result = torch.empty_like(gradients)
+    calibrated = torch.empty_like(gradients)
     for label in y.unique():
-        result[y == label] = calibrated_gradient(gradients[y == label])
-    return result
+        is_member = y == label
+        calibrated[is_member] = calibrated_gradient(gradients[is_member])
+    return calibrated
 
 
 def sample_values(local: LocalData) -> SampleValues:
@@ -205,7 +264,10 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(
-    local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None
+    local: LocalData,
+    folder: Path,
+    indices: Tensor,
+    class_names: Sequence[str] | None = None,
 ) -> None:
     """Write a client's flagged samples to ``flagged.csv`` in its folder.
 
@@ -221,17 +283,21 @@ def write_flagged(
             client reads them.
         class_names: names of the M classes. None: the file has numbers.
     """
-    found: SampleValues | None = local.memory.get(SampleValues)
-    if found is None or len(found.why) != len(found.gradients):
+    values: SampleValues | None = local.memory.get(SampleValues)
+    if values is None or len(values.why) != len(values.gradients):
         return
     y = local.samples()[1].tolist()
     rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
-    for place in found.gradients.argsort(descending=True, stable=True).tolist():
-        if found.flagged[place]:
-            score = found.gradients[place].item()
-            label = y[place] if class_names is None else class_names[y[place]]
-            known = f"{score:.6g}" if score < float("inf") else ""
-            rows.append((int(indices[place]), label, known, found.why[place]))
+    order = values.gradients.argsort(descending=True, stable=True)
+    for row in order.tolist():
+        if not values.flagged[row]:
+            continue
+        label = y[row]
+        if class_names is not None:
+            label = class_names[y[row]]
+        score = values.gradients[row].item()
+        score_text = f"{score:.6g}" if score < float("inf") else ""
+        rows.append((int(indices[row]), label, score_text, values.why[row]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED, rows)
 
@@ -245,7 +311,11 @@ DEVIATIONS = 4.5
 
 
 @checked
-def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = None) -> Tensor:
+def flag_samples(
+    gradients: Tensor,
+    rule: Rule = "outlier",
+    y: Tensor | None = None,
+) -> Tensor:
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3) and flags gradients above 0. Calibrated
@@ -273,12 +343,14 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
         >>> flag_samples(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0, -1.2, -1.7]))
         tensor([False, False, False,  True,  True, False, False])
     """
-    if rule == "positive" or len(gradients) < 3:
-        return (
-            gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
-        )
+    is_harmful = gradients > 0
+    if rule == "positive":
+        return is_harmful
+    if len(gradients) < 3:
+        return torch.zeros_like(is_harmful)
     above, deviation = _above_center(gradients, y)
-    return (above > DEVIATIONS * deviation) & (gradients > 0)
+    is_far = above > DEVIATIONS * deviation
+    return is_far & is_harmful
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
@@ -289,20 +361,23 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
-    above = gradients.clone()
-    for label in [None] if y is None else y.unique():
-        members = (
-            torch.ones_like(gradients, dtype=torch.bool)
-            if y is None or label is None
-            else y == label
-        )
-        above[members] -= _center(gradients[members])
-    return above, 1.4826 * -above[above <= 0].median()
+    if y is None:
+        above = gradients - _center(gradients)
+    else:
+        above = gradients.clone()
+        for label in y.unique():
+            is_member = y == label
+            above[is_member] -= _center(gradients[is_member])
+    at_most_center = above[above <= 0]
+    return above, 1.4826 * -at_most_center.median()
 
 
 def _center(values: Tensor) -> Tensor:
     """Compute the median of the shortest interval that contains half of the values."""
-    ordered = values.sort().values
-    half = len(ordered) // 2 + 1
-    first = int((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).argmin())
-    return ordered[first : first + half].median()
+    ascending = values.sort().values
+    count = len(ascending)
+    half = count // 2 + 1
+    lowest = ascending[: count - half + 1]
+    highest = ascending[half - 1 :]
+    shortest = int((highest - lowest).argmin())
+    return ascending[shortest : shortest + half].median()
