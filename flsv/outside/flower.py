@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,22 @@ class Contributions(Strategy):
         num_clients: int | None = None,
         **options: Any,
     ) -> None:
-        self.strategy, self._module, self._num_clients = strategy, module, num_clients
+        self.strategy = strategy
+        self._module = module
+        self._num_clients = num_clients
         self._metrics = metrics_by_name(metrics)
         self._value_round = partial(value_round, module, val_loader=val_loader, **options)
-        self._files = (
-            None if folder is None else _Files(Path(folder), strategy, module, self._metrics)
-        )
+        self._files: _Files | None = None
+        if folder is not None:
+            self._files = _Files(Path(folder), strategy, module, self._metrics)
         self._names: list[str] = []  # by number, the clients that have sent a model
         self._registered: dict[int, str] = {}
-        self._start: Any = None
+        self._initial_model: Any = None
         # Replaced on the strategy, so that its `start` calls the wrapper's methods, even if it overrides `start`.
-        self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
-        strategy.configure_train, strategy.aggregate_train = (
-            self.configure_train,
-            self.aggregate_train,
-        )
+        self._configure = strategy.configure_train
+        self._aggregate = strategy.aggregate_train
+        strategy.configure_train = self.configure_train
+        strategy.aggregate_train = self.aggregate_train
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["strategy"], name)
@@ -128,14 +130,19 @@ class Contributions(Strategy):
         raise an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
         messages = list(self._configure(server_round, arrays, config, grid))
         nodes = list(grid.get_nodes())
-        self._registered |= {node.node_id: node.name for node in nodes if node.name}
-        first, self._start = self._start is None, self._entries(arrays)
-        if first:
+        for node in nodes:
+            if node.name:
+                self._registered[node.node_id] = node.name
+        is_first_round = self._initial_model is None
+        self._initial_model = self._entries(arrays)
+        if is_first_round:
             self._num_clients = self._num_clients or len(nodes)
-            unseen = copy.deepcopy(self._metrics)
-            updates = [self._start] * 2
+            # A trial with a copy of the metrics: what does not fit is refused before clients train.
             self._value_round(
-                start=self._start, updates=updates, metrics=unseen, num_clients=self._num_clients
+                start=self._initial_model,
+                updates=[self._initial_model] * 2,
+                metrics=copy.deepcopy(self._metrics),
+                num_clients=self._num_clients,
             )
         return messages
 
@@ -176,57 +183,62 @@ class Contributions(Strategy):
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
         """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
         files."""
-        told = {}
-        for reply in replies:
-            if not reply.has_error():
-                numbers = {
-                    k: v for each in reply.content.metric_records.values() for k, v in each.items()
-                }
-                node = reply.metadata.src_node_id
-                name = self._registered.get(node) or str(numbers.get("partition-id", node))
-                if name in told:
-                    raise ConfigurationError(
-                        f"two clients are called {name!r}: each needs a name of its own."
-                    )
-                told[name] = self._entries(_only(reply.content.array_records)), numbers
-        clients = self._numbered(told)
+        models = {}
+        reported_samples: dict[str, Any] = {}
         key = getattr(self.strategy, "weighted_by_key", "num-examples")
-        samples: dict[int, Any] = {
-            client: told[name][1].get(key) for name, client in clients.items()
-        }
-        found = self._value_round(
-            start=self._start,
-            updates={client: told[name][0] for name, client in clients.items()},
+        for reply in replies:
+            if reply.has_error():
+                continue
+            numbers: dict[str, Any] = {}
+            for record in reply.content.metric_records.values():
+                numbers |= dict(record.items())
+            node = reply.metadata.src_node_id
+            name = self._registered.get(node) or str(numbers.get("partition-id", node))
+            if name in models:
+                raise ConfigurationError(
+                    f"two clients are called {name!r}: each needs a name of its own."
+                )
+            models[name] = self._entries(_only(reply.content.array_records))
+            reported_samples[name] = numbers.get(key)
+
+        clients = self._numbered(models)
+        samples = {client: reported_samples[name] for name, client in clients.items()}
+        has_no_samples = set(samples.values()) == {None}
+        round_values = self._value_round(
+            start=self._initial_model,
+            updates={client: models[name] for name, client in clients.items()},
             metrics=self._metrics,
-            num_samples=None if set(samples.values()) == {None} else samples,
+            num_samples=None if has_no_samples else samples,
             num_clients=self._num_clients,
             round_index=index,
         )
         if self._files is not None:
-            self._files.write(index, found, self._names, samples)
-        return {
-            (metric, name): found[metric][clients[name]].item()
-            for metric in self._metrics
-            for name in clients
-        }
+            self._files.write(index, round_values, self._names, samples)
+        values = {}
+        for metric in self._metrics:
+            for name, client in clients.items():
+                values[metric, name] = round_values[metric][client].item()
+        return values
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
         """Return the clients' ids by name, the next free ones for new clients."""
-        new = sorted(
-            {*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name
-        )
-        if len(self._names) + len(new) > (self._num_clients or 0):
+        new_names = sorted({*names} - {*self._names}, key=_by_number)
+        if len(self._names) + len(new_names) > (self._num_clients or 0):
             raise ConfigurationError(
-                f"{new} were not there in the first round, which had {self._num_clients} clients. Say how many there "
-                "may ever be: Contributions(num_clients=...)."
+                f"{new_names} were not there in the first round, which had {self._num_clients} clients. Say how many "
+                "there may ever be: Contributions(num_clients=...)."
             )
-        self._names += new
-        return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
+        self._names += new_names
+        ids = {name: self._names.index(name) for name in names}
+        return dict(sorted(ids.items(), key=itemgetter(1)))
 
     def _entries(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name, or as a list if the module has none of the names."""
         entries = arrays.to_torch_state_dict()
-        return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
+        has_names_of_module = {*entries} & {*self._module.state_dict()}
+        if has_names_of_module:
+            return entries
+        return list(entries.values())
 
 
 def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
@@ -236,6 +248,13 @@ def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
             f"a reply has the ArrayRecords {list(records)}: expected one, the trained model."
         )
     return next(iter(records.values()))
+
+
+def _by_number(name: str) -> str:
+    """Return the key that sorts names that are numbers by number."""
+    if name.isdigit():
+        return name.zfill(20)
+    return name
 
 
 class _Files:
@@ -271,28 +290,30 @@ class _Files:
     def write(
         self,
         index: int,
-        found: RoundValues,
+        round_values: RoundValues,
         names: Sequence[str],
         samples: Mapping[int, int | None],
     ) -> None:
-        known = [
-            *names,
-            *(f"not seen ({client})" for client in range(len(names), len(found.names))),
-        ]
+        num_clients = len(round_values.names)
+        all_names = list(names)
+        for client in range(len(names), num_clients):
+            all_names.append(f"not seen ({client})")
         if not self._names:
             self._csv.begin(0)
-        if known != self._names or self._board is None:
-            self._board = self._begin(known)
-        weights = torch.full((len(known),), math.nan).double()
-        weights[[*samples]] = torch.tensor([count or 1 for count in samples.values()]).double()
-        values = {**found.values, **found.per_class}
+        if all_names != self._names or self._board is None:
+            self._board = self._begin(all_names)
+
+        weights = torch.full((num_clients,), math.nan).double()
+        for client, count in samples.items():
+            weights[client] = count or 1
+            self._samples[client] = count or 0
+        values = {**round_values.values, **round_values.per_class}
         result = self._results.round_result(index, values, weights / weights.nansum())
         self._csv.write(result)
         self._board.write(result)
         self._board.flush()
-        self._samples |= {client: count or 0 for client, count in samples.items()}
-        told = [self._samples.get(client, 0) for client in range(len(known))]
-        self._record |= {"clients": known, "samples": told, "rounds_done": index + 1}
+        all_samples = [self._samples.get(client, 0) for client in range(num_clients)]
+        self._record |= {"clients": all_names, "samples": all_samples, "rounds_done": index + 1}
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:

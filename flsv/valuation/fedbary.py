@@ -72,9 +72,12 @@ class Valuation:
     def flagged(self) -> Tensor:
         """Number of each client's flagged or not finite samples, int64 ``[k]``."""
         # Samples that are not finite count as flagged, also if samples were not valued.
-        counts = [
-            b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())
-        ]
+        counts = []
+        for verdict, num_broken in zip(self.verdicts, self.broken.tolist()):
+            if verdict is None:
+                counts.append(num_broken)
+            else:
+                counts.append(verdict.flagged)
         return torch.tensor(counts, dtype=torch.long)
 
     @property
@@ -161,11 +164,20 @@ class FedBary(ValidatedArguments, SampleFilter):
         allow_reconstruction: bool = False,
     ) -> None:
         self.features = make_features(features)
-        self.support, self.iterations, self.t, self.p = support, iterations, t, p
-        self.label_weight, self.covariance = label_weight, covariance
-        self.calibration, self.rule = calibration, rule
-        self.blur, self.scaling, self.part, self.chunk = blur, scaling, part, chunk
-        self.workers, self.allow_reconstruction = workers, allow_reconstruction
+        self.support = support
+        self.iterations = iterations
+        self.label_weight = label_weight
+        self.covariance = covariance
+        self.t = t
+        self.p = p
+        self.calibration = calibration
+        self.rule = rule
+        self.blur = blur
+        self.scaling = scaling
+        self.part = part
+        self.chunk = chunk
+        self.workers = workers
+        self.allow_reconstruction = allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
         """Return the number of support points for clients with ``{id: number of samples}``."""
@@ -277,10 +289,11 @@ class FedBary(ValidatedArguments, SampleFilter):
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
         """Return the target's points ``[m', d']``, from the server's samples, and the samples' number of features."""
         x = features.detach().float().cpu()
-        whole = x.isfinite().all(1)
-        if not whole.any():
+        is_finite = x.isfinite().all(1)
+        if not is_finite.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        return questions.embed_labels(x[whole], y.cpu()[whole], self)[0], x.shape[1]
+        points, _ = questions.embed_labels(x[is_finite], y.cpu()[is_finite], self)
+        return points, x.shape[1]
 
     def _check_features(
         self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None
@@ -310,7 +323,8 @@ class FedBary(ValidatedArguments, SampleFilter):
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
-            gamma = server.step(*client.ask(questions.answer, key, gamma))
+            eta, distance = client.ask(questions.answer, key, gamma)
+            gamma = server.step(eta, distance)
         verdict = None
         if judge:
             assert server.eta is not None
@@ -336,7 +350,9 @@ def _embed(
     features: Features,
     vector: Tensor | None,
 ) -> Tensor:
-    module = local.module(vector) if features.needs_model and vector is not None else None
+    module = None
+    if features.needs_model and vector is not None:
+        module = local.module(vector)
     return features(x, module)
 
 
@@ -370,7 +386,8 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
 
 
 def _unflagged_samples(local: LocalData) -> Tensor:
-    return ~questions.sample_values(local).flagged
+    values = questions.sample_values(local)
+    return ~values.flagged
 
 
 def participants_of(
@@ -413,7 +430,8 @@ def _client(
     batches: Callable[[Split], Iterable[Any]],
     counts: Tensor,
 ) -> Client:
-    return Client(number, LocalData(f"client {number}", batches, counts[number], counts.sum(0)))
+    local = LocalData(f"client {number}", batches, counts[number], counts.sum(0))
+    return Client(number, local)
 
 
 def _train_only(
@@ -421,7 +439,9 @@ def _train_only(
     y: Tensor,
     split: Split,
 ) -> list[tuple[Tensor, Tensor]]:
-    return [(x, y)] if split == "train" and len(y) else []
+    if split == "train" and len(y):
+        return [(x, y)]
+    return []
 
 
 MOST_PANELS = 24
