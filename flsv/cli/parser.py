@@ -345,7 +345,7 @@ def make_cli(
         FederatedDataModule,
         run=run,
         subclass_mode_model=True,
-        auto_configure_optimizers=False,
+        auto_configure_optimizers=True,
         seed_everything_default=0,
         trainer_defaults={"max_epochs": 10, "log_every_n_steps": 1},
         parser_kwargs={"prog": "flsv", "version": __version__},

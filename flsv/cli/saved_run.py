@@ -15,7 +15,15 @@ from flsv.results.folder import find_config_of
 from flsv.utilities.own_files import own_folder
 
 #: Sections of a saved configuration that define a federation.
-SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
+SECTIONS = (
+    "seed_everything",
+    "trainer",
+    "model",
+    "optimizer",
+    "lr_scheduler",
+    "data",
+    "federation",
+)
 #: Arguments by which a fit prints nothing, saves nothing and draws no figures.
 QUIET = (
     *NO_BARS,

@@ -39,7 +39,7 @@ IDLE = {
     "federation": {"reporting", "seed"},
 }  # fmt: skip
 #: Sections of a configuration that determine a run's results.
-SECTIONS = ("model", "data", "federation", "trainer")
+SECTIONS = ("model", "optimizer", "lr_scheduler", "data", "federation", "trainer")
 #: Packages whose classes' source is not hashed.
 INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
 #: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
