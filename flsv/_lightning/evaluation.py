@@ -138,7 +138,9 @@ class KeptBatches:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         # Clones: a slice of a data set would carry the whole data set into every copy.
-        self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
+        self._batches = []
+        for batch in batches:
+            self._batches.append(apply_to_collection(batch, Tensor, torch.clone))
 
     def __iter__(self) -> Iterator[Any]:
         return map(copy.deepcopy, self._batches)
@@ -274,7 +276,8 @@ class _Loop(_EvaluationLoop):
                 weight = float(result.cumulated_batch_size)
             else:
                 weight = float(self._loaders[meta.dataloader_idx].samples)
-            for name in dict.fromkeys((meta.name, meta.forked_name(on_step=False))):
+            names = (meta.name, meta.forked_name(on_step=False))
+            for name in dict.fromkeys(names):
                 weighted_values = self.parts.setdefault(name, [])
                 weighted_values.append((result.compute(), weight))
 

@@ -208,8 +208,9 @@ class FederatedFitLoop(_FitLoop):
         precision_state = precision.state_dict()
         if precision_state:
             states[type(precision).__qualname__] = precision_state
-        names = [type(owner).__name__ for owner in (*trainer.optimizers, *schedulers)]
-        self._states = _copied(states, " or ".join(dict.fromkeys(names)))
+        owners = [*trainer.optimizers, *schedulers]
+        class_names = dict.fromkeys(type(owner).__name__ for owner in owners)
+        self._states = _copied(states, " or ".join(class_names))
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""

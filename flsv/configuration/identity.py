@@ -168,10 +168,11 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
     for section in filter(config.get, SECTIONS):
         is_data = section == "data"
+        idle_options = IDLE.get(section, set())
         for name, value in _leaves(config[section], section):
-            words = name.split(".")
-            is_idle = bool({words[1], ".".join(words[1:3])} & IDLE.get(section, set()))
-            is_root = is_data and words[-1] == "root"
+            _, option, *suboptions = name.split(".")
+            is_idle = option in idle_options or ".".join([option, *suboptions[:1]]) in idle_options
+            is_root = is_data and name.endswith(".root")
             if is_idle or is_root or value is None:
                 continue
             # The same data in another folder are the same data: hashes of the samples compare them.
@@ -268,7 +269,11 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
         parts[::2] = [positions - position_of_first for positions in parts[::2]]
         content = contents.get(str(client), "")
         digests[str(client)] = digest([content, *parts])
-    return {holder: value.hex()[:16] for holder, value in digests.items()}
+
+    hashes = {}
+    for holder, holder_digest in digests.items():
+        hashes[holder] = holder_digest.hex()[:16]
+    return hashes
 
 
 def _leaves(

@@ -64,8 +64,8 @@ class Numbers:
         else:
             raise ValueError(f"expected a number ({self.kind.__name__}), not {value!r:.80}")
 
-        # Written so that NaN fails, too.
-        if not bool(((numbers >= self.lowest) & (numbers <= self.highest)).all()):
+        is_in_range = (numbers >= self.lowest) & (numbers <= self.highest)  # not where it is NaN
+        if not bool(is_in_range.all()):
             raise ValueError(f"expected numbers from {self.lowest:g} to {self.highest:g}")
         if self.whole and not torch.equal(numbers, numbers.round()):
             raise ValueError("expected whole numbers")

@@ -16,6 +16,9 @@ from flsv.utilities.charts import drawing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Draw = Callable[[], "Figure | str"]
+"""Function that makes a picture, or a table as text."""
+
 _KEY = "artifacts"
 #: Names of a run's own folders and files, which no client's folder may have.
 _RESERVED = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
@@ -53,7 +56,7 @@ def _valid_name(name: str) -> str:
 def keep_artifact(
     local: LocalData,
     name: str,
-    draw: Callable[[], Figure | str],
+    draw: Draw,
 ) -> None:
     """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
     name = plain_name(name, "picture")
@@ -66,7 +69,7 @@ def write_artifacts(
     step: int | None = None,
 ) -> None:
     """Write the pictures and tables stored by :func:`keep_artifact` into the client's ``folder``."""
-    artifacts: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
+    artifacts: dict[str, Draw] = local.memory.get(_KEY, {})
     if not artifacts:
         return
 

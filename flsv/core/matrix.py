@@ -139,8 +139,9 @@ class ClientMatrix:
 
     def until(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""
+        rows = self.rows[:, :end]
         initial_models = [model[:end] for model in self.starts]
-        part = ClientMatrix(self.rows[:, :end], initial_models, self._block_bytes)
+        part = ClientMatrix(rows, initial_models, self._block_bytes)
         # Slices are new objects, so that the part cannot see that the start is common.
         part._common_start = None
         if self._common_start is not None:
@@ -199,11 +200,12 @@ class ClientMatrix:
     def norms(self, end: int | None = None) -> Tensor:
         """Compute the updates' Euclidean norms over the first ``end`` entries, float64 ``[k]``."""
         # No square overflows.
+        rows = self.rows[:, :end]
         if self._common_start is not None:
-            return distances(self.rows[:, :end], self._common_start[:end])
+            return distances(rows, self._common_start[:end])
         norms = []
-        for row, initial_model in zip(self.rows, self.starts):
-            norms.append(distances(row[None, :end], initial_model[:end]))
+        for row, initial_model in zip(rows, self.starts):
+            norms.append(distances(row[None], initial_model[:end]))
         return torch.cat(norms)
 
     def gram(self, end: int | None = None) -> Tensor:

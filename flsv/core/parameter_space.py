@@ -278,7 +278,10 @@ class ParameterSpace:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
-        vectors = [tensors[name].reshape(-1).to(self.dtype) for name in self.names]
+        vectors = []
+        for name in self.names:
+            vector = tensors[name].reshape(-1)
+            vectors.append(vector.to(self.dtype))
         return torch.cat(vectors)
 
     def _views(self, vector: Tensor) -> list[Tensor]:

@@ -283,7 +283,8 @@ class Engine:
         """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
-        update = self.local_training.end(out=self._matrix[len(self.updates)])
+        row = self._matrix[len(self.updates)]
+        update = self.local_training.end(out=row)
         if update is None:
             self.broken.append(client)
             self.manager.forget(client)
@@ -424,9 +425,11 @@ class Engine:
         private_entries = self.space.read_private(self._module)
         scores_of_clients = []
         for client in self._mine():
-            self.space.write(self._module, models.get(client, self._state.model()))
+            model = models.get(client, self._state.model())
+            self.space.write(self._module, model)
             with opened(self.manager.locals[client]) as local:
-                self.space.write_private(self._module, {**private_entries, **local.private})
+                entries_of_client = {**private_entries, **local.private}
+            self.space.write_private(self._module, entries_of_client)
             # Other processes have other clients.
             class_scores = ClassScores(self.data.num_classes, sync_on_compute=False)
             test_loader = self.data.client_loader(client, "test")

@@ -427,8 +427,10 @@ class LightningFit:
         if late_values or late_scores:
             last_round = self.state.round_index - 1
             values_by_round[last_round] = late_values
-        for index, values in self.extension.train(self._ended_run()).items():
-            values_by_round[index] = {**values_by_round.get(index, {}), **values}
+        trained_values = self.extension.train(self._ended_run())
+        for index, values in trained_values.items():
+            late_values_of_round = values_by_round.get(index, {})
+            values_by_round[index] = {**late_values_of_round, **values}
         self.reports.write_late(values_by_round, late_scores)
 
     def _ended_run(self) -> EndedRun:

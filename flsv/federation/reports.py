@@ -558,7 +558,8 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
         value = float(scores.value(score_name).mean())
         majority = None
         if measure == "accuracy" and scores.support is not None:
-            majority = float(scores.support.max() / scores.support.sum())
+            support = scores.support
+            majority = float(support.max() / support.sum())
         entries[name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,

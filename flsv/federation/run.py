@@ -156,7 +156,7 @@ class FederationRun:
     def round(
         self,
         write: Callable[[Round], None],
-        last: bool,
+        is_last: bool,
     ) -> bool:
         """Run a round, pass it to ``write``, and return whether it is complete."""
         instructions = self._instruct_cohort()
@@ -168,7 +168,7 @@ class FederationRun:
         round = self._receive(instructions)
         round = self._finish(round)  # metrics, aggregation, personalization
         write(round)
-        self._complete(last or self.spent() is not None)
+        self._complete(is_last or self.spent() is not None)
         return True
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
@@ -271,14 +271,14 @@ class FederationRun:
             self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
-    def _complete(self, last: bool) -> None:
+    def _complete(self, is_last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""
         index = self.state.round_index
         self.engine.commit()
         self.state.round_index += 1
         self.at_server = False
         self.state.cohort = []
-        if not last:
+        if not is_last:
             self.draw_cohort()
         self.engine.settle()
         seed_global_rngs(self.state.seed, "server", index)

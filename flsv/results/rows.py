@@ -66,7 +66,10 @@ def numbers_of(
         measured.append(_Measurement(name, [diagnostic]))
 
     # One copy for all, since each copy would wait for the device.
-    host_tensors = iter(to_host([tensor for entry in measured for tensor in entry.tensors]))
+    tensors: list[Tensor] = []
+    for entry in measured:
+        tensors += entry.tensors
+    host_tensors = iter(to_host(tensors))
     numbers: list[Numbers] = []
     shared: dict[str, float] = {}
     for entry in measured:

@@ -99,7 +99,8 @@ def round_rows(
     rows = []
     for metric_numbers in numbers:
         columns = metric_numbers.columns or {"": ""}
-        values = np.asarray(metric_numbers.values, dtype="float64").reshape(-1, len(columns))
+        values = np.asarray(metric_numbers.values, dtype="float64")
+        values = values.reshape(-1, len(columns))
         clients: Sequence[int] = range(len(values))
         if metric_numbers.clients is not None:
             clients = metric_numbers.clients
@@ -312,16 +313,19 @@ class CSV(Sink):
     def write_late(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
-        keys = set()
+        late_keys = set()
         for result in results:
             late_rows += result.changes
-            keys |= {(row.round, row.metric) for row in result.table}
-        if not keys:
+            late_keys |= {(row.round, row.metric) for row in result.table}
+        if not late_keys:
             return
 
-        other_rows = [row for row in _read(self.path) if (row.round, row.metric) not in keys]
-        rows = sorted([*other_rows, *late_rows], key=lambda row: row.round)
-        self._replace(rows)
+        rows = []
+        for row in _read(self.path):
+            if (row.round, row.metric) not in late_keys:
+                rows.append(row)
+        rows += late_rows
+        self._replace(sorted(rows, key=lambda row: row.round))
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append one round's rows, all or none. Numbers are written without rounding."""

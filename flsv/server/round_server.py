@@ -241,7 +241,11 @@ class RoundServer:
         with self.channel.uncounted():
             return self._asked(starts, cohort)
 
-    def _asked(self, starts: Sequence[Start], cohort: Cohort) -> tuple[list[Start], list[int]]:
+    def _asked(
+        self,
+        starts: Sequence[Start],
+        cohort: Cohort,
+    ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent: list[int] = []
         answers = asked_starts(starts)
