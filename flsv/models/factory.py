@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -69,33 +70,52 @@ def build_network(
     """
     if name in NETWORKS:
         return NETWORKS[name](num_classes=num_classes, input_shape=input_shape, **kwargs)
-    own = (
-        f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
-    )
-    bare = name.removeprefix("torchvision:").removeprefix("timm:")
     if name.startswith("torchvision:"):
-        import torchvision.models
-
-        library: Any = torchvision.models
-        known, make = bare in library.list_models(module=library), library.get_model
+        make = _torchvision_maker(name)
+        if name in _WITH_AUXILIARY_CLASSIFIERS:
+            kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
     else:
-        try:
-            import timm as library
-        except ImportError as error:
-            raise ConfigurationError(
-                f"Network {name!r} is looked for in timm, which is not installed: pip install timm. {own}."
-            ) from error
-        # Names with a prefix of their own are loaded from a hub or a folder.
-        known, make = library.is_model(bare) or ":" in bare, library.create_model
-    if not known:
-        raise ConfigurationError(f"Unknown network {name!r}. {own}, and others are timm's.")
-    if not name.startswith("torchvision:"):
-        kwargs = {"in_chans": image_shape(name, input_shape)[0], **kwargs}
-    elif bare in (
-        "googlenet",
-        "inception_v3",
-    ):  # their auxiliary classifiers make the output in training a tuple
-        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
-    network = make(bare, num_classes=num_classes, **kwargs)
+        make = _timm_maker(name)
+        channels, _, _ = image_shape(name, input_shape)
+        kwargs = {"in_chans": channels, **kwargs}
+    network = make(num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)
     return network
+
+
+_OTHER_NETWORKS = (
+    f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+)
+#: Networks whose auxiliary classifiers make the output in training a tuple.
+_WITH_AUXILIARY_CLASSIFIERS = ("torchvision:googlenet", "torchvision:inception_v3")
+
+
+def _torchvision_maker(name: str) -> Callable[..., nn.Module]:
+    """Return the function that makes one of torchvision's networks."""
+    import torchvision.models
+
+    name_in_library = name.removeprefix("torchvision:")
+    if name_in_library not in torchvision.models.list_models(module=torchvision.models):
+        raise _unknown(name)
+    return partial(torchvision.models.get_model, name_in_library)
+
+
+def _timm_maker(name: str) -> Callable[..., nn.Module]:
+    """Return the function that makes one of timm's networks."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Network {name!r} is looked for in timm, which is not installed: pip install timm. {_OTHER_NETWORKS}."
+        ) from error
+    name_in_library = name.removeprefix("timm:")
+    # Names with a prefix of their own are loaded from a hub or a folder.
+    if not timm.is_model(name_in_library) and ":" not in name_in_library:
+        raise _unknown(name)
+    return partial(timm.create_model, name_in_library)
+
+
+def _unknown(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Unknown network {name!r}. {_OTHER_NETWORKS}, and others are timm's."
+    )

@@ -75,7 +75,11 @@ def check_output(
     input_shape: Sequence[int],
 ) -> None:
     """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
-    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    like = torch.empty(0)
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            like = parameter
+            break
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     modes = {module: module.training for module in network.modules()}
     network.eval()
@@ -91,10 +95,13 @@ def check_output(
     finally:
         for module, training in modes.items():
             module.training = training
-    found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if found != (2, num_classes):
+
+    output: object = type(logits).__name__
+    if isinstance(logits, torch.Tensor):
+        output = tuple(logits.shape)
+    if output != (2, num_classes):
         raise ConfigurationError(
-            f"{name} returns {found} for 2 samples of shape {tuple(input_shape)}, but {(2, num_classes)} logits were "
+            f"{name} returns {output} for 2 samples of shape {tuple(input_shape)}, but {(2, num_classes)} logits were "
             f"expected: one for each of the {num_classes} classes. Change its last layer, or num_classes."
         )
 

@@ -102,15 +102,17 @@ class LoRAClient(ClassifierClient):
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         super()._build(num_classes, input_shape)
-        if any(name.endswith("lora_A") for name, _ in self.network.named_modules()):
+        layers = dict(self.network.named_modules())
+        if any(name.endswith("lora_A") for name in layers):
             return  # only classes and shape of an existing network have become known
         head = head_name(self.network)
-        linear = [
-            n
-            for n, layer in self.network.named_modules()
-            if isinstance(layer, nn.Linear) and n != head
-        ]
-        targets = linear if self.targets == "all-linear" else self.targets
+        targets = self.targets
+        if targets == "all-linear":
+            linear_layers = []
+            for name, layer in layers.items():
+                if isinstance(layer, nn.Linear) and name != head:
+                    linear_layers.append(name)
+            targets = linear_layers
         if not targets:
             raise ConfigurationError(
                 f"LoRAClient: {type(self.network).__name__} has no linear layer beside its head {head!r}. Name layers "

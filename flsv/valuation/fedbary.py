@@ -296,14 +296,19 @@ class FedBary(ValidatedArguments, SampleFilter):
         return points, x.shape[1]
 
     def _check_features(
-        self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None
+        self,
+        presences: Mapping[Client, FirstAnswer],
+        points: tuple[Tensor, int] | None,
     ) -> None:
-        if not there:
+        if not presences:
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
             )
-        dims = {f"client {client.id}": presence.features for client, presence in there.items()}
-        dims |= {} if points is None else {"the server": points[1]}
+        dims = {}
+        for client, presence in presences.items():
+            dims[f"client {client.id}"] = presence.features
+        if points is not None:
+            dims["the server"] = points[1]
         if len({*dims.values()}) > 1:
             shown = listed(f"{name} has {dim}" for name, dim in dims.items())
             raise ConfigurationError(
@@ -370,11 +375,18 @@ def clients_of(
         >>> client.ask(lambda local: local.class_counts)
         tensor([1, 2])
     """
-    classes = num_classes or max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
-    counts = torch.stack([torch.bincount(y.long().cpu(), minlength=classes) for _, y in sets])
-    return [
-        _client(number, partial(_train_only, x, y), counts) for number, (x, y) in enumerate(sets)
-    ]
+    if not num_classes:
+        num_classes = max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
+    counts_by_client = []
+    for _, y in sets:
+        labels = y.long().cpu()
+        counts_by_client.append(torch.bincount(labels, minlength=num_classes))
+    counts = torch.stack(counts_by_client)
+
+    clients = []
+    for number, (x, y) in enumerate(sets):
+        clients.append(_client(number, partial(_train_only, x, y), counts))
+    return clients
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
