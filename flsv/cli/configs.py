@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +30,42 @@ def packaged_names() -> list[str]:
     return sorted(names, key=lambda name: ("/" in name, name))
 
 
-def find_config(given: str) -> Path:
+def find_config(name: str) -> Path:
     """Return the file that ``--config`` names: a path, with or without ``.yaml``, or a packaged configuration.
 
     Example:
         >>> find_config("scenarios/guo_noisy").name
         'guo_noisy.yaml'
     """
-    for path in (Path(given), Path(f"{given}.yaml")):
+    for path in (Path(name), Path(f"{name}.yaml")):
         if path.is_file():
             return path
     names = packaged_names()
-    if given in names:
-        return FOLDER / f"{given}.yaml"
-    raise ConfigurationError(
-        f"there is no configuration file {given}. With flsv come {', '.join(names)}."
-    )
+    if name in names:
+        return FOLDER / f"{name}.yaml"
+
+    hint = f"With flsv come {', '.join(names)}."
+    similar_names = get_close_matches(name, names)
+    if similar_names:
+        hint = f"Did you mean {' or '.join(similar_names)}?"
+    raise ConfigurationError(f"there is no configuration file {name}. {hint}")
+
+
+def check_config_names(words: Sequence[str]) -> None:
+    """Check that the files that ``--config`` names in a command line exist, which needs no PyTorch.
+
+    Raises:
+        ConfigurationError: a file does not exist.
+    """
+    for option, following_word in zip(words, [*words[1:], ""], strict=True):
+        name, is_assigned, value = option.partition("=")
+        if name not in ("--config", "-c"):
+            continue
+        if not is_assigned:
+            value = following_word
+        is_yaml_text = "{" in value or "\n" in value
+        if value and not is_yaml_text:
+            find_config(value)
 
 
 class _Loader(yaml.SafeLoader):

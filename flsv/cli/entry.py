@@ -14,6 +14,7 @@ from typing import Any
 
 from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, lasting_output, terminable
+from flsv.cli.configs import check_config_names
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -101,19 +102,24 @@ def _configuration_error(error: BaseException | None) -> ConfigurationError | No
     return error
 
 
-def _run(given: list[str]) -> int:
-    quiet = any(word in QUIET for word in given)
-    given = [word for word in given if word not in QUIET]
-    first = given[0] if given else "--help"
-    if not first.startswith("-") or first in ("-h", "--help", "--version"):
-        _parser().parse_args(
-            [first]
-        )  # which ends the command if it is --help, --version, or no subcommand
-    if first not in AT_ONCE and not quiet and int(os.environ.get("RANK", 0)) == 0:
-        print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
-    return (
-        _run_own(first, given[1:], quiet) if first in OWN else _run_lightning(given, first, quiet)
-    )
+def _run(words: list[str]) -> int:
+    """Run the subcommand that a command line names."""
+    quiet = any(word in QUIET for word in words)
+    words = [word for word in words if word not in QUIET]
+    command = "--help"
+    if words:
+        command = words[0]
+    if not command.startswith("-") or command in ("-h", "--help", "--version"):
+        # This ends the command if it is --help, --version, or no subcommand.
+        _parser().parse_args([command])
+
+    if command not in AT_ONCE:
+        check_config_names(words)
+        if not quiet and int(os.environ.get("RANK", 0)) == 0:
+            print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
+    if command in OWN:
+        return _run_own(command, words[1:], quiet)
+    return _run_lightning(words, command, quiet)
 
 
 def _run_own(command: str, args: list[str], quiet: bool) -> int:

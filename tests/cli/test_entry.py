@@ -196,3 +196,21 @@ def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
     assert b"Traceback" not in finished.stderr
     checkpoints = list(tmp_path.rglob("last.ckpt"))
     assert len(checkpoints) == command.startswith("fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--config", "quickstrat"], "Did you mean quickstart?"),
+        (["--config", "quickstart", "--config=shapfd"], "Did you mean shapfed"),
+        (["-c", "zzz"], "With flsv come afedsv, "),
+    ],
+)
+def test_misspelt_configuration_is_told_before_torch_is_imported(words, hint):
+    program = (
+        "import sys; from flsv.cli.entry import main; "
+        f"status = main({['fit', *words]!r}); sys.exit(status + 10 * ('torch' in sys.modules))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert finished.returncode == 2
+    assert hint in finished.stderr
