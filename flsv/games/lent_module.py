@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.federated_data import FederatedData
@@ -75,10 +76,48 @@ def scoring_tried(
     Raises:
         ConfigurationError: something has changed, and was not restored. The message names it.
     """
+    states, not_compared = _compared_states(module, space)
+    if not_compared:
+        names = listed(not_compared)
+        rank_zero_info(f"flsv: whether scoring changes {names} is unknown: it cannot be pickled.")
+    yield
+
+    changes = _changed_names(states)
+    if changes:
+        raise ConfigurationError(
+            f"{asking}: scoring a model changes {listed(changes)} of {type(module).__name__}, "
+            "which cannot be restored: the run would train otherwise because it is measured. Keep this state in an "
+            "attribute that holds numbers, tensors, lists or random generators, or leave it alone in validation."
+        )
+
+
+@contextmanager
+def changes_noted(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[list[str]]:
+    """Yield a list that at the end holds the names of everything that the context changes, except metrics' states.
+
+    Objects that cannot be compared are among them.
+    """
+    changes: list[str] = []
+    states, not_compared = _compared_states(module, space, closed=(Metric,))
+    yield changes
+    changes += [*not_compared, *_changed_names(states)]
+
+
+def _compared_states(
+    module: nn.Module,
+    space: ParameterSpace | None,
+    closed: tuple[type, ...] = (),
+) -> tuple[list[tuple[str, ObjectState]], list[str]]:
+    """Return the states of everything that scoring can change, and names of what cannot be compared.
+
+    Objects of the types ``closed`` and their parts are left out.
+    """
     constant = _constant_ids(module, space)
     states: list[tuple[str, ObjectState]] = []
     not_compared = []
-    for path, value in _reachable(module):
+    for path, value in _reachable(module, closed):
+        if isinstance(value, closed):
+            continue
         if isinstance(value, Tensor) and _is_only_compared(path, value, constant):
             states.append((path, VersionState(value)))
             continue
@@ -90,22 +129,15 @@ def scoring_tried(
         else:
             if hidden_state is not None:
                 states.append((path, hidden_state))
+    return states, not_compared
 
-    if not_compared:
-        names = listed(not_compared)
-        rank_zero_info(f"flsv: whether scoring changes {names} is unknown: it cannot be pickled.")
-    yield
 
-    changes = {}
+def _changed_names(states: list[tuple[str, ObjectState]]) -> list[str]:
+    names = {}
     for path, state in states:
         if not state.is_unchanged():
-            changes[path.removeprefix(".")] = state
-    if changes:
-        raise ConfigurationError(
-            f"{asking}: scoring a model changes {listed(changes)} of {type(module).__name__}, "
-            "which cannot be restored: the run would train otherwise because it is measured. Keep this state in an "
-            "attribute that holds numbers, tensors, lists or random generators, or leave it alone in validation."
-        )
+            names[path.removeprefix(".")] = state
+    return list(names)
 
 
 def _constant_ids(module: nn.Module, space: ParameterSpace | None) -> set[int]:
@@ -125,11 +157,14 @@ def _is_only_compared(path: str, value: Any, constant: set[int]) -> bool:
     return is_gradient or id(value) in constant or is_lazy(value)
 
 
-def _reachable(module: nn.Module) -> Iterator[Part]:
-    """Yield ``(path, object)`` of everything that evaluating a model can change."""
+def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Part]:
+    """Yield ``(path, object)`` of everything that evaluating a model can change.
+
+    Objects of the types ``closed`` are not entered.
+    """
     trainer: Any = getattr(module, "_trainer", None)
     if trainer is None:
-        yield from walk(module, "module", closed=_CLOSED)
+        yield from walk(module, "module", closed=(*_CLOSED, *closed))
         return
 
     run = SimpleNamespace(
@@ -138,7 +173,7 @@ def _reachable(module: nn.Module) -> Iterator[Part]:
         schedulers=trainer.lr_scheduler_configs,
         progress=_progress_of(trainer),
     )
-    yield from walk(run, closed=_CLOSED)
+    yield from walk(run, closed=(*_CLOSED, *closed))
     data = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
     yield from walk(data, closed=_CLOSED_DATA)
 

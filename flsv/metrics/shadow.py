@@ -84,6 +84,26 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 
 #: The number of last rounds whose values' spread enters the intervals.
 RECENT = 3
+#: The largest number of rounds that have values by default.
+VALUED_ROUNDS = 10
+
+
+def spread_rounds(rounds: Sequence[int]) -> list[int]:
+    """Choose at most :data:`VALUED_ROUNDS` of some rounds: the last :data:`RECENT` and, spread evenly, earlier ones.
+
+    Example:
+        >>> spread_rounds(range(40))
+        [4, 9, 13, 18, 23, 27, 32, 37, 38, 39]
+    """
+    if len(rounds) <= VALUED_ROUNDS:
+        return list(rounds)
+    num_earlier = len(rounds) - RECENT
+    num_chosen = VALUED_ROUNDS - RECENT
+    earlier = []
+    for number in range(1, num_chosen + 1):
+        position = number * num_earlier // (num_chosen + 1)
+        earlier.append(rounds[position])
+    return [*earlier, *rounds[-RECENT:]]
 
 
 def _last_values(stretches: Tensor) -> Tensor:
@@ -118,9 +138,9 @@ class ShadowShapley(MeasuredMetric):
     or for all with ``verify="all"``, and must reach the run's own model of that round. Sites train coalitions beside
     the run, each as a run of its own.
 
-    **Cost.** For n clients ``"singles"`` costs one more training run and the validations of n models, ``"both"`` n
-    runs, and ``"all"`` :math:`2^{n-1} - 1`. A message before the first round states the cost. ``every`` saves
-    validations.
+    **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. A coalition validates in the valued rounds only, unless its
+    training depends on validations. A message before the first round states the cost.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
@@ -158,8 +178,8 @@ class ShadowShapley(MeasuredMetric):
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
-            every round for ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``, five times in a run for
-            any other performance.
+            ten times in a run, with the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
+            ``"negative_loss"``, five times for any other performance. Sites train each round, and value each.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
@@ -219,6 +239,8 @@ class ShadowShapley(MeasuredMetric):
         )
         self.every = every
         self._interval = every or 1
+        # Rounds that have values by default, None if their number is not known before the run.
+        self._planned_rounds: frozenset[int] | None = None
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
@@ -261,7 +283,11 @@ class ShadowShapley(MeasuredMetric):
         self._pending = "values stand after training" if after_the_run else None
 
     def check_rounds(self, rounds: int) -> None:
-        if self.every is None and not isinstance(self.performance, str):
+        if self.every is not None:
+            return
+        if isinstance(self.performance, str):
+            self._planned_rounds = frozenset(spread_rounds(range(rounds)))
+        else:
             self._interval = ceil(rounds / 5)
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
@@ -338,11 +364,29 @@ class ShadowShapley(MeasuredMetric):
 
         masks = coalitions.cpu()
         value_round = partial(self._value_round, masks, utility, round_index)
-        if (round_index + 1) % self._interval:
-            self.put_off = value_round
-        else:
+        if self._is_due(round_index):
             self.put_off = None
             value_round()
+        else:
+            self.put_off = value_round
+
+    def _is_due(self, round_index: int) -> bool:
+        """Return whether a round has values, even if it is not the last."""
+        # Means over rounds are of the last ones, which are not known before the end.
+        is_planned = self._pending is not None and not self.averages
+        if is_planned and self._planned_rounds is not None:
+            return round_index in self._planned_rounds
+        return (round_index + 1) % self._interval == 0
+
+    def choose_rounds(self) -> None:
+        """Leave out rounds if more have been stored than get values by default."""
+        if self.every is not None or self._planned_rounds is None:
+            return
+        positions = spread_rounds(range(len(self.valued)))
+        for state in ("valued", "ends", "outputs"):
+            rows = getattr(self, state)
+            if len(rows):
+                setattr(self, state, rows[positions])
 
     def _value_round(
         self,
@@ -426,9 +470,12 @@ class ShadowShapley(MeasuredMetric):
 
     def _over_rounds(self, values: Tensor) -> Tensor:
         """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
-        self.recent = torch.cat([self.recent[1:], values[None].to(self.recent)])
+        latest_values = values[None].to(self.recent)
+        self.recent = torch.cat([self.recent[1:], latest_values])
         # The luck of a round's cohorts is in its values.
-        return self.recent.nanmean(0) if self.averages and self._interval == 1 else values
+        if self.averages and self._interval == 1:
+            return self.recent.nanmean(0)
+        return values
 
     def complete(
         self,
@@ -453,12 +500,15 @@ class ShadowShapley(MeasuredMetric):
             ``compute`` returns the last of them from now on.
         """
         self._pending = None
-        # A resumed run has completed its first rounds before.
-        self.recent = torch.full_like(self.recent, torch.nan)
+        previous_round = None
         self.evaluations = torch.zeros_like(self.evaluations)
 
         values_by_round = {}
         for row, round_index in enumerate(self.valued.tolist()):
+            if previous_round is None or round_index > previous_round + self._interval:
+                self.recent = torch.full_like(self.recent, torch.nan)  # rounds lie between
+            previous_round = round_index
+
             inner_utilities = utilities[row].to(self.ends)
             game = torch.cat([self.ends[row], inner_utilities.reshape(len(masks) - 2, -1)])
             if not self.per_class:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import lightning as L
 import torch
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -51,14 +53,18 @@ class AfterTheRun:
         initial: dict[str, Any],
         # The run's model after the round that the coalition of all clients must reach.
         checked_model: Tensor | None,
+        # Names of what the run's first validation has changed. Later training may depend on it.
+        validation_changes: Sequence[str] = (),
     ) -> None:
         self._metrics = dict(metrics)
         self._masks = masks
         self._beginning = beginning
         self._initial = initial
         self._checked_model = checked_model
+        self._validation_changes = validation_changes
         rounds = set()
         for metric in metrics.values():
+            metric.choose_rounds()
             rounds.update(metric.valued.tolist())
         self._rounds = sorted(rounds)
 
@@ -85,16 +91,26 @@ class AfterTheRun:
             self._rounds,
             self._checked_model,
             rounding_of(run.trainer),
+            validates=bool(self._validation_changes),
         )
+        num_samples = run.data.num_samples.tolist()
+        start_time = time.monotonic()
         try:
-            train_fits(
-                fits, run.data.num_samples.tolist(), trained_coalitions, run.seed, store, _Says()
+            with _Progress(run.trainer, len(trained_coalitions)) as progress:
+                train_fits(fits, num_samples, trained_coalitions, run.seed, store, progress)
+        except KeyboardInterrupt:
+            done = store.progress(run.seed, trained_coalitions)
+            rank_zero_warn(
+                f"{', '.join(self._metrics)}: there are no values. {done} are trained{_rest(run)}"
             )
+            return {}
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}"
             )
             return {}
+        seconds = time.monotonic() - start_time
+        rank_zero_info(f"flsv: the coalitions were trained in {seconds:.1f} s.")
 
         values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
@@ -186,19 +202,38 @@ class AfterTheRun:
         )
 
 
+def _rest(run: EndedRun) -> str:
+    """Return the end of a message about interrupted trainings: how to do the rest."""
+    if run.folder is None:
+        return ", and none is kept, since the run has no folder."
+    return f", and kept in {run.folder}. flsv retrain trains the rest."
+
+
 def _own(metric: ShadowShapley, run: EndedRun) -> bool:
     """Return whether clients score the metric's models, after replacing a part by their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
 
 
-class _Says:
-    """Callable that logs a line unless the last was less than :data:`PAUSE` seconds ago."""
+class _Progress:
+    """Progress of the trainings: a bar if the Trainer shows bars, else a line every :data:`PAUSE` seconds."""
 
-    def __init__(self) -> None:
-        self._said = time.monotonic()
+    def __init__(self, trainer: L.Trainer, total: int) -> None:
+        shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
+        self._bar = Tqdm(total=total, desc="Coalitions", leave=False, disable=not shows_bars)
+        self._shows_bar = shows_bars
+        self._line_time = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
 
     def __call__(self, text: str) -> None:
-        if time.monotonic() - self._said > PAUSE:
-            self._said = time.monotonic()
+        """Note that one more coalition is trained."""
+        self._bar.update()
+        is_due = time.monotonic() - self._line_time > PAUSE
+        if is_due and not self._shows_bar:
+            self._line_time = time.monotonic()
             rank_zero_info(f"flsv: {text} are trained.")

@@ -22,14 +22,17 @@ from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.engines.vmap import OF_THE_RUN
 from flsv.games.coalition_utility import utility_of
+from flsv.games.lent_module import lent
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores
 from flsv.results.folder import Reporting
 from flsv.retraining.global_model_scoring import GlobalModelScoring
+from flsv.retraining.omitted_validation import OmittedValidation
 from flsv.retraining.readings import ChangedFiles, Reading, become_stand_in
 from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
+from flsv.server.round_server import NoModel
 from flsv.utilities.digest import digest
 from flsv.utilities.supervisor import ChildFailed
 
@@ -48,6 +51,11 @@ class FitOrder:
     nudged: bool = False
     # Whether callbacks that only watch the run or end it take part, since training reads them.
     watched: bool = False
+    # Whether the module is scored after the rounds, and before the first.
+    scores_rounds: bool = True
+    scores_untrained: bool = False
+    # Whether Lightning's own validations are run although nothing may read them.
+    validates: bool = True
     # From when to when the run has trained. Files that were changed then are not to be read.
     run_time: tuple[float, float] | None = None
 
@@ -58,7 +66,7 @@ class FitResult:
 
     # By performance, after each of the order's r rounds, [r], or by class [r, M].
     curves: dict[str, Tensor]
-    # By performance, before the first round.
+    # By performance, before the first round, or empty if it was not scored.
     untrained: dict[str, Tensor]
     initial_model: Tensor
     # The global model after the last round.
@@ -76,12 +84,15 @@ class FitResult:
             utilities_by_round[round_index] = [
                 _numbers(curve[position]) for curve in self.curves.values()
             ]
+        untrained = None
+        if self.untrained:
+            untrained = [_numbers(utility) for utility in self.untrained.values()]
         start_and_end = None
         if models:
             start_and_end = torch.stack([self.delivered_model, self.initial_model])
         return Fit(
             rows=utilities_by_round,
-            empty=[_numbers(utility) for utility in self.untrained.values()],
+            empty=untrained,
             start=digest(self.initial_model).hex(),
             model=start_and_end,
             rounding=self.rounding,
@@ -128,29 +139,52 @@ class CoalitionScoring(GlobalModelScoring):
     def __init__(
         self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        self._named = measures
+        if not order.scores_rounds:
+            measures = {}
+        self._measures_by_name = measures
         # A classifier's outputs are scored once for all performances.
-        self._scored = {
-            name: each if isinstance(each, ModelScore) else None for name, each in measures.items()
-        }
-        self._once = list(dict.fromkeys(self._scored.values()))
+        self._scored: dict[str, ModelScore | None] = {}
+        for name, measure in measures.items():
+            self._scored[name] = measure if isinstance(measure, ModelScore) else None
+        self._scored_measures = list(dict.fromkeys(self._scored.values()))
         super().__init__(
             data,
-            [each or "accuracy" for each in self._once],
+            [measure or "accuracy" for measure in self._scored_measures],
             dict(order.initial or {}),
             order.rounds,
+            scores_untrained=order.scores_untrained,
         )
         self._order = order
+        self._omission = OmittedValidation()
         self.delivered: Tensor | None = None
         self._global: Tensor | None = None
+        # The scores of the last finite model, if training ended without another one.
+        self._last_scores: list[Scores] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self._rounding = rounding_of(trainer)
+        if not self._order.validates:
+            self._omission.begin(trainer, pl_module)
         if self._order.nudged:
             with torch.no_grad():
                 for parameter in filter(torch.is_floating_point, pl_module.parameters()):
                     parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._omission.end_if_scheduled(trainer)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Score the last finite model if a round has none, unless it was scored after its round."""
+        if not isinstance(exception, NoModel) or self.scored_round == trainer.current_epoch - 1:
+            return
+        loop: Any = find_loop(callbacks_of(trainer))
+        with lent(pl_module, self.space):
+            self.space.write(pl_module, loop.state.model())
+            self._last_scores = self._evaluated(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store and score the module's weights after all hooks at the end of training."""
@@ -159,29 +193,24 @@ class CoalitionScoring(GlobalModelScoring):
         self.delivered = self.space.read(module).clone()
         self._global = loop.state.model()
         last_round = self._order.rounds[-1]
-        if self.scored_round != last_round:
+        if not self.has_ended:
             raise RuntimeError(
                 f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds: a callback "
                 "or a hook stops it"
             )
-        self._score(module, self.scored_round)
+        self._score(module, last_round)
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
-        scores = self.untrained_scores
-        scores_of_rounds = []
-        for round_index in self._order.rounds:
-            # The last finite model stays if a later round has none.
-            scores = self.scores_by_round.get(round_index, scores)
-            scores_of_rounds.append(scores)
-
+        scores_of_rounds = self._scores_of_rounds()
         curves = {}
         untrained = {}
-        for name in self._named:
+        for name in self._measures_by_name:
             curves[name] = torch.stack([self._utility(scores, name) for scores in scores_of_rounds])
-            untrained[name] = self._utility(self.untrained_scores, name)
+            if self.untrained_scores:
+                untrained[name] = self._utility(self.untrained_scores, name)
 
         scored_model, initial_model = self.models.cpu()
         global_model, delivered_model = scored_model, scored_model
@@ -199,11 +228,21 @@ class CoalitionScoring(GlobalModelScoring):
             outputs=self._outputs(scores_of_rounds),
         )
 
+    def _scores_of_rounds(self) -> list[list[Scores]]:
+        """Return the scores after each of the order's rounds. The last finite model stays if a later round has none."""
+        scores_of_rounds: list[list[Scores]] = []
+        for round_index in self._order.rounds:
+            scores = self.scores_by_round.get(round_index, self._last_scores)
+            if not scores and scores_of_rounds:
+                scores = scores_of_rounds[-1]
+            scores_of_rounds.append(scores)
+        return scores_of_rounds
+
     def _outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
         """Return the models' outputs ``[r, V, ...]`` by performance, of those that are computed from outputs."""
         outputs = {}
         for name, measure in self._scored.items():
-            position = self._once.index(measure)
+            position = self._scored_measures.index(measure)
             outputs_of_rounds = [scores[position].outputs for scores in scores_of_rounds]
             known_outputs = [output for output in outputs_of_rounds if output is not None]
             if len(known_outputs) == len(outputs_of_rounds):
@@ -212,8 +251,8 @@ class CoalitionScoring(GlobalModelScoring):
 
     def _utility(self, scores: list[Scores], name: str) -> Tensor:
         """Return a model's utility by the performance ``name``, selected from its ``scores``."""
-        position = self._once.index(self._scored[name])
-        return utility_of(scores[position], self._named[name])[0].cpu()
+        position = self._scored_measures.index(self._scored[name])
+        return utility_of(scores[position], self._measures_by_name[name])[0].cpu()
 
 
 def prepare_coalition_fit(

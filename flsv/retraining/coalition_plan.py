@@ -37,12 +37,17 @@ from flsv.retraining.coalition_refusals import (
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.kept_beginning import KeptBeginning
+from flsv.retraining.omitted_validation import observe_first_validation, stop_observing
+from flsv.retraining.readings import file_time
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.forks import cores
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
 VERIFIED_ROUNDS = 2
+#: Seconds that the process of a coalition takes beside training, about.
+PROCESS_SECONDS = 0.2
 
 
 class CoalitionPlan(RunExtension):
@@ -88,6 +93,8 @@ class CoalitionPlan(RunExtension):
         self._elsewhere = False
         self._seed = 0
         self._cohort: float | None = None
+        # Names of what the run's first validation has changed.
+        self._validation_changes: list[str] = []
         self._scored: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,6 +214,8 @@ class CoalitionPlan(RunExtension):
                 games,
                 [metric.measured_by for metric in self._metrics.values()],
             )
+            space = self._end_models.space
+            observe_first_validation(module.trainer, space, self._validation_changes)
         metric_names = ", ".join(self._metrics)
         rank_zero_info(
             f"flsv: {metric_names}: {_named(masks)} {self._planned_place(masks)}."
@@ -302,18 +311,31 @@ class CoalitionPlan(RunExtension):
         if not self.left:
             return {}
         assert self._initial is not None
-        waiting = {
-            name: metric for name, metric in self._metrics.items() if metric.pending is not None
-        }
+        pending = {}
+        for name, metric in self._metrics.items():
+            if metric.pending is not None:
+                pending[name] = metric
         masks = self.masks(run.data.num_clients)
+        stop_observing(run.trainer)
+        rank_zero_info(f"flsv: coalitions are trained now, {self._estimated_time(run, masks)}.")
         trainings = AfterTheRun(
-            waiting,
+            pending,
             masks,
             beginning=self._beginning,
             initial=self._initial | self._frozen,
             checked_model=self._checked_model,
+            validation_changes=self._validation_changes,
         )
         return trainings.train(run)
+
+    def _estimated_time(self, run: EndedRun, masks: Tensor) -> str:
+        """Describe the time that the coalitions' trainings will take, estimated from the run's own rounds."""
+        run_seconds = file_time() - self._beginning.trains_since
+        jobs = 1
+        if run.trainer.strategy.root_device.type == "cpu":
+            jobs = min(cores(), len(masks) - 2)
+        seconds = run_seconds * fits_of(masks, self._cohort) / max(1, jobs)
+        return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
 
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
@@ -364,7 +386,10 @@ class _EndModels(Strategy):
         nobody: Tensor,
         weights: Callable[[], Tensor],
     ) -> None:
-        self._plan, self._space, self._nobody, self._weights = plan, space, nobody, weights
+        self._plan = plan
+        self.space = space
+        self._nobody = nobody
+        self._weights = weights
         self._untrained_scores: dict[Any, Any] = {}
         self._full_model: Tensor | None = None
 
@@ -373,7 +398,7 @@ class _EndModels(Strategy):
     ) -> None:
         """Score the module with its ``initial`` weights by each measure."""
         evaluators = {measure: games.evaluator_of(measure) for measure in measures}
-        with lent(module, self._space):
+        with lent(module, self.space):
             module.load_state_dict(initial, strict=False)
             for measure, evaluator in evaluators.items():
                 if not evaluator.asks_clients:
@@ -395,5 +420,5 @@ class _EndModels(Strategy):
     def is_full_model(self, module: L.LightningModule) -> bool:
         """Return whether the module holds the last global model."""
         return self._full_model is not None and torch.equal(
-            self._space.read(module), self._full_model
+            self.space.read(module), self._full_model
         )

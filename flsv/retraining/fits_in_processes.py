@@ -54,6 +54,8 @@ class Piece:
     members: Members
     # Whether the answer contains the models before and after training.
     models: bool = False
+    # Whether the untrained model is scored, too.
+    scores_untrained: bool = False
     # Whether the fit starts from slightly changed weights, to measure the effect of rounding.
     nudged: bool = False
     # Whether callbacks that only watch a run or end it take part, since training reads them.
@@ -130,6 +132,7 @@ def work_on(
             rounds=(rounds - 1,),
             nudged=piece.nudged,
             watched=piece.watched,
+            scores_untrained=piece.scores_untrained,
             run_time=run_time,
         )
         return _train(piece, order, federation, folder, checkpoint)
@@ -267,13 +270,17 @@ class FitsInProcesses:
     def _fits(
         self, coalitions: Sequence[Members], seed: int, proof: Members | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        first = [] if proof is None else [proof]
-        order = dict.fromkeys(
-            [*first, *sorted(coalitions, key=lambda members: members != self._everybody)]
-        )
-        for members, answer in self._run(
-            {each: Piece(seed, each, models=each == proof) for each in order}
-        ):
+        ordered = sorted(coalitions, key=lambda members: members != self._everybody)
+        if proof is not None:
+            ordered.insert(0, proof)
+
+        pieces: dict[Members, Piece] = {}
+        for members in ordered:
+            # The untrained model is the same for all.
+            pieces[members] = Piece(
+                seed, members, models=members == proof, scores_untrained=not pieces
+            )
+        for members, answer in self._run(pieces):
             if members == proof and isinstance(answer, Fit):
                 self._prove(answer, seed)
             yield members, answer

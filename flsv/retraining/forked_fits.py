@@ -28,7 +28,13 @@ from flsv.core import find_loop
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import FitOrder, FitResult, nothing, prepare_coalition_fit
+from flsv.retraining.coalition_fit import (
+    CoalitionScoring,
+    FitOrder,
+    FitResult,
+    nothing,
+    prepare_coalition_fit,
+)
 from flsv.retraining.readings import Reading
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
@@ -183,7 +189,7 @@ class ForkedFits:
         scoring = prepare_coalition_fit(
             trainer, data, measures, order, folder, lambda: answer(scoring.result())
         )
-        callbacks_of(trainer).insert(0, _Ends(scoring.result))
+        callbacks_of(trainer).insert(0, _Ends(scoring))
         unfitted._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
@@ -223,14 +229,15 @@ def own_files(trainer: L.Trainer, root: str) -> str | None:
 class _Ends(L.Callback):
     """Callback that ends a coalition's process if the fit stops before its last round."""
 
-    def __init__(self, result: Callable[[], FitResult]) -> None:
-        self._result = result
+    def __init__(self, scoring: CoalitionScoring) -> None:
+        self._scoring = scoring
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if isinstance(exception, NoModel):
-            answer(self._result())  # the last finite model counts
+        if isinstance(exception, NoModel):  # the last finite model counts
+            self._scoring.on_exception(trainer, pl_module, exception)
+            answer(self._scoring.result())
         if isinstance(exception, OSError) and exception.errno in (errno.EROFS, errno.EOVERFLOW):
             fail(
                 f"it writes {exception.filename!r}, where a coalition cannot have a file of its own"

@@ -32,21 +32,21 @@ def train_alone(
     trainer: L.Trainer,
     module: L.LightningModule,
     data: FederatedDataModule,
-    measured: GlobalModelScoring,
+    scoring: GlobalModelScoring,
 ) -> float:
     """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
     callbacks: list[Any] = callbacks_of(trainer)
     for position, callback in enumerate(callbacks):
         if is_loop(callback):
             callbacks[position] = callback.without_files()  # hundreds of fits share one folder
-    callbacks.insert(0, measured)
+    callbacks.insert(0, scoring)
 
     start_time = time.perf_counter()
     trainer.fit(module, data)
     seconds = time.perf_counter() - start_time
-    if measured.scored_round is None:
+    if scoring.scored_round is None:
         raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
-    return seconds - measured.seconds
+    return seconds - scoring.seconds
 
 
 class GlobalModelScoring(L.Callback):
@@ -60,15 +60,19 @@ class GlobalModelScoring(L.Callback):
         initial: dict[str, Any] | None,
         # After which the model is scored, ascending. Training ends with the last. None: once, after training.
         rounds: Sequence[int] | None = None,
+        scores_untrained: bool = True,
     ) -> None:
         self._data = data
         self._measures = measures
         self.initial = initial
         self._rounds = rounds
+        self._scores_untrained = scores_untrained
         # The scores before the first round and after rounds, in the order of measures.
         self.untrained_scores: list[Scores] = []
         self.scores_by_round: dict[int, list[Scores]] = {}
         self.scored_round: int | None = None
+        # Whether the last round has ended.
+        self.has_ended = False
         # [2, P], the model that was scored last, and the initial one.
         self.models = torch.empty(0)
         # Spent on evaluations.
@@ -105,18 +109,22 @@ class GlobalModelScoring(L.Callback):
             check_scored("RetrainedUtility", share, pl_module, evaluator, measure)
 
         self.models = self.space.read(pl_module).expand(2, -1).clone()
-        self.untrained_scores = self._evaluated(pl_module)
+        if self._scores_untrained:
+            self.untrained_scores = self._evaluated(pl_module)
         self.seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
-        """Score the model after all hooks of a round."""
-        index, rounds = trainer.current_epoch - 1, self._rounds or ()
-        if index in rounds:
+        """Score the model after all hooks of a round, except the last, and end training after the last."""
+        index = trainer.current_epoch - 1
+        rounds = self._rounds or ()
+        if index == rounds[-1]:
+            self.has_ended = True
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = 0
+        elif index in rounds:
             module = trainer.lightning_module
             with model_of_validation(trainer, module):
                 self._score(module, index)
-        if index == rounds[-1]:
-            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def _end(self, trainer: L.Trainer) -> None:
         """Score the model after all hooks at the end of training."""

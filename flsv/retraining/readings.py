@@ -56,6 +56,8 @@ class Reading:
     why: str
     # Whether the coalition could train with the original.
     can_take_part: bool = False
+    # Whether it could train with the validations that were left out.
+    needs_validation: bool = False
 
     def __str__(self) -> str:
         return f"{self.reader} reads {self.what}"
@@ -109,17 +111,18 @@ def package_reading() -> str:
     """Return the package that reads the present value, itself or by the standard library or ``fsspec``."""
     between = {"fsspec", *sys.stdlib_module_names}
     frame = _reading_frame(between, skipped=3)
-    return _package(frame)
+    return package_of(frame)
 
 
 def _reading_frame(between: set[str], skipped: int = 0) -> FrameType:
     frame = sys._getframe(2 + skipped)
-    while frame.f_back is not None and _package(frame) in between:
+    while frame.f_back is not None and package_of(frame) in between:
         frame = frame.f_back
     return frame
 
 
-def _package(frame: FrameType) -> str:
+def package_of(frame: FrameType) -> str:
+    """Return the top package of the code that runs in a frame."""
     module_name = frame.f_globals.get("__name__", "")
     return str(module_name).partition(".")[0]
 
@@ -144,7 +147,7 @@ def _made(make: Any, kind: type, attributes: dict[str, Any]) -> Any:
 def _is_asked(name: str, frame: FrameType) -> bool:
     """Return whether an attribute is read by Lightning, by flsv, or by Python itself."""
     is_special = name.startswith("__") and name != "__dict__"
-    return is_special or _package(frame) in _ASKING
+    return is_special or package_of(frame) in _ASKING
 
 
 def _idle(base: type, stand_in: Any, name: str) -> Any:
@@ -165,7 +168,7 @@ def _callback_class(kind: type[L.Callback]) -> type[L.Callback]:
         is_special = name.startswith("__")
         if not is_special and hasattr(L.Callback, name):
             return _idle(L.Callback, stand_in, name)
-        if is_special or _package(frame) == "flsv":
+        if is_special or package_of(frame) == "flsv":
             return object.__getattribute__(stand_in, name)
         return None
 

@@ -115,10 +115,11 @@ class TrainedGame:
 
     def _train(self, members: Members) -> None:
         trainer, module = self.made(members)
-        measured = GlobalModelScoring(
+        scoring = GlobalModelScoring(
             self.data,
             measures=[self.metric],
             initial=self.initial,
+            scores_untrained=() not in self.scores,
         )
 
         with self.data.counting(members):
@@ -126,16 +127,17 @@ class TrainedGame:
                 trainer,
                 module,
                 data=self.data,
-                measured=measured,
+                scoring=scoring,
             )
 
         self.seconds[members] = seconds
-        self.scores[()] = measured.untrained_scores[0]
-        assert measured.scored_round is not None
-        final_scores = measured.scores_by_round[measured.scored_round]
+        if scoring.untrained_scores:
+            self.scores[()] = scoring.untrained_scores[0]
+        assert scoring.scored_round is not None
+        final_scores = scoring.scores_by_round[scoring.scored_round]
         self.scores[members] = final_scores[0]
-        self.initial = measured.initial
-        self.model = measured.models
+        self.initial = scoring.initial
+        self.model = scoring.models
 
 
 class RetrainedUtility(TrainedGame):

@@ -28,8 +28,8 @@ class Fit:
 
     # The model's utilities by round.
     rows: Mapping[int, Row]
-    # The utilities before training, the empty coalition's after every round.
-    empty: Row
+    # The utilities before training, the empty coalition's after every round. None: they were not computed.
+    empty: Row | None
     # A hash of the model before training.
     start: str
     # [2, P], the trained model and the one before training.
@@ -85,19 +85,29 @@ def train_fits(
     """
     missing = store.missing(seed, coalitions)
     # The empty coalition's model is that of any fit before training.
-    wanted = [members for members in missing if members] or [(0,)][: len(missing)]
-    costs = [float(sum(num_samples[client] for client in members)) for members in wanted]
+    fitted = [members for members in missing if members]
+    if missing and not fitted:
+        fitted = [(0,)]
+    costs = []
+    for members in fitted:
+        total_samples = sum(num_samples[client] for client in members)
+        costs.append(float(total_samples))
+
     failed: dict[Members, ChildFailed] = {}
     starts: set[str] = set()
-    for members, fit in _on_ranks(fits, wanted, costs, seed, store.ranks):
+    for members, fit in _on_ranks(fits, fitted, costs, seed, store.ranks):
         if isinstance(fit, ChildFailed):
             failed[members] = fit
             continue
         starts.add(fit.start)
         _check_starts(starts)
-        trained = {members: fit.rows, (): dict.fromkeys(fit.rows, fit.empty)}
-        for coalition in store.missing(seed, [each for each in trained if each in missing]):
-            store.add(seed, coalition, trained[coalition], fit.outputs if coalition else {})
+        if members in missing:
+            store.add(seed, members, fit.rows, fit.outputs)
+        still_missing = store.missing(seed, [()])
+        is_empty_missing = () in missing and bool(still_missing)
+        if is_empty_missing and fit.empty is not None:
+            empty_rows = dict.fromkeys(fit.rows, fit.empty)
+            store.add(seed, (), empty_rows)
         say(store.progress(seed, coalitions))
     store.sort()
     if failed:

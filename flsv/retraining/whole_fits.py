@@ -77,6 +77,10 @@ def trained_again(
     return None
 
 
+class ValidationMatters(Exception):
+    """Error: training depends on the validations that were left out. The message says why."""
+
+
 class Unproved(ConfigurationError):
     """Error: the training of all clients does not reproduce the federation's own model."""
 
@@ -98,6 +102,8 @@ class WholeFits:
         # [P], the run's own model after the checked round. None: nothing is compared.
         run_model: Tensor | None,
         rounding: Rounding,
+        # Whether Lightning's validations are run, since training is known to depend on them.
+        validates: bool = False,
     ) -> None:
         self._beginning = beginning
         self._initial = initial
@@ -105,22 +111,30 @@ class WholeFits:
         self._rounding = rounding
         self._all = tuple(range(num_clients))
         self._run_model = run_model
+        self._validates = validates
 
     def fits(
         self, coalitions: Sequence[Members], seed: int
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         """Train coalitions, and yield each with its result or error."""
+        is_checked = self._run_model is not None
         first_order = FitOrder(
             self._all,
             seed,
             self._rounds,
             initial=self._initial,
+            validates=self._validates or not is_checked,
             run_time=(self._beginning.trains_since, file_time()),
         )
-        orders = [replace(first_order, members=members) for members in coalitions]
+        orders: list[FitOrder] = []
+        for members in coalitions:
+            # The untrained model is the same for all.
+            order = replace(first_order, members=members, scores_untrained=not orders)
+            orders.append(order)
         proof = None
-        if self._run_model is not None:
-            proof = replace(first_order, rounds=(self._beginning.checked_round,))
+        if is_checked:
+            checked_rounds = (self._beginning.checked_round,)
+            proof = replace(first_order, rounds=checked_rounds, scores_rounds=False)
 
         missing: dict[FitOrder, ChildFailed | None] = dict.fromkeys(orders)
         trainer: CoalitionFits | None = self._beginning.fits
@@ -133,8 +147,11 @@ class WholeFits:
                 if self._beginning.forks is None or not error.reading.can_take_part:
                     raise
                 rank_zero_info(f"flsv: coalitions are trained with all callbacks: {error.reading}.")
-                missing = {replace(order, watched=True): why for order, why in missing.items()}
-                proof = None if proof is None else replace(proof, watched=True)
+                missing, proof = _with_changes(missing, proof, watched=True, validates=True)
+                continue
+            except ValidationMatters as error:
+                rank_zero_info(f"flsv: coalitions are trained with validations: {error}.")
+                missing, proof = _with_changes(missing, proof, validates=True)
                 continue
             except FitsFailed as error:
                 unproved = unproved or error  # the forks' own says more
@@ -174,15 +191,27 @@ class WholeFits:
         """Train, and yield each order with its result or error. ``proof`` trains the full coalition. If its model
         deviates from the run's, its result is checked and yielded last.
         """
-        doubted = None
+        doubted: FitResult | None = None
+        reason = ""
         first_orders = [] if proof is None else [proof]
         for order, result in trainer.train([*first_orders, *orders]):
             if isinstance(result, Reading):
+                if result.needs_validation:
+                    raise ValidationMatters(str(result))
                 raise ReadingRefused(result)
-            if order is proof and isinstance(result, FitResult) and self._deviates(result):
+
+            has_failed = isinstance(result, ChildFailed) and not result.killed
+            deviates = order is proof and isinstance(result, FitResult) and self._deviates(result)
+            if has_failed and not order.validates:
+                reason = f"without them a coalition fails ({result})"
+            elif deviates and not order.validates:
+                reason = "without them the first rounds come to another model"
+            elif deviates and isinstance(result, FitResult):
                 doubted = result
             else:
                 yield order, result
+        if reason:  # the trainer trains nothing else any more
+            raise ValidationMatters(reason)
         if doubted is not None and proof is not None:  # the trainer trains nothing else any more
             self._prove(trainer, doubted, proof)
             yield proof, doubted
@@ -206,6 +235,16 @@ class WholeFits:
                 f"round {self._beginning.checked_round + 1} than the run "
                 f"({100 * share:.2g} % of the way that training went lie between them)"
             )
+
+
+def _with_changes(
+    missing: Mapping[FitOrder, ChildFailed | None], proof: FitOrder | None, **changes: Any
+) -> tuple[dict[FitOrder, ChildFailed | None], FitOrder | None]:
+    """Return orders and the proof with other fields."""
+    changed = {replace(order, **changes): failure for order, failure in missing.items()}
+    if proof is not None:
+        proof = replace(proof, **changes)
+    return changed, proof
 
 
 def _first_failure(
