@@ -46,6 +46,7 @@ from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
+from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -570,18 +571,22 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 
 def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the entries of ``run.json`` on the performance at the run's start and end."""
-    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, and the sum
-    # of values.
+    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
+    # values, and the rows of their covariance between draws of as many validation samples.
     values = run.metrics.contributions
-    return {
-        "paid_in": {
-            name: {
-                "by": told["by"],
-                "start": run.state.start.get(name),
-                "end": told["value"],
-                "majority": told["majority"],
-                "sum": float(values[name].nansum()) if name in values else None,
-            }
-            for name, told in performances(run).items()
+    games = {}
+    for name, game in performances(run).items():
+        games[name] = {
+            "by": game["by"],
+            "start": run.state.start.get(name),
+            "end": game["value"],
+            "majority": game["majority"],
+            "sum": float(values[name].nansum()) if name in values else None,
+            "case_covariance": None,
         }
-    }
+        metric = run.metrics.metrics[name]
+        if isinstance(metric, ContributionMetric):
+            covariance = metric.case_covariance()
+            if covariance is not None:
+                games[name]["case_covariance"] = [*map(numbers_text, covariance.tolist())]
+    return {"paid_in": games}

@@ -156,3 +156,31 @@ def interval_over_seeds(
     between_seeds = quantile**2 * variance / num_seeds
     by_prediction = t_quantile(level) * fit_stderr
     return (between_seeds + by_prediction.square()).sqrt()
+
+
+def seed_covariance(values: Tensor, half_widths: Tensor, level: float = LEVEL) -> Tensor:
+    """Compute the covariance ``[n, n]`` of mean values over seeds.
+
+    Its diagonal is that of the intervals of :func:`interval_over_seeds`, whose errors are Student's t. What a few seeds
+    tell about pairs of values is shrunk as the variances are.
+
+    Args:
+        values: ``[S, n]``, the values in each seed's trainings.
+        half_widths: ``[n]``, half the widths of their intervals.
+        level: the confidence level of the intervals.
+    """
+    seeds = len(values)
+    freedom = seed_freedom(seeds)
+    quantile = t_quantile(level, math.inf if freedom is None else freedom)
+    variances = (half_widths.double() / quantile).square()
+    if seeds == 1:
+        return variances.diag()
+    shrunk = (seeds - 1) / (seeds + 1) * torch.cov(values.double().T).view(len(variances), -1)
+    covariance = shrunk / seeds
+    covariance.diagonal().copy_(variances)
+    return covariance
+
+
+def seed_freedom(seeds: int) -> int | None:
+    """Return the degrees of freedom of :func:`interval_over_seeds`. None: the intervals are normal."""
+    return seeds + 1 if seeds > 1 else None

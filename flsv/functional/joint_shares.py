@@ -55,6 +55,45 @@ class JointShares:
     without_gain: float
 
 
+def covariance_over_cases(
+    case_values: Tensor, strata: Tensor | None = None, groups: Tensor | None = None
+) -> Tensor:
+    r"""Compute the covariance of values between draws of as many validation samples.
+
+    Where a model's performance is a mean over V samples, each sample x has Shapley values :math:`\phi_i(x)` of its
+    own, and a client's value is their mean. Its standard error is their standard deviation over the root of V.
+
+    Args:
+        case_values: ``[V, n]``, each sample's values.
+        strata: int64 ``[V]``, parts of the samples whose sizes are fixed. None: only the number of samples is.
+        groups: int64 ``[V]``, the group of each sample, such as the patient. Groups are then drawn, not samples. None:
+            each sample is a group.
+
+    Returns:
+        float64 ``[n, n]``. NaN if there are fewer than two groups.
+
+    Example:
+        >>> covariance_over_cases(torch.tensor([[1.0], [3.0]]))
+        tensor([[1.]], dtype=torch.float64)
+    """
+    centered = case_values.double()
+    stratum_of = torch.zeros(len(centered), dtype=torch.int64) if strata is None else strata
+    for stratum in stratum_of.unique():
+        members = stratum_of == stratum
+        centered = torch.where(members[:, None], centered - centered[members].mean(0), centered)
+
+    group_sums = centered
+    if groups is not None:
+        _, group_of = groups.unique(return_inverse=True)
+        group_sums = centered.new_zeros(int(group_of.max()) + 1, centered.shape[1])
+        group_sums.index_add_(0, group_of, centered)
+    num_groups = len(group_sums)
+    if num_groups < 2:
+        return torch.full((centered.shape[1],) * 2, math.nan, dtype=torch.float64)
+    correction = num_groups / (num_groups - 1)
+    return correction * group_sums.T @ group_sums / len(centered) ** 2
+
+
 def draw_values(
     values: Tensor,
     errors: Sequence[ValueErrors],
@@ -80,6 +119,32 @@ def draw_values(
             noise = noise * (source.freedom / chi_squared).sqrt()
         drawn = drawn + noise
     return drawn
+
+
+def joint_intervals(
+    values: Tensor, errors: Sequence[ValueErrors], level: float = LEVEL
+) -> tuple[Tensor, Tensor]:
+    """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
+
+    NaN for a client without a value.
+    """
+    has_value = ~values.isnan()
+    low = torch.full(values.shape, math.nan, dtype=torch.float64)
+    high = low.clone()
+    drawn = draw_values(values[has_value], _of_clients(errors, has_value))
+    ends = torch.from_numpy(np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0))
+    low[has_value] = ends[0]
+    high[has_value] = ends[1]
+    return low, high
+
+
+def _of_clients(errors: Sequence[ValueErrors], is_client: Tensor) -> list[ValueErrors]:
+    """Return the errors of some of the clients."""
+    parts = []
+    for source in errors:
+        covariance = source.covariance[is_client][:, is_client]
+        parts.append(ValueErrors(covariance, source.freedom))
+    return parts
 
 
 def shares_of_draws(draws: Tensor, negatives: Negatives) -> Tensor:
@@ -119,9 +184,7 @@ def joint_shares(
     """
     has_value = ~values.isnan()
     valued = values[has_value].double()
-    sources = [
-        ValueErrors(source.covariance[has_value][:, has_value], source.freedom) for source in errors
-    ]
+    sources = _of_clients(errors, has_value)
     unknown = any(bool(source.covariance.isnan().any()) for source in sources)
     if unknown:
         nothing = torch.full(values.shape, math.nan, dtype=torch.float64)

@@ -286,6 +286,13 @@ class ModelEvaluator(VectorEvaluator):
             sums.metric[row] = metric.value()
         return sums.scores(self._support, bool(self._metrics))
 
+    def metric_of_outputs(self, outputs: Tensor, labels: Tensor) -> float:
+        """Compute the metric of one model's ``outputs [V, ...]``, in the form :attr:`form`, for V labels."""
+        assert self.form is not None
+        metric = self._metrics[0].clone(torch.device("cpu"))
+        metric.update(self.form.outputs(outputs), labels)
+        return metric.value()
+
     @torch.inference_mode(False)
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """Compute the gradient of the mean validation cross-entropy at a model, in full precision.

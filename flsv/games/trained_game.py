@@ -17,6 +17,7 @@ from flsv.functional.shapley.predicted_outputs import (
     predicted_shapley,
     values_of_tables,
 )
+from flsv.games.case_scores import CaseScores, case_scores, within
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
@@ -36,6 +37,8 @@ class OutputScore:
     judges: ClientJudges | None = None
     # Whether predicted outputs stay between those of the trained coalitions.
     bounded: bool = False
+    # Its scores case by case. None: they are not known.
+    cases: CaseScores | None = None
 
     def shapley(
         self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor
@@ -66,9 +69,17 @@ class OutputScore:
         return values_of_tables(tables)
 
     def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
-        lowest = trained_outputs.amin(0).to(outputs)
-        highest = trained_outputs.amax(0).to(outputs)
-        return self.score(outputs.clamp(lowest, highest))
+        return self.score(within(trained_outputs, outputs))
+
+    def case_covariance(self, trained: Tensor, outputs: Tensor, weights: Tensor) -> Tensor | None:
+        """Compute the covariance ``[n, n]`` of values between draws of as many validation samples, from outputs
+        ``[s, T, V, ...]`` of s seeds. None if it is not known.
+        """
+        if self.cases is None:
+            return None
+        return self.cases.covariance(
+            trained, outputs, weights, logits=self.logits, bounded=self.bounded
+        )
 
     @staticmethod
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
@@ -83,8 +94,11 @@ class OutputScore:
         def score(outputs: Tensor) -> Tensor:
             return utility_of(evaluator.score_outputs(outputs, losses=needs_losses), measure)
 
+        cases = None
+        if isinstance(measure, str | ModelScore):
+            cases = case_scores(evaluator, measure)
         form = evaluator.form
-        return OutputScore(score, form.classifies, bounded=form.bounded)
+        return OutputScore(score, form.classifies, bounded=form.bounded, cases=cases)
 
 
 class TrainedGame:

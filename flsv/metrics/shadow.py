@@ -20,7 +20,7 @@ from flsv.core import Round
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.intervals import LEVEL, one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.shapley.few_coalitions import Which
-from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.functional.shapley.predicted_outputs import PredictedValues, whole_layers
 from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
@@ -246,6 +246,7 @@ class ShadowShapley(MeasuredMetric):
         self._build: Callable[[int, Tensor], None] | None = None
         self._play_starts: Callable[[], Tensor] | None = None
         self._judged: Tensor | None = None
+        self._case_covariance: Callable[[], Tensor | None] | None = None
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -442,31 +443,50 @@ class ShadowShapley(MeasuredMetric):
             )
             self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
             return
-        shape, few = self.values.shape, len(masks) < 2 ** masks.shape[1]
-        predicted = False
-        if (
-            few
-            and outputs is not None
-            and weights is not None
-            and by is not None
-            and whole_layers(masks)
-        ):
-            predicted = True
-            found = by.shapley(masks, utilities.cpu(), outputs, weights)
-            new, fit = found.values, prediction_stderr(found.disagreement)
+        shape = self.values.shape
+        are_all_trained = len(masks) == 2 ** masks.shape[1]
+        predict: Callable[[], PredictedValues] | None = None
+        self._case_covariance = None
+        if by is not None and outputs is not None and weights is not None and whole_layers(masks):
+            if not are_all_trained:
+                predict = partial(by.shapley, masks, utilities.cpu(), outputs, weights)
+            if not self.per_class:
+                self._case_covariance = partial(by.case_covariance, masks, outputs[None], weights)
+
+        if predict is not None:
+            prediction = predict()
+            new_values = prediction.values
+            fit = prediction_stderr(prediction.disagreement)
         else:
-            few_found = few_coalitions_shapley(masks, utilities)
-            new, fit = few_found.values, few_found.stderr
-        self.values = self._over_rounds(new.reshape(shape)).to(self.values)
+            estimate = few_coalitions_shapley(masks, utilities)
+            new_values = estimate.values
+            fit = estimate.stderr
+        self.values = self._over_rounds(new_values.reshape(shape)).to(self.values)
+
         starts, recent, values, fit = to_host(
             [self.starts, self.recent, self.values, fit.reshape(shape)]
         )
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        known = self._interval == 1 and not predicted and recent.isfinite().all()
+        follow_each_other = self._interval == 1 and predict is None
         errors = one_seed_stderr(
-            values, fit, None if starts.isnan().any() else starts, recent if known else None
+            values,
+            fit,
+            untrained=None if starts.isnan().any() else starts,
+            recent=recent if follow_each_other and recent.isfinite().all() else None,
         )
         self.errors = errors.to(self.errors).reshape(shape)
+
+    def case_covariance(self) -> Tensor | None:
+        """Compute the covariance ``[n, n]`` of the latest values between draws of as many validation samples.
+
+        It follows from the coalitions' outputs, see :mod:`flsv.games.case_scores`. None for values per class, if
+        outputs are not known, or if it would take too long.
+        """
+        return None if self._case_covariance is None else self._case_covariance()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle or copy, without the outputs of the coalitions' models."""
+        return {**super().__getstate__(), "_case_covariance": None}
 
     def _over_rounds(self, values: Tensor) -> Tensor:
         """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from flsv.functional.intervals import LEVEL, t_quantile
-from flsv.functional.joint_shares import ValueErrors
+from flsv.functional.intervals import LEVEL, seed_freedom, t_quantile
+from flsv.functional.joint_shares import ValueErrors, joint_intervals
 from flsv.report.reading import Run, over_seeds
 from flsv.results.text import WORDS, is_small_gain, joined, nearest_first, percent, titled
-from flsv.utilities.csv_files import NAN, read_rows
+from flsv.utilities.csv_files import NAN, parse_numbers, read_rows
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import read_members
@@ -22,6 +24,8 @@ from flsv.utilities.result_file import read_members
 WITHOUT_SEED, BY_SCORE = "share without seed ", "share by "
 #: Name of the values by retraining.
 RETRAINED = "retrained"
+#: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
+SEED_COVARIANCE, CASE_COVARIANCE = "covariance of seeds", "covariance of cases"
 #: Options of ``flsv retrain`` for which so few coalitions are trained that the values rank the clients but do not tell
 #: how much each is worth.
 RANKING_ONLY = ("singles", "leave-one-out")
@@ -55,15 +59,38 @@ class Basis:
     seeds: int = 1
     #: The degrees of freedom of the intervals, which are Student's t. None: they are normal.
     freedom: int | None = None
+    #: `[n, n]`, the values' covariance between seeds. None: only the intervals are known.
+    seed_covariance: Tensor | None = None
+    #: `[n, n]`, the values' covariance between draws of as many validation samples. None: it is not known.
+    case_covariance: Tensor | None = None
     #: `{name: sentence}`, all that speaks against these values as a basis for payment, see `words.yaml`.
     against: Mapping[str, str] = field(default_factory=dict)
 
     def errors(self) -> list[ValueErrors]:
-        """Return the sources of the values' errors: the seeds. With unknown intervals the covariance is NaN."""
-        half_widths = (torch.tensor(self.high) - torch.tensor(self.low)).double() / 2
-        quantile = t_quantile(LEVEL, math.inf if self.freedom is None else self.freedom)
-        variances = (half_widths / quantile).square()
-        return [ValueErrors(variances.diag(), self.freedom)]
+        """Return the sources of the values' errors: the seeds, and the validation samples if their part is known.
+
+        With unknown intervals the covariance between seeds is NaN.
+        """
+        covariance = self.seed_covariance
+        if covariance is None:
+            half_widths = (torch.tensor(self.high) - torch.tensor(self.low)).double() / 2
+            quantile = t_quantile(LEVEL, math.inf if self.freedom is None else self.freedom)
+            covariance = (half_widths / quantile).square().diag()
+        sources = [ValueErrors(covariance, self.freedom)]
+        if self.case_covariance is not None:
+            sources.append(ValueErrors(self.case_covariance))
+        return sources
+
+    @cached_property
+    def with_other_cases(self) -> tuple[list[float], list[float]] | None:
+        """The ends of the values' intervals for other validation samples and other seeds, ``[n]`` each. None if it is
+        not known how much values depend on the validation samples.
+        """
+        if self.case_covariance is None or all(end != end for end in self.low):
+            return None
+        values = torch.tensor(self.values, dtype=torch.float64)
+        low, high = joint_intervals(values, self.errors())
+        return low.tolist(), high.tolist()
 
     @property
     def fitness(self) -> str:
@@ -71,6 +98,17 @@ class Basis:
         if self.against:
             return " ".join([WORDS["not_payable"], *self.against.values()])
         return str(WORDS["payable"].format(self.seeds))
+
+
+def ends_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the ends of the intervals beside the values, ``[n]`` each.
+
+    Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
+    validation set and other seeds.
+    """
+    if to_pay_by and basis.with_other_cases is not None:
+        return basis.with_other_cases
+    return basis.low, basis.high
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
@@ -173,8 +211,29 @@ def _measured(run: Run, metric: str) -> Basis:
         by=by,
         seeds=run.seeds,
         freedom=run.seeds - 1 if run.seeds > 1 else None,
+        case_covariance=_case_covariance_of_runs(run.runs, metric),
         against=_sentences(against),
     )
+
+
+def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
+    """Return the mean over all runs of the values' covariance between draws of validation samples, or None."""
+    covariances = []
+    for run in runs:
+        game = run.record.get("paid_in", {}).get(metric, {})
+        covariance = _matrix_of(game.get("case_covariance") or [])
+        if covariance is None:
+            return None
+        covariances.append(covariance)
+    # The runs have the same validation samples, so that a mean over runs varies as much as one of them.
+    return torch.stack(covariances).mean(0)
+
+
+def _matrix_of(rows: Sequence[str]) -> Tensor | None:
+    """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
+    if not rows or not all(rows):
+        return None
+    return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)
 
 
 def _trained_alone(run: Run) -> bool:
@@ -198,7 +257,9 @@ def _retrained(run: Run) -> Basis:
         high,
         by=first["by"],
         seeds=seeds,
-        freedom=seeds + 1 if seeds > 1 else None,
+        freedom=seed_freedom(seeds),
+        seed_covariance=_matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),
+        case_covariance=_matrix_of([row.get(CASE_COVARIANCE, "") for row in rows]),
         against=against_retrained([row for row in rows if row]),
     )
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flsv.functional.intervals import BRACKETS
 from flsv.results.text import NONE, WORDS, number, percent, titled
 from flsv.utilities.charts import shortened_name
 
@@ -65,7 +64,7 @@ class Table:
 
 def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
-    return _templates.get_template("report.html").render(words=WORDS, BRACKETS=BRACKETS, **content)
+    return _templates.get_template("report.html").render(words=WORDS, **content)
 
 
 def heat(

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from flsv.report.basis import RETRAINED, Basis, basis_shown
+from flsv.functional.intervals import BRACKETS
+from flsv.report.basis import RETRAINED, Basis, basis_shown, ends_to_show
 from flsv.report.certainty import other_scores, other_seeds
 from flsv.report.html import Table, bars, heat, render
 from flsv.report.reading import Run, open_run, over_seeds
@@ -88,7 +89,7 @@ def write_report(
         subtitle=f"{run.num_clients} partners, {state}, started {run.record['started'][:10]}",
         basis=basis,
         shares=shares,
-        brackets=basis is not None and any(end == end for end in basis.low),
+        brackets=_brackets(basis, shares),
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -272,11 +273,16 @@ def _values(
     found: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and ``found``, the faults of updates."""
-    value, low, high = (
-        [each[client] for client in clients] for each in (basis.values, basis.low, basis.high)
-    )
+    lows, highs = ends_to_show(basis, to_pay_by=shares is not None)
+    value = [basis.values[client] for client in clients]
+    low = [lows[client] for client in clients]
+    high = [highs[client] for client in clients]
     columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
     columns[""] = bars(value, low, high)
+    if shares is None and basis.with_other_cases is not None:
+        columns["other cases"] = [
+            f"[{cell}]" for cell in _ranges(*basis.with_other_cases, clients=clients)
+        ]
     if shares is not None:
         columns["share"], columns["amount"] = zip(*map(shares.cells, clients))
     if any(found):
@@ -286,13 +292,34 @@ def _values(
 
 def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    (cell,) = with_intervals(
-        [basis.values[client]], [basis.low[client]], [basis.high[client]], between=" to "
-    )
-    head, row = ["", "your value", "mean of all"], [basis.title, cell, _mean(run, basis.values)]
+    low, high = ends_to_show(basis, to_pay_by=shares is not None)
+    (value,) = with_intervals([basis.values[client]], [low[client]], [high[client]], between=" to ")
+    columns = {"": basis.title, "your value": value}
+    if shares is None and basis.with_other_cases is not None:
+        (other_cases,) = _ranges(*basis.with_other_cases, clients=[client])
+        columns["other cases"] = f"[{other_cases}]"
+    columns["mean of all"] = _mean(run, basis.values)
     if shares is not None:
-        head, row = [*head, "share", "amount"], [*row, *shares.cells(client)]
-    return Table(head, [row])
+        columns["share"], columns["amount"] = shares.cells(client)
+    return Table([*columns], [[*columns.values()]])
+
+
+def _ranges(low: Sequence[float], high: Sequence[float], clients: Sequence[int]) -> list[str]:
+    """Format intervals, all with equally many decimals."""
+    texts = numbers([*(low[client] for client in clients), *(high[client] for client in clients)])
+    return [f"{least} to {most}" for least, most in zip(texts, texts[len(clients) :])]
+
+
+def _brackets(basis: Basis | None, shares: Shares | None) -> str:
+    """Return sentences on the intervals of a page's main table."""
+    if basis is None or all(end != end for end in basis.low):
+        return str(WORDS["no_brackets"])
+    sentences: Mapping[str, str] = WORDS["brackets"]
+    if basis.with_other_cases is None:
+        return f"{sentences['seeds']} {BRACKETS} {sentences['no_cases']}"
+    if shares is not None:
+        return sentences["cases"]
+    return f"{sentences['seeds']} {BRACKETS} {sentences['column']}"
 
 
 def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import Basis, basis_of
+from flsv.report.basis import Basis, basis_of, ends_to_show
 from flsv.report.reading import Run
 from flsv.results.text import NONE, joined, percent
 from flsv.utilities.choices import Negatives
@@ -163,13 +163,14 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         raise ConfigurationError(
             f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
         )
+    low, high = ends_to_show(basis, to_pay_by=True)
     table = DataFrame(
         {
             "client": range(run.num_clients),
             "client_name": run.client_names,
             "value": basis.values,
-            "low": basis.low,
-            "high": basis.high,
+            "low": low,
+            "high": high,
         }
     )
     intervals = joint_shares(values, basis.errors(), budget.rule)

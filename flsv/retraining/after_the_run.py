@@ -28,6 +28,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE = 10.0
+#: The most numbers of outputs that are kept if all coalitions are trained. Only errors are computed from them then.
+MOST_OUTPUTS = 2**24
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -140,13 +142,15 @@ class AfterTheRun:
 
     def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
         """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
-        predicted.
+        needed, or if those of all coalitions are too many.
         """
-        if (
-            len(self._masks) == 2 ** self._masks.shape[1]
-            or not whole_layers(self._masks)
-            or not len(metric.outputs)
-        ):
+        if not whole_layers(self._masks) or not len(metric.outputs):
+            return None
+        num_coalitions = len(self._masks)
+        numbers_of_a_model = metric.outputs[:, 0].numel()
+        are_all_trained = num_coalitions == 2 ** self._masks.shape[1]
+        are_too_many = num_coalitions * numbers_of_a_model > MOST_OUTPUTS
+        if are_all_trained and (metric.per_class or are_too_many):
             return None
         return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
 

@@ -87,6 +87,9 @@ class Predicted:
 
     values: Tensor
     disagreement: Tensor
+    # float64 [C, n, n], the covariance of the means over the seeds between draws of as many validation samples. NaN:
+    # it is not known.
+    case_covariance: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,21 +216,36 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 
     def predict(self, piece: Prediction, weights: Tensor) -> Predicted:
-        """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the average."""
+        """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the average. If all
+        coalitions are trained, only their covariance.
+        """
         (evaluator,), (measure,) = self._evaluators, self._measures
         by = OutputScore.of(evaluator, measure)
         assert by is not None
-        found = [
-            by.shapley(
-                piece.masks, utilities, torch.cat([torch.zeros_like(outputs[:1]), outputs]), weights
-            )
-            for utilities, outputs in zip(piece.utilities, piece.outputs)
-        ]
+        # The empty coalition's outputs, of this process's untrained model, only matter for the covariance.
+        empty_outputs = torch.zeros_like(piece.outputs[:, :1])
+        if self.before[0].outputs is not None:
+            empty_outputs[:] = self.before[0].outputs
+        outputs = torch.cat([empty_outputs, piece.outputs], 1)
+
+        predictions = []
+        for utilities, seed_outputs in zip(piece.utilities, outputs):
+            predictions.append(by.shapley(piece.masks, utilities, seed_outputs, weights))
+
+        measures = [measure] if isinstance(measure, str | ModelScore) else measure
+        num_clients = len(weights)
+        covariances = []
+        for name in measures:
+            score = OutputScore.of(evaluator, name)
+            assert score is not None
+            covariance = score.case_covariance(piece.masks, outputs, weights)
+            if covariance is None:
+                covariance = torch.full((num_clients, num_clients), torch.nan).double()
+            covariances.append(covariance)
         return Predicted(
-            *(
-                torch.stack(part)
-                for part in zip(*((each.values, each.disagreement) for each in found))
-            )
+            values=torch.stack([prediction.values for prediction in predictions]),
+            disagreement=torch.stack([prediction.disagreement for prediction in predictions]),
+            case_covariance=torch.stack(covariances),
         )
 
 

@@ -8,26 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flsv.functional.intervals import interval_over_seeds, prediction_stderr
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
+from flsv.functional.intervals import interval_over_seeds, prediction_stderr, seed_covariance
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
 from flsv.games.performance import ModelScore, is_logged
-from flsv.report.basis import BY_SCORE, RANKING_ONLY, WITHOUT_SEED
+from flsv.report.basis import (
+    BY_SCORE,
+    CASE_COVARIANCE,
+    RANKING_ONLY,
+    SEED_COVARIANCE,
+    WITHOUT_SEED,
+)
 from flsv.results.text import shares_in
 from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Predicted, Prediction
 from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
 from flsv.retraining.whole_fits import COALITIONS, trained_in
-from flsv.utilities.csv_files import NAN
+from flsv.utilities.csv_files import NAN, numbers_text
 
 #: Default number of seeds.
 SEEDS = 3
+#: The most clients of whose coalitions, if all are trained, the outputs are kept.
+MOST_WITH_OUTPUTS = 7
 
 
 @dataclass(frozen=True)
@@ -48,46 +57,81 @@ class Retrained:
         # The other coalitions would change the amounts by a third.
         return self.which in RANKING_ONLY
 
+    def values_by_seed(self, measure: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Compute each seed's values ``[s, n]`` by one performance ``measure``, and the standard error ``[n]`` of their
+        mean that comes from coalitions that were not trained.
+        """
+        rows = [self.seeds.index(seed) for seed in seeds]
+        are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
+        if self.predicted is None or are_all_trained:
+            estimate = few_coalitions_shapley(self.masks, self.utilities[rows, :, measure].T)
+            return estimate.values.T, estimate.stderr.mean(1)
+        disagreement = self.predicted.disagreement[rows, :, measure].mean(0)
+        return self.predicted.values[rows, :, measure], prediction_stderr(disagreement)
+
     def values(self, measure: int = 0, without: int | None = None) -> dict[str, list[float]]:
         """Compute clients' values, interval ends and shares by one performance ``measure``, ``{column: [n]}``.
         ``without`` is a seed to leave out.
         """
-        kept = [place for place, seed in enumerate(self.seeds) if seed != without]
-        if self.predicted is None:
-            values, half = retrained_shapley(self.masks, self.utilities[kept, :, measure])
-        else:
-            by_seed = self.predicted.values[kept, :, measure]
-            apart = self.predicted.disagreement[kept, :, measure].mean(0)
-            values, half = by_seed.mean(0), interval_over_seeds(by_seed, prediction_stderr(apart))
-        columns = {
+        seeds = [seed for seed in self.seeds if seed != without]
+        by_seed, stderr = self.values_by_seed(measure, seeds)
+        values = by_seed.mean(0)
+        half_widths = interval_over_seeds(by_seed, stderr)
+        shares = [NAN] * len(values)
+        if not self.rank_only:
+            shares = shares_in(values.tolist())
+        return {
             "value": values.tolist(),
-            "low": (values - half).tolist(),
-            "high": (values + half).tolist(),
-        }
-        return columns | {
-            "share": [NAN] * len(values) if self.rank_only else shares_in(columns["value"])
+            "low": (values - half_widths).tolist(),
+            "high": (values + half_widths).tolist(),
+            "share": shares,
         }
 
-    def columns(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
-        """Return :meth:`values` by ``metric``, with columns of the shares by each other measure in ``names`` and
-        without each seed.
+    def covariances(self, measure: int) -> dict[str, list[str]]:
+        """Return the rows of the values' covariances, ``{column: [n]}``, between seeds and between validation samples.
+        Each is left out if it is not known.
         """
-        by, columns = names.index(metric), self.values(names.index(metric))
+        by_seed, stderr = self.values_by_seed(measure, self.seeds)
+        half_widths = interval_over_seeds(by_seed, stderr)
+        covariances = {SEED_COVARIANCE: seed_covariance(by_seed, half_widths)}
+        if self.predicted is not None:
+            covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure]
+        return {
+            name: [*map(numbers_text, matrix.tolist())]
+            for name, matrix in covariances.items()
+            if matrix.isfinite().all()
+        }
+
+    def columns(self, names: Sequence[str], metric: str) -> dict[str, list[Any]]:
+        """Return :meth:`values` by ``metric``, with their covariances, and columns of the shares by each other measure
+        in ``names`` and without each seed.
+        """
+        measure = names.index(metric)
+        columns: dict[str, list[Any]] = {**self.values(measure)}
         if self.rank_only:
             return columns
+
+        columns.update(self.covariances(measure))
         finite = self.utilities.flatten(0, 1).isfinite().all(0).tolist()
-        for place, name in enumerate(names) if len(names) > 1 else ():
-            columns |= {f"{BY_SCORE}{name}": self.values(place)["share"]} if finite[place] else {}
-        for seed in self.seeds if len(self.seeds) > 1 else ():
-            columns[f"{WITHOUT_SEED}{seed}"] = self.values(by, without=seed)["share"]
+        if len(names) > 1:
+            for place, name in enumerate(names):
+                if finite[place]:
+                    columns[f"{BY_SCORE}{name}"] = self.values(place)["share"]
+        if len(self.seeds) > 1:
+            for seed in self.seeds:
+                columns[f"{WITHOUT_SEED}{seed}"] = self.values(measure, without=seed)["share"]
         return columns
 
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
-    """Return the name under which coalitions' outputs are stored. Empty if no outputs are predicted from them."""
-    if len(masks) == 2 ** masks.shape[1] or not whole_layers(masks):
+    """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
+    num_clients = masks.shape[1]
+    are_all_trained = len(masks) == 2**num_clients
+    if not whole_layers(masks) or (are_all_trained and num_clients > MOST_WITH_OUTPUTS):
         return ()
     if isinstance(measure, ModelScore):
+        if are_all_trained and measure.judged:
+            return ()
         kept = measure.by_class if measure.judged else not is_logged(measure)
         return (UTILITY,) if kept else ()
     return (UTILITY,) if isinstance(measure, str) else measure[:1]

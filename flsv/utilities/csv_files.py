@@ -71,6 +71,21 @@ def as_text(cell: str) -> str:
     return text
 
 
+def numbers_text(numbers: Iterable[float]) -> str:
+    """Format numbers for one cell, with a space between them.
+
+    Example:
+        >>> numbers_text([0.25, -1e-07])
+        '0.25 -1e-07'
+    """
+    return " ".join(f"{number:.6g}" for number in numbers)
+
+
+def parse_numbers(cell: str) -> list[float]:
+    """Parse the numbers in a cell of :func:`numbers_text`."""
+    return [float(number) for number in cell.split()]
+
+
 def read_rows(
     path: Path,
     needed: Mapping[str, Cell],

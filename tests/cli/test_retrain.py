@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy
 import pytest
 import torch
 import yaml
@@ -268,6 +269,12 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
     assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
     assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
     page = text_of(run / "all.html")
+    assert "Brackets are for other cases, other seeds." in page
+    for kind in ("seeds", "cases"):
+        covariance = numpy.array([row[f"covariance of {kind}"].split() for row in found], float)
+        assert covariance == pytest.approx(covariance.T)
+        assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
+        assert covariance.diagonal().min() > 0
     assert all(f" % {by}" in page for by in ("with other seeds", "by balanced accuracy", "by loss"))
     whole, _ = retrain(run, rounds=1)
     by_loss, _ = retrain(run, metric="negative_loss", rounds=1)

@@ -123,7 +123,45 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path)
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
     one = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one
-    assert "other seeds" not in one  # it would tell of the others' values
+    assert "would go to other partners" not in one  # it would tell of the others' values
+
+
+def with_case_covariance(folder: Path, deviation: float) -> Path:
+    """The run, whose values also depend on the validation samples, each on its own."""
+    clients = len(json.loads((folder / "run.json").read_text())["clients"])
+    rows = [
+        " ".join(str(deviation**2 * (client == other)) for other in range(clients))
+        for client in range(clients)
+    ]
+    game = {"by": "accuracy", "start": 0.1, "end": 0.6, "majority": 0.2, "sum": 0.5}
+    retold(folder, paid_in={"sv": {**game, "case_covariance": rows}})
+    frame = pandas.read_csv(folder / "contributions.csv")
+    measured = frame["metric"] == "sv"
+    frame.loc[measured, "low"] = frame["value"] - 0.03
+    frame.loc[measured, "high"] = frame["value"] + 0.03
+    frame.to_csv(folder / "contributions.csv", index=False)
+    return as_shadow(folder, "0", "0+1")
+
+
+def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path: Path) -> None:
+    folder = with_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
+    both = re.search(
+        r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|", front_of(folder)
+    )
+    assert both is not None
+    # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
+    half_width = math.hypot(1.645 * 0.04, 0.03)
+    assert float(both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
+    assert float(both[2]) == pytest.approx(0.4 + half_width, abs=0.003)
+    assert "Brackets are for this validation set, other seeds." in front_of(folder)
+
+    paid = front_of(folder, budget=Budget(1000.0))
+    assert "Brackets are for other cases, other seeds." in paid
+    assert f"| Boston | 0.400 [{both[1]} to {both[2]}] |" in paid
+    without = make_game(tmp_path / "unknown", VALUES)
+    retold(without, metrics=json.loads((folder / "run.json").read_text())["metrics"])
+    (without / "contributions.csv").write_bytes((folder / "contributions.csv").read_bytes())
+    assert WORDS["brackets"]["no_cases"] in front_of(without, budget=Budget(1000.0))
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.exact import exact_shapley, shapley_of_table
+from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.permutation import permutation_shapley
 
@@ -53,6 +53,8 @@ LEAST = 1e-6
 MOST_PREDICTED = 16
 #: The most numbers of predicted outputs that are in memory at once.
 CHUNK = 2**19
+#: The most utilities that are in memory at once.
+MOST_AT_ONCE = 2**22
 
 Score = Callable[[Tensor], Tensor]
 """A function from the outputs ``[c, V, ...]`` of c models for V samples to their utilities ``[c]`` or ``[c, M]``."""
@@ -290,6 +292,42 @@ def predicted_shapley(
     stderr = estimate.stderr.double().view(values.shape)
     stderr = stderr.square().mean(1).sqrt()
     return _mean(values, stderr, estimate.evaluations)
+
+
+def case_values(
+    trained: Tensor, outputs: Tensor, weights: Tensor, score: Score, *, logits: bool
+) -> Tensor:
+    """Compute the Shapley values of R games at once, float64 ``[n, R]``.
+
+    Args:
+        trained: bool ``[T, n]``, the trained coalitions, see :func:`predicted_shapley`.
+        outputs: ``[T, V, ...]``, their models' outputs, also the empty coalition's.
+        weights: ``[n]``, the clients' weights in the federation's average.
+        score: a function from outputs ``[c, V, ...]`` to utilities ``[c, R]``, such as one for each sample.
+        logits: whether the outputs are logits.
+    """
+    num_players = trained.shape[1]
+    utilities = score(outputs).double()
+    game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
+
+    num_games = utilities.shape[1]
+    values = torch.zeros(num_players, num_games, dtype=torch.float64)
+    step = max(1, MOST_AT_ONCE // (2 * num_games))
+    total = 2**num_players
+    for start in range(0, total, step):
+        masks = all_coalitions(num_players, start, min(start + step, total))
+        both = game(masks).view(len(masks), 2, num_games)
+        values += _shapley_weights(masks).T @ both.mean(1)
+    return values
+
+
+def _shapley_weights(masks: Tensor) -> Tensor:
+    """Return the weight of each coalition's utility in each player's Shapley value, float64 ``[K, n]``."""
+    num_players = masks.shape[1]
+    sizes_of_others = masks.sum(1, keepdim=True) - masks.long()
+    by_size = [1 / (num_players * math.comb(num_players - 1, size)) for size in range(num_players)]
+    weights = torch.tensor(by_size, dtype=torch.float64)[sizes_of_others]
+    return torch.where(masks, weights, -weights)
 
 
 def values_of_tables(tables: Tensor) -> PredictedValues:

@@ -1,0 +1,173 @@
+"""CaseScores: scores of models case by case, from which follows how much values depend on the validation samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
+
+from flsv.functional.joint_shares import covariance_over_cases
+from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, case_values
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.performance import ModelScore
+
+#: Number of samples of the validation samples, drawn with replacement, for a measure that is no mean over samples.
+RESAMPLES = 20
+#: The most scores of resampled validation samples: each takes milliseconds.
+MOST_RESAMPLED = 1500
+
+
+@dataclass(frozen=True, eq=False)
+class CaseScores:
+    """Utilities of models on parts of the validation samples.
+
+    A measure that is a mean over samples has one for each sample. Any other has one for each of :data:`RESAMPLES`
+    samples of them, drawn with replacement (a bootstrap).
+    """
+
+    # From outputs [c, V, ...] of c models for V samples to utilities [c, R].
+    score: Callable[[Tensor], Tensor]
+    is_resampled: bool = False
+    # int64 [V], the groups of samples whose sizes are fixed, such as the classes of balanced accuracy.
+    strata: Tensor | None = None
+
+    def covariance(
+        self,
+        trained: Tensor,
+        outputs: Tensor,
+        weights: Tensor,
+        logits: bool,
+        bounded: bool = False,
+    ) -> Tensor | None:
+        """Compute the covariance ``[n, n]`` of the Shapley values between draws of as many validation samples.
+
+        The values are means over s seeds.
+
+        Args:
+            trained: bool ``[T, n]``, the trained coalitions, see :func:`flsv.functional.predicted_shapley`.
+            outputs: ``[s, T, V, ...]``, their models' outputs, also those of the empty coalition's.
+            weights: ``[n]``, the clients' weights in the federation's average.
+            logits: whether the outputs are logits.
+            bounded: whether predicted outputs stay between those of the trained coalitions.
+
+        Returns:
+            The covariance, float64. None if it would take too long, or a score is not finite.
+        """
+        num_clients = trained.shape[1]
+        is_expensive = self.is_resampled and RESAMPLES * 2**num_clients > MOST_RESAMPLED
+        if num_clients > MOST_PREDICTED or is_expensive:
+            return None
+
+        values_by_seed = []
+        for seed_outputs in outputs:
+            if not self.score(seed_outputs).isfinite().all():
+                return None
+            score = self.score
+            if bounded:
+                has_members = trained.any(1)
+                score = partial(self._score_within, seed_outputs[has_members])
+            values_by_seed.append(case_values(trained, seed_outputs, weights, score, logits=logits))
+        values = torch.stack(values_by_seed).mean(0)
+        if self.is_resampled:
+            return torch.cov(values)
+        return covariance_over_cases(values.T, strata=self.strata)
+
+    def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
+        return self.score(within(trained_outputs, outputs))
+
+
+def within(trained_outputs: Tensor, outputs: Tensor) -> Tensor:
+    """Return predicted outputs ``[c, V, ...]``, moved between those of the trained coalitions, ``[T, V, ...]``."""
+    lowest = trained_outputs.amin(0).to(outputs)
+    highest = trained_outputs.amax(0).to(outputs)
+    return outputs.clamp(lowest, highest)
+
+
+def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseScores | None:
+    """Return the scores case by case of a measure that ``evaluator`` computes. None for values per class."""
+    labels = torch.cat([y.cpu() for _, y in evaluator.batches])
+    if isinstance(measure, ModelScore):
+        return _of_metric(evaluator, measure, labels)
+    if measure == "accuracy":
+        return CaseScores(lambda outputs: _hits(outputs, labels))
+    if measure == "negative_loss":
+        return CaseScores(lambda outputs: -_losses(outputs, labels))
+    if measure == "balanced_accuracy":
+        counts = labels.bincount()
+        # The mean over all samples of these multiples is the mean over the classes of their means.
+        multiples = len(labels) / ((counts > 0).sum() * counts[labels].double())
+        return CaseScores(lambda outputs: _hits(outputs, labels) * multiples, strata=labels)
+    return None
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 where a model is right, else 0, float64 ``[c, V]``."""
+    largest, predicted = logits.max(-1)
+    is_number = largest == largest
+    return ((predicted == labels) & is_number).double()
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the models' cross-entropies, float64 ``[c, V]``."""
+    repeated = labels.repeat(len(logits))
+    losses = F.cross_entropy(logits.double().flatten(0, 1), repeated, reduction="none")
+    return losses.view(len(logits), -1)
+
+
+def _of_metric(evaluator: ModelEvaluator, measure: ModelScore, labels: Tensor) -> CaseScores | None:
+    metric = measure.of
+    if not isinstance(metric, Metric):
+        return None
+    power = _power_of_error(metric)
+    if power is not None:
+        targets = labels.double()
+
+        def errors(outputs: Tensor) -> Tensor:
+            predictions = outputs.double().view(len(outputs), len(targets), -1)
+            differences = predictions - targets.view(len(targets), -1)
+            return measure.utility(differences.abs().pow(power).mean(2))
+
+        return CaseScores(errors)
+    return _resampled(evaluator, measure, labels)
+
+
+def _power_of_error(metric: Metric) -> int | None:
+    """Return p if a metric is the mean of |error|^p over all samples, else None."""
+    if type(metric) is MeanAbsoluteError and metric.num_outputs == 1:
+        return 1
+    if type(metric) is MeanSquaredError and metric.squared and metric.num_outputs == 1:
+        return 2
+    return None
+
+
+def _resampled(evaluator: ModelEvaluator, measure: ModelScore, labels: Tensor) -> CaseScores:
+    """Return the scores of a measure on samples of the validation samples, within each class if there are classes."""
+    generator = torch.Generator().manual_seed(0)
+    has_classes = labels.ndim == 1 and not labels.is_floating_point()
+    strata = labels if has_classes else torch.zeros(len(labels), dtype=torch.int64)
+    resamples = [_resample(strata, generator) for _ in range(RESAMPLES)]
+
+    def score(outputs: Tensor) -> Tensor:
+        values = torch.empty(len(outputs), RESAMPLES, dtype=torch.float64)
+        for model, model_outputs in enumerate(outputs):
+            for column, rows in enumerate(resamples):
+                value = evaluator.metric_of_outputs(model_outputs[rows], labels[rows])
+                values[model, column] = value
+        return measure.utility(values)
+
+    return CaseScores(score, is_resampled=True)
+
+
+def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw as many indices of each stratum as it has, with replacement."""
+    parts = []
+    for stratum in strata.unique():
+        members = (strata == stratum).nonzero().flatten()
+        drawn = torch.randint(len(members), (len(members),), generator=generator)
+        parts.append(members[drawn])
+    return torch.cat(parts)
