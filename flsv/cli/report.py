@@ -13,11 +13,11 @@ With --client, the page is for this participant. About the others it contains
 only means over all participants, and only if there are five or more and the
 run has ended.
 
-With --budget, the page says whether the values are suitable for payment, and
-shows each partner's share and its amount in whole cents, with intervals.
-shares.csv beside the page has the same numbers. Copies and outliers that the
-run has found are named beside the amounts, but no amount is held back for
-them.
+With --budget, the page says whether to pay by the values: yes, with certain
+sentences, or no. It shows each partner's share and its amount in whole cents,
+with intervals, unless the answer is no. shares.csv beside the page has the
+same numbers and the answer. Copies and outliers that the run has found are
+named beside the amounts, but no amount is held back for them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000"
         )
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
-    from flsv.report.basis import basis_of
-    from flsv.report.shares import shares_file
+    from flsv.report.shares import shares_file, shares_of
     from flsv.results.terminal import width
 
     budget = None if options.budget is None else Budget(options.budget, **given)
@@ -86,4 +85,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     files = [page] if budget is None or options.client else [page, shares_file(page)]
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
-        print(textwrap.fill(basis_of(open_run(options.run), budget.by).fitness, width() or 10_000))
+        verdict = shares_of(open_run(options.run), budget).verdict
+        print(textwrap.fill(verdict.text, width() or 10_000))

@@ -52,7 +52,7 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import BRACKETS, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges
-from flsv.report.basis import ALL_TAKE_PART, against_retrained, retrained_from
+from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
@@ -262,14 +262,16 @@ def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
     return DataFrame(columns)
 
 
-def _show(rows: DataFrame, planned: int | None) -> None:
-    ends = (rows[name].tolist() for name in ("value", "low", "high"))
-    columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
-    names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
-    print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
+def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
+    intervals = with_intervals(rows["value"].tolist(), rows["low"].tolist(), rows["high"].tolist())
+    columns = {"value": intervals, "share": rows["share"].map(percent).tolist()}
+    basis = basis_of_retrained(rows.to_dict("records"), record)
+    title = f"{rows['by'].iloc[0]}, by retraining ({basis.of})"
+    print_table(title, rows["client_name"].tolist(), columns)
     print(BRACKETS)
-    for text in against_retrained(rows.to_dict("records")).values():
-        print(text)
+    verdict = basis.verdict()
+    if verdict.reasons:
+        print(verdict.text)
 
 
 @contextmanager
@@ -300,7 +302,7 @@ def _parser() -> ArgumentParser:
         choices=get_args(Which),
         default="both",
         metavar="WHICH",
-        help=f"coalitions to train: {', '.join(get_args(Which))}. Default: both. singles and leave-one-out only rank",
+        help=f"coalitions to train: {', '.join(get_args(Which))}. Default: both. leave-one-out only ranks",
     )
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
     parser.add_argument(
@@ -371,5 +373,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         else:
             rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(quiet))
             if not quiet:
-                _show(rows, read_record(options.run / RECORD).get("rounds"))
+                _show(rows, read_record(options.run / RECORD))
     print(f"{'Saved' if without else 'Retrained'}: {display_path(path)}")

@@ -46,7 +46,6 @@ from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
-from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -565,6 +564,7 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
             "majority": majority,
+            "cases": None if majority is None else int(support.sum()),
         }
     return entries
 
@@ -572,7 +572,7 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the entries of ``run.json`` on the performance at the run's start and end."""
     # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
-    # values, and the rows of their covariance between draws of as many validation samples.
+    # values, and the metric's own facts on them.
     values = run.metrics.contributions
     games = {}
     for name, game in performances(run).items():
@@ -581,12 +581,10 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
             "start": run.state.start.get(name),
             "end": game["value"],
             "majority": game["majority"],
+            "cases": game["cases"],
             "sum": float(values[name].nansum()) if name in values else None,
-            "case_covariance": None,
         }
         metric = run.metrics.metrics[name]
         if isinstance(metric, ContributionMetric):
-            covariance = metric.case_covariance()
-            if covariance is not None:
-                games[name]["case_covariance"] = [*map(numbers_text, covariance.tolist())]
+            games[name].update(metric.payment_record())
     return {"paid_in": games}

@@ -109,7 +109,7 @@ def draw_values(
     def normal(columns: int) -> Tensor:
         return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
 
-    drawn = values.double().expand(draws, -1)
+    value_draws = values.double().expand(draws, -1)
     for source in errors:
         variances, directions = torch.linalg.eigh(source.covariance.double())
         root = directions * variances.clamp_min(0).sqrt()  # root @ root.T is the covariance
@@ -117,8 +117,8 @@ def draw_values(
         if source.freedom is not None:
             chi_squared = normal(source.freedom).square().sum(1, keepdim=True)
             noise = noise * (source.freedom / chi_squared).sqrt()
-        drawn = drawn + noise
-    return drawn
+        value_draws = value_draws + noise
+    return value_draws
 
 
 def joint_intervals(
@@ -131,10 +131,12 @@ def joint_intervals(
     has_value = ~values.isnan()
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
-    drawn = draw_values(values[has_value], _of_clients(errors, has_value))
-    ends = torch.from_numpy(np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0))
-    low[has_value] = ends[0]
-    high[has_value] = ends[1]
+    value_draws = draw_values(values[has_value], _of_clients(errors, has_value))
+    percentiles = torch.from_numpy(
+        np.quantile(value_draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    )
+    low[has_value] = percentiles[0]
+    high[has_value] = percentiles[1]
     return low, high
 
 
@@ -189,22 +191,22 @@ def joint_shares(
     if unknown:
         nothing = torch.full(values.shape, math.nan, dtype=torch.float64)
         return JointShares(nothing, nothing.clone(), math.nan, math.nan)
-    drawn = draw_values(valued, sources, draws, generator)
+    value_draws = draw_values(valued, sources, draws, generator)
 
-    shares = shares_of_draws(drawn, negatives)
+    shares = shares_of_draws(value_draws, negatives)
     shares = shares[shares.isfinite().all(1)]
     share = shares_of_draws(valued[None], negatives)
     outside = [(1 - level) / 2, (1 + level) / 2]
-    ends = torch.from_numpy(np.quantile(torch.cat([shares, share]), outside, axis=0))
+    percentiles = torch.from_numpy(np.quantile(torch.cat([shares, share]), outside, axis=0))
 
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
     # Where draws pile up at 0, the share itself may lie beyond its percentiles.
-    low[has_value] = torch.minimum(ends[0], share[0])
-    high[has_value] = torch.maximum(ends[1], share[0])
+    low[has_value] = torch.minimum(percentiles[0], share[0])
+    high[has_value] = torch.maximum(percentiles[1], share[0])
     return JointShares(
         low=low,
         high=high,
         moved=float((shares - share).abs().sum(1).mean() / 2),
-        without_gain=float((drawn.sum(1) <= 0).double().mean()),
+        without_gain=float((value_draws.sum(1) <= 0).double().mean()),
     )

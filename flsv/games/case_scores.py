@@ -168,6 +168,6 @@ def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:
     parts = []
     for stratum in strata.unique():
         members = (strata == stratum).nonzero().flatten()
-        drawn = torch.randint(len(members), (len(members),), generator=generator)
-        parts.append(members[drawn])
+        places = torch.randint(len(members), (len(members),), generator=generator)
+        parts.append(members[places])
     return torch.cat(parts)

@@ -202,12 +202,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         compute_values()
         return True
 
-    def case_covariance(self) -> Tensor | None:
-        """Compute the covariance ``[n, n]`` of the latest values between draws of as many validation samples.
-
-        None, the default: it is not known.
-        """
-        return None
+    def payment_record(self) -> dict[str, Any]:
+        """Return facts on the latest values that matter for a payment, for ``run.json``. By default there are none."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without what was put off: it holds the fit's models."""

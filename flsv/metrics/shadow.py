@@ -26,6 +26,7 @@ from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.utilities.choices import Verify
+from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
@@ -247,6 +248,7 @@ class ShadowShapley(MeasuredMetric):
         self._play_starts: Callable[[], Tensor] | None = None
         self._judged: Tensor | None = None
         self._case_covariance: Callable[[], Tensor | None] | None = None
+        self._evidence: dict[str, Any] = {}
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -453,6 +455,17 @@ class ShadowShapley(MeasuredMetric):
             if not self.per_class:
                 self._case_covariance = partial(by.case_covariance, masks, outputs[None], weights)
 
+        source = "outputs"
+        if predict is None:
+            source = "trainings" if are_all_trained else "scores"
+        is_alone = masks.sum(1) == 1
+        self._evidence = {
+            "source": source,
+            "alone_only": len(masks) == 2 + int(is_alone.sum()) and not are_all_trained,
+            "alone": [] if self.per_class else utilities[is_alone].tolist(),
+            "together": None if self.per_class else float(utilities[masks.all(1)]),
+        }
+
         if predict is not None:
             prediction = predict()
             new_values = prediction.values
@@ -476,13 +489,16 @@ class ShadowShapley(MeasuredMetric):
         )
         self.errors = errors.to(self.errors).reshape(shape)
 
-    def case_covariance(self) -> Tensor | None:
-        """Compute the covariance ``[n, n]`` of the latest values between draws of as many validation samples.
-
-        It follows from the coalitions' outputs, see :mod:`flsv.games.case_scores`. None for values per class, if
-        outputs are not known, or if it would take too long.
+    def payment_record(self) -> dict[str, Any]:
+        """Return the evidence of the latest values: where the coalitions' utilities come from, whether only clients
+        alone were trained, their utilities, and the rows of the values' covariance between draws of as many validation
+        samples. The covariance is None for values per class, if outputs are not known, or if it would take too long.
         """
-        return None if self._case_covariance is None else self._case_covariance()
+        covariance = None
+        if self._case_covariance is not None:
+            covariance = self._case_covariance()
+        rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
+        return {**self._evidence, "case_covariance": rows}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""

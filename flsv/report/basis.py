@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,14 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.functional.intervals import LEVEL, seed_freedom, t_quantile
+from flsv.functional.intervals import seed_freedom
 from flsv.functional.joint_shares import ValueErrors, joint_intervals
 from flsv.report.reading import Run, over_seeds
-from flsv.results.text import WORDS, is_small_gain, joined, nearest_first, percent, titled
-from flsv.utilities.csv_files import NAN, parse_numbers, read_rows
+from flsv.results.text import WORDS, joined, nearest_first, titled
+from flsv.results.verdict import (
+    PaymentFacts,
+    Verdict,
+    game_facts,
+    matrix_of,
+    value_errors,
+    verdict_of,
+)
+from flsv.utilities.choices import Negatives
+from flsv.utilities.csv_files import number_or_nan
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import read_members
 
 #: Prefixes of the further columns of shares in retrained.csv: shares without one of the seeds, or by another score.
 WITHOUT_SEED, BY_SCORE = "share without seed ", "share by "
@@ -26,13 +33,8 @@ WITHOUT_SEED, BY_SCORE = "share without seed ", "share by "
 RETRAINED = "retrained"
 #: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
 SEED_COVARIANCE, CASE_COVARIANCE = "covariance of seeds", "covariance of cases"
-#: Options of ``flsv retrain`` for which so few coalitions are trained that the values rank the clients but do not tell
-#: how much each is worth.
-RANKING_ONLY = ("singles", "leave-one-out")
 #: Text in the column ``changed`` of retrained.csv if the run drew cohorts and the trainings of its coalitions do not.
 ALL_TAKE_PART = "all members of a coalition train in every round"
-#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
-MOSTLY = 0.7
 
 
 @dataclass(frozen=True)
@@ -52,34 +54,50 @@ class Basis:
     low: Sequence[float]
     #: `[n]`, the upper ends of the intervals. NaN where `low` is NaN.
     high: Sequence[float]
-    #: The name in `run.json` and `retrained.csv` of the performance whose change the values distribute among the
-    #: clients, or "" if there is none.
-    by: str = ""
-    #: The number of seeds over which the values are averaged.
-    seeds: int = 1
+    #: All else on which it depends whether a budget may be shared out by the values, see
+    #: :class:`flsv.results.verdict.PaymentFacts`.
+    facts: Mapping[str, Any] = field(default_factory=dict)
     #: The degrees of freedom of the intervals, which are Student's t. None: they are normal.
     freedom: int | None = None
     #: `[n, n]`, the values' covariance between seeds. None: only the intervals are known.
     seed_covariance: Tensor | None = None
     #: `[n, n]`, the values' covariance between draws of as many validation samples. None: it is not known.
     case_covariance: Tensor | None = None
-    #: `{name: sentence}`, all that speaks against these values as a basis for payment, see `words.yaml`.
-    against: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by(self) -> str:
+        """Return the name of the performance that the values distribute among the clients, or "" without one."""
+        return str(self.facts.get("by", ""))
+
+    @property
+    def seeds(self) -> int:
+        """Return the number of seeds over which the values are averaged."""
+        return int(self.facts.get("seeds", 1))
+
+    def verdict(self, rule: Negatives = "zero", accepts_partners: bool = False) -> Verdict:
+        """Decide whether a budget may be shared out by these values.
+
+        Args:
+            rule: the rule for values below 0.
+            accepts_partners: whether the payer accepts values for which the clients scored the models.
+        """
+        facts = PaymentFacts(
+            values=self.values,
+            errors=self.errors(),
+            accepts_partners=accepts_partners,
+            **self.facts,
+        )
+        return verdict_of(facts, rule)
 
     def errors(self) -> list[ValueErrors]:
-        """Return the sources of the values' errors: the seeds, and the validation samples if their part is known.
-
-        With unknown intervals the covariance between seeds is NaN.
-        """
-        covariance = self.seed_covariance
-        if covariance is None:
-            half_widths = (torch.tensor(self.high) - torch.tensor(self.low)).double() / 2
-            quantile = t_quantile(LEVEL, math.inf if self.freedom is None else self.freedom)
-            covariance = (half_widths / quantile).square().diag()
-        sources = [ValueErrors(covariance, self.freedom)]
-        if self.case_covariance is not None:
-            sources.append(ValueErrors(self.case_covariance))
-        return sources
+        """Return the sources of the values' errors, see :func:`flsv.results.verdict.value_errors`."""
+        return value_errors(
+            self.low,
+            self.high,
+            freedom=self.freedom,
+            seed_covariance=self.seed_covariance,
+            case_covariance=self.case_covariance,
+        )
 
     @cached_property
     def with_other_cases(self) -> tuple[list[float], list[float]] | None:
@@ -91,13 +109,6 @@ class Basis:
         values = torch.tensor(self.values, dtype=torch.float64)
         low, high = joint_intervals(values, self.errors())
         return low.tolist(), high.tolist()
-
-    @property
-    def fitness(self) -> str:
-        """Describe whether the values are suitable as a basis for payment."""
-        if self.against:
-            return " ".join([WORDS["not_payable"], *self.against.values()])
-        return str(WORDS["payable"].format(self.seeds))
 
 
 def ends_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequence[float]]:
@@ -116,25 +127,13 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
     Raise ConfigurationError if no values or several are suitable.
     """
-    if "of_rounds" in run.record:
-        raise ConfigurationError(
-            f"{run.folder} has values of single rounds, which {run.record['of_rounds']} ran. They are no basis for "
-            "payment, because no coalition was trained. Run the federation with FederatedLoop, and ShadowShapley or "
-            "flsv retrain."
-        )
-    known = _possible(run)
-    suitable = [name for name in known if run.about(name)["to_pay_by"]]
+    candidates = _possible(run)
+    suitable = [name for name in candidates if run.about(name)["to_pay_by"]]
     if any(run.retrained()):
-        known, suitable = [*known, RETRAINED], [RETRAINED]
-    key = _chosen(run, by, known, suitable)
-    if key != RETRAINED:
-        return _measured(run, key)
-    basis = _retrained(run)
-    if "ranking" in basis.against:
-        raise ConfigurationError(
-            f"{run.folder}, values by retraining ({basis.of}): {basis.against['ranking']}"
-        )
-    return basis
+        candidates = [*candidates, RETRAINED]
+        suitable = [RETRAINED]
+    key = _chosen(run, by, candidates, suitable)
+    return _retrained(run) if key == RETRAINED else _measured(run, key)
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
@@ -146,11 +145,14 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[s
     there = f"{run.folder} has values by {joined(known)}"
     if by is not None and by not in known:
         raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
-    if by is None and len(suitable) != 1:
-        against = ", which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "
-        against += "suitable ones. To use these nevertheless"
-        options = joined((f"--by {name}" for name in suitable or known), "or")
-        raise ConfigurationError(f"{there}{'. Choose one' if suitable else against}: {options}.")
+    if by is None and not suitable:
+        raise ConfigurationError(
+            f"{there}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "
+            "suitable ones."
+        )
+    if by is None and len(suitable) > 1:
+        options = joined((f"--by {name}" for name in suitable), "or")
+        raise ConfigurationError(f"{there}. Choose one: {options}.")
     return by or suitable[0]
 
 
@@ -179,40 +181,35 @@ def _possible(run: Run) -> list[str]:
 def _measured(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
-    about, values = run.about(metric), run.final(metric)
-    trained, by = (
-        about["class"] == "ShadowShapley",
-        run.record.get("paid_in", {}).get(metric, {}).get("by", ""),
-    )
-    found = [
-        each.record["settings"].get("federation_seed") for each in run.runs
-    ]  # other frameworks' rounds: none
-    seeds = sorted(
-        (str(seed) for seed in found if seed is not None), key=lambda seed: (len(seed), seed)
-    )
-    against = {
-        "rounds": run.record.get("of_rounds"),
-        "unsuitable": not about["to_pay_by"] and metric,
-        "unfinished": not run.ended,
-        "metric": not trained and about["to_pay_by"],
-        "ranking": trained and _trained_alone(run),
-        "one_seed": trained and run.seeds == 1,
-        "judged": about.get("judges") == "clients",
-        "small_gain": trained and is_small_gain(by, values),
-    }
+    about = run.about(metric)
+    low, high = run.ends(metric)
+    title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
+
+    recorded_seeds = []
+    for one_run in run.runs:
+        seed = one_run.record["settings"].get("federation_seed")
+        if seed is not None:  # other frameworks' rounds have none
+            recorded_seeds.append(int(seed))
+    seed_texts = [str(seed) for seed in sorted(recorded_seeds)]
+    rounds = [one_run.rounds for one_run in run.runs]
     return Basis(
         metric,
-        f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric,
-        ", ".join(
-            _seeds_and_rounds(seeds, [each.rounds for each in run.runs], run.record["rounds"])
-        ),
-        values,
-        *run.ends(metric),
-        by=by,
-        seeds=run.seeds,
+        title,
+        of=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
+        values=run.final(metric),
+        low=low,
+        high=high,
+        facts={
+            "source": "scores" if about["class"] == "ShadowShapley" else "none",
+            **game_facts(run.record, metric),
+            "seeds": run.seeds,
+            "unsuitable": "" if about["to_pay_by"] else metric,
+            "of_rounds": run.record.get("of_rounds", ""),
+            "is_finished": run.ended,
+            "judged": about.get("judges") == "clients",
+        },
         freedom=run.seeds - 1 if run.seeds > 1 else None,
         case_covariance=_case_covariance_of_runs(run.runs, metric),
-        against=_sentences(against),
     )
 
 
@@ -221,7 +218,7 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     covariances = []
     for run in runs:
         game = run.record.get("paid_in", {}).get(metric, {})
-        covariance = _matrix_of(game.get("case_covariance") or [])
+        covariance = matrix_of(game.get("case_covariance") or [])
         if covariance is None:
             return None
         covariances.append(covariance)
@@ -229,57 +226,48 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     return torch.stack(covariances).mean(0)
 
 
-def _matrix_of(rows: Sequence[str]) -> Tensor | None:
-    """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
-    if not rows or not all(rows):
-        return None
-    return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)
-
-
-def _trained_alone(run: Run) -> bool:
-    """Return whether a run of three or more clients has trained only coalitions of one client."""
-    path = run.folder / "coalitions.csv"
-    known = read_rows(path, {"coalition": read_members}, skip=1) if path.is_file() else ()
-    return run.num_clients > 2 and {len(row["coalition"]) for _, row in known} == {1}
-
-
 def _retrained(run: Run) -> Basis:
-    rows = run.retrained()
-    first = next(row for row in rows if row)
-    seeds = len(first["seeds"].split())
-    value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
+    return basis_of_retrained(run.retrained(), run.record)
+
+
+def basis_of_retrained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Basis:
+    """Return the values in the rows of ``retrained.csv``, one for each client, empty without a value."""
+    row = next(row for row in rows if row)
+    seeds = len(row["seeds"].split())
+    validation = record.get("validation") or {}
     return Basis(
         RETRAINED,
-        f"retraining, measured by {titled(first['by'])}",
-        retrained_from(first, run.record["rounds"]),
-        value,
-        low,
-        high,
-        by=first["by"],
-        seeds=seeds,
+        f"retraining, measured by {titled(row['by'])}",
+        of=retrained_from(row, record["rounds"]),
+        values=_column(rows, "value"),
+        low=_column(rows, "low"),
+        high=_column(rows, "high"),
+        facts={
+            "by": row["by"],
+            "source": row.get("source", "outputs"),
+            "alone_only": row.get("trainings") == "singles",
+            "ranks_only": row.get("trainings") == "leave-one-out",
+            "seeds": seeds,
+            "judged": row["by"].startswith(CLIENTS),
+            "alone": _column(rows, "alone"),
+            "together": _number(row.get("together")),
+            "accuracy": _number(row.get("together")),
+            "majority": row["majority"],
+            "cases": validation.get("rows"),
+        },
         freedom=seed_freedom(seeds),
-        seed_covariance=_matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),
-        case_covariance=_matrix_of([row.get(CASE_COVARIANCE, "") for row in rows]),
-        against=against_retrained([row for row in rows if row]),
+        seed_covariance=matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),
+        case_covariance=matrix_of([row.get(CASE_COVARIANCE, "") for row in rows]),
     )
 
 
-def against_retrained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the reasons against paying by the values in ``retrained.csv``, as ``{reason: sentence}``."""
-    first = rows[0]
-    against = {
-        "ranking": first.get("trainings") in RANKING_ONLY,
-        "one_class": first["majority"] >= MOSTLY and percent(first["majority"]),
-        "one_seed": len(first["seeds"].split()) == 1,
-        "judged": first["by"].startswith(CLIENTS),
-        "small_gain": is_small_gain(first["by"], [row["value"] for row in rows]),
-    }
-    return _sentences(against)
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [_number(row.get(name)) for row in rows]
 
 
-def _sentences(against: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``{reason: sentence}`` for the true values in ``against``, which are inserted into the sentences."""
-    return {name: WORDS["against"][name].format(what) for name, what in against.items() if what}
+def _number(cell: str | float | None) -> float:
+    """Return a cell's number, NaN if it is empty or there is none."""
+    return number_or_nan(str("" if cell is None else cell))
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:

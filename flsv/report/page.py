@@ -36,6 +36,7 @@ from flsv.results.text import (
     titled,
     with_intervals,
 )
+from flsv.results.verdict import OF_ALL_VALUES, Verdict
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
@@ -64,20 +65,25 @@ def write_report(
             federation, on all clients.
         out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
             in its folder ``clients/<name>``.
-        budget: a budget to share out by the run's values. The page shows the amounts.
+        budget: a budget to share out by the run's values. The page shows the amounts, unless the verdict on these
+            values forbids a payment.
 
     Returns:
         The page's path. With a budget, the report on all clients also writes its shares to ``shares.csv`` in the same
-        folder. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
+        folder, or the verdict without shares. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or a budget cannot be
-            shared out by the run's values, see :func:`flsv.report.basis.basis_of`. Nothing is written then.
+        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or it is not clear by
+            which values to share the budget out. Nothing is written then.
     """
     run = over_seeds(open_run(path))
     who = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
     basis = basis_shown(run) if shares is None else shares.basis
+    verdict = _verdict(basis, shares, to_one=who is not None)
+    new_shares = shares
+    if shares is not None and shares.verdict.forbids:
+        shares = None
     folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
@@ -89,15 +95,28 @@ def write_report(
         subtitle=f"{run.num_clients} partners, {state}, started {run.record['started'][:10]}",
         basis=basis,
         shares=shares,
+        verdict=verdict,
         brackets=_brackets(basis, shares),
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())
-    if shares is not None and who is None:
-        save_table(shares_file(file), shares.written())
+    if new_shares is not None and who is None:
+        save_table(shares_file(file), new_shares.written())
     return file
+
+
+def _verdict(basis: Basis | None, shares: Shares | None, to_one: bool) -> Verdict | None:
+    """Return the verdict that a page shows. One client's page without shares has nothing that tells of others'
+    values.
+    """
+    if basis is None:
+        return None
+    if shares is not None:
+        return shares.verdict
+    verdict = basis.verdict()
+    return verdict.without(OF_ALL_VALUES) if to_one else verdict
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
@@ -307,7 +326,7 @@ def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
 def _ranges(low: Sequence[float], high: Sequence[float], clients: Sequence[int]) -> list[str]:
     """Format intervals, all with equally many decimals."""
     texts = numbers([*(low[client] for client in clients), *(high[client] for client in clients)])
-    return [f"{least} to {most}" for least, most in zip(texts, texts[len(clients) :])]
+    return [f"{lowest} to {highest}" for lowest, highest in zip(texts, texts[len(clients) :])]
 
 
 def _brackets(basis: Basis | None, shares: Shares | None) -> str:

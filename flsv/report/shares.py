@@ -14,6 +14,7 @@ from flsv.functional.joint_shares import joint_shares
 from flsv.report.basis import Basis, basis_of, ends_to_show
 from flsv.report.reading import Run
 from flsv.results.text import NONE, joined, percent
+from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Positive, checked
@@ -87,6 +88,7 @@ HEADER = (
     "by",
     "of",
     "rule",
+    "verdict",
 )
 
 
@@ -103,6 +105,8 @@ class Shares:
     budget: Budget
     #: The values by which the budget is shared out.
     basis: Basis
+    #: Whether the budget may be shared out by these values. If not, nobody has a share.
+    verdict: Verdict
     #: One row per client, with the columns :data:`HEADER`. `share` is the client's fraction of the budget. `share_low`
     #: and `share_high` are the ends of its interval, from draws of all values together, see
     #: :mod:`flsv.functional.joint_shares`. `amount`, `amount_low` and `amount_high` are the same in money, rounded to
@@ -150,19 +154,12 @@ class Shares:
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values. Raise ConfigurationError if they are not suitable."""
+    """Share a budget out by a run's values. If the verdict on them forbids it, nobody has an amount.
+
+    Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
+    """
     basis = basis_of(run, budget.by)
-    if "judged" in basis.against and not budget.judged_by_partners:
-        raise ConfigurationError(
-            f"{basis.title}: {basis.against['judged']} To share a budget out among partners who trust each other, add "
-            "--judged-by-partners (in Python: Budget(..., judged_by_partners=True))."
-        )
-    values = torch.tensor(basis.values, dtype=torch.float64)
-    if budget.rule == "refuse" and (values < 0).any():
-        below = joined(map(run.label, (values < 0).nonzero().flatten().tolist()))
-        raise ConfigurationError(
-            f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
-        )
+    verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
     low, high = ends_to_show(basis, to_pay_by=True)
     table = DataFrame(
         {
@@ -173,6 +170,28 @@ def shares_of(run: Run, budget: Budget) -> Shares:
             "high": high,
         }
     )
+    for name in AMOUNTS:
+        table[name] = NAN
+    if not verdict.forbids:
+        _share_out(table, run, budget, basis)
+
+    table["currency"] = budget.currency
+    table["finding"] = findings(run)
+    table["by"] = basis.title
+    table["of"] = basis.of
+    table["rule"] = budget.rule
+    table["verdict"] = verdict.text
+    return Shares(budget, basis, verdict, table[[*HEADER]])
+
+
+def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None:
+    """Write the clients' shares and amounts into the table."""
+    values = torch.tensor(basis.values, dtype=torch.float64)
+    if budget.rule == "refuse" and (values < 0).any():
+        below = joined(map(run.label, (values < 0).nonzero().flatten().tolist()))
+        raise ConfigurationError(
+            f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
+        )
     intervals = joint_shares(values, basis.errors(), budget.rule)
     table["share"] = _of_valued(allocate(values, 1.0, budget.rule), values)
     table["share_low"] = intervals.low.tolist()
@@ -185,13 +204,6 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     # An amount may be rounded beyond its interval.
     table["amount_low"] = np.minimum(lowest, table["amount"])
     table["amount_high"] = np.maximum(highest, table["amount"])
-
-    table["currency"] = budget.currency
-    table["finding"] = findings(run)
-    table["by"] = basis.title
-    table["of"] = basis.of
-    table["rule"] = budget.rule
-    return Shares(budget, basis, table[[*HEADER]])
 
 
 def _of_valued(amounts: torch.Tensor, values: torch.Tensor) -> list[float]:

@@ -27,11 +27,18 @@ from flsv.results.text import (
     by_value,
     change,
     ends_of,
-    is_small_gain,
     numbers,
     percent,
     shares_in,
     with_intervals,
+)
+from flsv.results.verdict import (
+    PaymentFacts,
+    Verdict,
+    game_facts,
+    matrix_of,
+    value_errors,
+    verdict_of,
 )
 from flsv.utilities.charts import shortened_name
 
@@ -75,15 +82,13 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
     """Return sentences on the values, the model's performance, and the values that it logged."""
     lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        values, low, _ = with_ends(result.table, name, clients)
-        if name not in result.trained:
-            lines.append(f"{WORDS['not_payable']} {WORDS['against']['metric']}")
-        elif any(end == end for end in low):
-            by = result.learning_record.get("paid_in", {}).get(name, {}).get("by", "")
-            lines += [
-                BRACKETS,
-                *([WORDS["against"]["small_gain"]] if is_small_gain(by, values) else ()),
-            ]
+        values, low, high = with_ends(result.table, name, clients)
+        verdict = verdict_of_run(result, name, values, low, high)
+        if any(end == end for end in low):
+            lines.append(BRACKETS)
+        verdict = verdict.without(("one_seed", "alone"))  # the line on retraining answers these
+        if verdict.reasons:
+            lines.append(verdict.text)
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
@@ -92,6 +97,27 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
             f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}"
         )
     return lines
+
+
+def verdict_of_run(
+    result: RunResult,
+    metric: str,
+    values: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+) -> Verdict:
+    """Decide whether a budget may be shared out by the values of a run that has ended."""
+    record = result.learning_record
+    case_rows = record.get("paid_in", {}).get(metric, {}).get("case_covariance")
+    facts = PaymentFacts(
+        values=values,
+        errors=value_errors(low, high, case_covariance=matrix_of(case_rows or [])),
+        **{
+            "source": "scores" if metric in result.trained else "none",
+            **game_facts(record, metric),
+        },
+    )
+    return verdict_of(facts)
 
 
 def _filled(line: str) -> str:

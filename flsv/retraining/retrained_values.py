@@ -22,17 +22,19 @@ from flsv.games.performance import ModelScore, is_logged
 from flsv.report.basis import (
     BY_SCORE,
     CASE_COVARIANCE,
-    RANKING_ONLY,
     SEED_COVARIANCE,
     WITHOUT_SEED,
 )
 from flsv.results.text import shares_in
+from flsv.results.verdict import Source
 from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Predicted, Prediction
 from flsv.retraining.train_fits import train_fits
 from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
 from flsv.retraining.whole_fits import COALITIONS, trained_in
 from flsv.utilities.csv_files import NAN, numbers_text
 
+#: Options of ``flsv retrain`` whose coalitions only rank the clients if outputs are not predicted.
+RANKING_ONLY = ("singles", "leave-one-out")
 #: Default number of seeds.
 SEEDS = 3
 #: The most clients of whose coalitions, if all are trained, the outputs are kept.
@@ -55,7 +57,14 @@ class Retrained:
     def rank_only(self) -> bool:
         """Return whether values can only rank the clients, since their amounts are too inaccurate."""
         # The other coalitions would change the amounts by a third.
-        return self.which in RANKING_ONLY
+        return self.which in RANKING_ONLY and self.source == "scores"
+
+    @property
+    def source(self) -> Source:
+        """Return where the utilities of all coalitions come from."""
+        if len(self.masks) == 2 ** self.masks.shape[1]:
+            return "trainings"
+        return "scores" if self.predicted is None else "outputs"
 
     def values_by_seed(self, measure: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Compute each seed's values ``[s, n]`` by one performance ``measure``, and the standard error ``[n]`` of their
@@ -108,6 +117,14 @@ class Retrained:
         """
         measure = names.index(metric)
         columns: dict[str, list[Any]] = {**self.values(measure)}
+        utilities = self.utilities[:, :, measure].mean(0)
+        together = float(utilities[self.masks.all(1)])
+        columns["together"] = [together] * self.masks.shape[1]
+        is_alone = self.masks.sum(1) == 1
+        if is_alone.any():
+            clients = self.masks[is_alone].int().argmax(1)
+            columns["alone"] = utilities[is_alone][clients.argsort()].tolist()
+        columns["source"] = [self.source] * self.masks.shape[1]
         if self.rank_only:
             return columns
 

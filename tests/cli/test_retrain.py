@@ -30,6 +30,7 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
+from flsv.results.verdict import MOSTLY
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
@@ -136,7 +137,8 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
             )
             == 0
         )
-        assert ("of the validation set is one class" in printed(capsys)) is said
+        majority = rows(run / "retrained.csv")[0].get("majority")
+        assert (majority not in (None, "") and float(majority) >= MOSTLY) is said
 
 
 @pytest.mark.slow
@@ -271,7 +273,8 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
     page = text_of(run / "all.html")
     assert "Brackets are for other cases, other seeds." in page
     for kind in ("seeds", "cases"):
-        covariance = numpy.array([row[f"covariance of {kind}"].split() for row in found], float)
+        cells = [row[f"covariance of {kind}"].lstrip("'") for row in found]
+        covariance = numpy.array([cell.split() for cell in cells], float)
         assert covariance == pytest.approx(covariance.T)
         assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
@@ -378,18 +381,18 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     assert "the scores of coalitions that were not trained are estimated" in printed(capsys)
 
 
-def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(run, capsys):
+def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, capsys):
     command = ["retrain", str(run), "--rounds", "1", "--seeds", "1", "--trainings"]
     assert main([*command, "singles"]) == 0
-    assert "so these values only rank" in printed(capsys)
-    assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
+    assert "Only each partner alone and all together were trained." in printed(capsys)
     page = run / "shares.html"
-    assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
-    assert "(each client alone, " in (error := " ".join(capsys.readouterr().err.split()))
-    assert "so these values only rank" in error
-    assert not page.exists()
+    assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 0
+    assert "Only each partner alone and all together were trained." in text_of(page)
+    assert {row["source"] for row in rows(run / "retrained.csv")} == {"outputs"}
+    assert sum(float(row["amount"]) for row in rows(run / "shares_shares.csv")) == 100
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
     assert "| client | cssv | retrained |" in text_of(page)
+    assert "amount" not in rows(run / "shares_shares.csv")[0]
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
     before = (run / "retrained_scores.csv").read_text().splitlines()
@@ -400,6 +403,11 @@ def test_retrain_of_single_clients_gives_no_shares_and_its_trainings_are_reused(
     found = rows(run / "retrained.csv")
     assert sum(float(row["share"]) for row in found) == pytest.approx(1)
     assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
+    capsys.readouterr()
+    # Trainings from which outputs are not predicted only rank.
+    assert main([*command, "leave-one-out"]) == 0
+    assert "so these values only rank" in printed(capsys)
+    assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
 
 
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
@@ -416,14 +424,18 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         federation={"metrics": {"value": metric}, "reporting": {"table": False, "figures": 0}},
     )
     run = fitted(tmp_path / "run", config)
-    assert main(["report", str(run), "--budget", "100"]) != 0
-    assert "add --judged-by-partners" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", str(run), "--budget", "100"]) == 0
+    assert "who trust one another, by --judged-by-partners" in printed(capsys)
+    assert "amount" not in rows(run / "shares.csv")[0]
+    accepted = ["--budget", "100", "--judged-by-partners"]
+    assert main(["report", str(run), *accepted]) == 0
     found, _ = retrain(run, "singles", seeds=1)
     assert set(found["by"]) == {"clients' balanced_accuracy"}
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
     assert found["value"].tolist() == pytest.approx(shown, abs=1e-6)
     retrain(run, seeds=1)
-    assert main(["report", str(run), "--budget", "100"]) != 0
+    assert main(["report", str(run), "--budget", "100"]) == 0
+    assert "amount" not in rows(run / "shares.csv")[0]
     assert main(["report", str(run), "--budget", "100", "--judged-by-partners"]) == 0
     text = text_of(run / "report.html")
     assert "The partners themselves scored the models" in text

@@ -250,7 +250,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     )
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
     assert re.search(r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(", said)
-    assert "Not suitable as a basis for payment" in said
+    assert "Pay with this sentence: No model was trained" in said
     assert "other seeds give other values" in said
     lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"

@@ -20,6 +20,7 @@ from flsv.report.basis import basis_shown
 from flsv.report.certainty import moved, moved_by_seeds
 from flsv.report.html import bars
 from flsv.results.text import NONE, WORDS, number, shares_in
+from flsv.results.verdict import OF_ALL_VALUES
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of
 from helpers.runs import NAMES, made_value, make_game, make_run, repeated, retold
@@ -62,12 +63,15 @@ def retrained(
     return folder
 
 
-def as_shadow(folder: Path, *coalitions: str, **told: Any) -> Path:
+def as_shadow(folder: Path, judges: str = "server", **game: Any) -> Path:
     """The run, with ``sv`` as values of trained coalitions."""
     metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
-    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley", **told}})
-    lines = [f"0,{each},1,0.5\n" for each in coalitions]
-    (folder / "coalitions.csv").write_text("# {}\nseed,coalition,round,accuracy\n" + "".join(lines))
+    record = {"by": "accuracy", "start": 0.1, "end": 0.6, "majority": 0.2, "sum": 0.5, "cases": 100}
+    retold(
+        folder,
+        metrics={"sv": {**metric, "class": "ShadowShapley", "judges": judges}},
+        paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
+    )
     return folder
 
 
@@ -86,26 +90,37 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> Non
     )
     cases = {
         made("metric"): {"metric"},
-        gone: {"metric", "unfinished"},
-        made("rounds", of_rounds="NVFlare"): {"metric", "rounds"},
+        gone: {"unfinished"},
+        made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
-        as_shadow(made("alone"), "0", "1", "2"): {"ranking", "one_seed"},
-        as_shadow(made("pairs"), "0", "0+1"): {"one_seed"},
-        as_shadow(made("judged"), "0+1", judges="clients"): {"one_seed", "judged"},
-        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01)), "0+1"): {"one_seed", "small_gain"},
+        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
+        as_shadow(made("alone"), alone_only=True): {"one_seed", "alone"},
+        as_shadow(made("ranking"), alone_only=True, source="scores"): {"ranking"},
+        as_shadow(made("pairs")): {"one_seed"},
+        as_shadow(made("scores"), source="scores"): {"one_seed", "scores"},
+        as_shadow(made("judged"), judges="clients"): {"judged"},
+        as_shadow(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
+        as_shadow(made("better"), end=0.28): {"one_seed"},
+        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01))): {"one_seed", "small_gain"},
         retrained(made("retrained")): set(),
         retrained(made("seed"), seeds="5"): {"one_seed"},
         retrained(made("partners"), by="clients' accuracy"): {"judged"},
         retrained(made("majority"), majority=0.82): {"one_class"},
-        retrained(made("singles"), trainings="singles"): {"ranking"},
+        retrained(made("singles"), trainings="singles"): {"alone"},
+        retrained(made("others"), trainings="leave-one-out"): {"ranking"},
     }
     for folder, expected in cases.items():
         basis = basis_shown(open_run(folder))
         assert basis is not None
-        assert set(basis.against) == expected, folder
+        reasons = basis.verdict().reasons
+        assert set(reasons) == expected, folder
         for client in (None, 1):
+            shown = basis.verdict().without(() if client is None else OF_ALL_VALUES)
             text = text_of(write_report(folder, client))
-            assert all(each in text for each in basis.against.values())
+            assert all(reason in text for reason in shown.reasons.values())
+            assert shown.title in text
+            if client is not None and not shown.reasons:
+                continue
             assert ("Suitable as a basis for payment" in text) == (not expected)
     assert "82.0 % of the validation set is one class" in front_of(tmp_path / "majority")
 
@@ -133,14 +148,12 @@ def with_case_covariance(folder: Path, deviation: float) -> Path:
         " ".join(str(deviation**2 * (client == other)) for other in range(clients))
         for client in range(clients)
     ]
-    game = {"by": "accuracy", "start": 0.1, "end": 0.6, "majority": 0.2, "sum": 0.5}
-    retold(folder, paid_in={"sv": {**game, "case_covariance": rows}})
     frame = pandas.read_csv(folder / "contributions.csv")
     measured = frame["metric"] == "sv"
     frame.loc[measured, "low"] = frame["value"] - 0.03
     frame.loc[measured, "high"] = frame["value"] + 0.03
     frame.to_csv(folder / "contributions.csv", index=False)
-    return as_shadow(folder, "0", "0+1")
+    return as_shadow(folder, case_covariance=rows)
 
 
 def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path: Path) -> None:

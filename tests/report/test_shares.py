@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of
-from helpers.runs import at_fault, copying, make_game, repeated, retold
+from helpers.runs import at_fault, copying, make_game, make_run, repeated, retold
 
 NAN = float("nan")
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
@@ -79,9 +79,9 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     folder = part(fitted, tmp_path / "run", "sv", "cssv")
     command = ["report", str(folder), "--budget", "1000.01", "--rule", "shift", "--currency", "EUR"]
     assert main(command) == 0  # the only metric to pay by is taken
-    assert "Not suitable as a basis for payment: No model was trained" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Pay with this sentence: No model was trained" in printed
+    assert rows(folder)[0]["verdict"] in printed
     found, expected = (
         rows(folder),
         shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR")),
@@ -112,7 +112,7 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
         (
             ["cssv"],
             None,
-            "documentation advises against as a basis for payment. flsv retrain .*: --by cssv",
+            "documentation advises against as a basis for payment. flsv retrain RUN adds",
         ),
         (
             ["sv", "decayed", "cssv"],
@@ -228,8 +228,79 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
     assert all(
         end != end for end in alone.table[["share_low", "share_high"]].values.flatten()
     )  # nothing is known
-    with pytest.raises(ConfigurationError, match="no client has a claim"):
-        shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
+
+
+def no_gain(folder: Path) -> Path:
+    """Three clients of whose values all are within their errors, as where a model stays at chance."""
+    make_game(folder, {"sv": [-0.01, 0.02, -0.005]})
+    frame = pandas.read_csv(folder / "contributions.csv")
+    measured = frame["metric"] == "sv"
+    frame.loc[measured, "low"] = frame["value"] - 0.05
+    frame.loc[measured, "high"] = frame["value"] + 0.05
+    frame.to_csv(folder / "contributions.csv", index=False)
+    metric = open_run(folder).record["metrics"]["sv"]
+    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}})
+    return folder
+
+
+def unsuitable(folder: Path) -> Path:
+    return make_run(folder)
+
+
+def stopped(folder: Path) -> Path:
+    make_game(folder, {"sv": [0.3, 0.2]})
+    record = json.loads((folder / "run.json").read_text())
+    del record["ended"]
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "by"),
+    [(no_gain, "no_gain", None), (unsuitable, "unsuitable", "cssv"), (stopped, "unfinished", None)],
+)
+def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, by, capsys):
+    folder = make(tmp_path)
+    (folder / "shares.csv").write_text("client,amount\n1,100.00\n")  # of an earlier report
+    words = ["report", str(folder), "--budget", "100", *(["--by", by] if by else [])]
+    assert main(words) == 0
+    sentence = WORDS["against"][reason].format(by)
+    verdict = f"Do not pay by these values: {sentence}"
+    assert verdict in " ".join(capsys.readouterr().out.split())
+    assert {row["verdict"] for row in rows(folder)} == {verdict}
+    assert not {"share", "amount"} & rows(folder)[0].keys()
+    shares = shares_of(open_run(folder), Budget(100.0, by))
+    assert shares.verdict.forbids
+    assert shares.table["amount"].isna().all()
+    for client in (None, 1):
+        page = text_of(write_report(folder, client, budget=Budget(100.0, by)))
+        front = page.partition("\nAppendix\n")[0]
+        assert sentence in front
+        assert "Do not pay by these values:" in front
+        assert "amount" not in front
+        assert "Shares of" not in front
+
+
+def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(tmp_path):
+    """With a sentence, and with one reason less."""
+    folder = make_game(tmp_path, {"sv": [0.3, 0.1]})
+    metric = open_run(folder).record["metrics"]["sv"]
+    game = {"by": "accuracy", "start": 0.1, "end": 0.5, "source": "outputs", "alone_only": True}
+    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}}, paid_in={"sv": game})
+    one_seed = shares_of(open_run(folder), Budget(100.0))
+    assert set(one_seed.verdict.reasons) == {"one_seed", "alone"}
+    head = RETRAINED.rstrip("\n") + ",trainings,source\n"
+    cells = [
+        f"{client},{client},accuracy,{value},{value - 0.02},{value + 0.02},{value},0.2,5 6 7,3,singles,outputs\n"
+        for client, value in enumerate([0.3, 0.1])
+    ]
+    (folder / "retrained.csv").write_text(head + "".join(cells))
+    three_seeds = shares_of(open_run(folder), Budget(100.0))
+    assert set(three_seeds.verdict.reasons) == {"alone"}
+    assert three_seeds.table["amount"].tolist() == [75.0, 25.0]
+    scores = (folder / "retrained.csv").read_text().replace("outputs", "scores")
+    (folder / "retrained.csv").write_text(scores)
+    assert set(shares_of(open_run(folder), Budget(100.0)).verdict.reasons) == {"ranking"}
 
 
 def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path):

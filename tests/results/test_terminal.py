@@ -137,8 +137,11 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     assert BRACKETS not in text
     assert BRACKETS in said(Numbers("value", values, ends=[values - 0.04, values + 0.04]))
     game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
-    small = said(Numbers("value", values / 10, ends=[values - 1, values + 1]), learning_record=game)
+    tenth = values / 10
+    small = said(Numbers("value", tenth, ends=[tenth - 0.004, tenth + 0.004]), learning_record=game)
     assert "raised this score by less than 0.15." in " ".join(small.split())
+    noise = said(Numbers("value", tenth, ends=[tenth - 1, tenth + 1]), learning_record=game)
+    assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
         said(Numbers("value", values), trained=[]).split()
     )

@@ -314,10 +314,11 @@ def case_values(
     values = torch.zeros(num_players, num_games, dtype=torch.float64)
     step = max(1, MOST_AT_ONCE // (2 * num_games))
     total = 2**num_players
-    for start in range(0, total, step):
-        masks = all_coalitions(num_players, start, min(start + step, total))
-        both = game(masks).view(len(masks), 2, num_games)
-        values += _shapley_weights(masks).T @ both.mean(1)
+    for first_coalition in range(0, total, step):
+        end = min(first_coalition + step, total)
+        masks = all_coalitions(num_players, first_coalition, end)
+        predictions = game(masks).view(len(masks), 2, num_games)
+        values += _shapley_weights(masks).T @ predictions.mean(1)
     return values
 
 

@@ -1,0 +1,223 @@
+"""Verdict: whether a budget may be shared out by values. Pages, files, the terminal and Python all use this one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.functional.intervals import LEVEL, t_quantile
+from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
+from flsv.results.text import WORDS, is_small_gain, percent
+from flsv.utilities.choices import Negatives
+from flsv.utilities.csv_files import NAN, parse_numbers
+
+#: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
+#: coalition was trained.
+Source = Literal["trainings", "outputs", "scores", "none"]
+#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
+MOSTLY = 0.7
+#: Largest probability that all together have gained nothing with which values are still paid by.
+NO_GAIN = 0.05
+#: Largest expected fraction of a payment that goes to the wrong clients. Payments by numbers of samples reach it.
+MOST_MOVED = 0.18
+#: Reasons that forbid payments. All others are sentences to pay with.
+FORBIDDING = (
+    "rounds",
+    "unsuitable",
+    "unfinished",
+    "ranking",
+    "judged",
+    "no_gain",
+    "majority",
+    "wide",
+)
+#: Reasons that depend on single clients' values.
+OF_ALL_VALUES = ("no_gain", "wide", "best_alone")
+
+
+@dataclass(frozen=True)
+class PaymentFacts:
+    """Facts about values on which it depends whether a budget may be shared out by them."""
+
+    #: `[n]`, the values, NaN for a client without one.
+    values: Sequence[float]
+    #: The sources of their errors. NaN in a covariance: it is not known.
+    errors: Sequence[ValueErrors] = ()
+    #: The name of the performance that the values distribute.
+    by: str = ""
+    #: Where the utilities of coalitions come from.
+    source: Source = "none"
+    #: Whether only each client alone was trained, and all together.
+    alone_only: bool = False
+    #: Whether the trained coalitions only allow a ranking.
+    ranks_only: bool = False
+    #: The name of a metric whose documentation advises against payment.
+    unsuitable: str = ""
+    #: The framework that ran single rounds, without a federation of flsv.
+    of_rounds: str = ""
+    is_finished: bool = True
+    seeds: int = 1
+    #: Whether the clients scored the models, and whether the payer accepts that.
+    judged: bool = False
+    accepts_partners: bool = False
+    #: The utility of the model of all together, and of each client alone.
+    together: float = NAN
+    alone: Sequence[float] = ()
+    #: The model's accuracy, the fraction of the validation set's most frequent class, and the number of its samples.
+    accuracy: float = NAN
+    majority: float = NAN
+    cases: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a budget may be shared out by values, with the reasons against it."""
+
+    #: `{name: sentence}`. If some reasons forbid payments, only these. A sentence says what to do, too.
+    reasons: Mapping[str, str]
+    #: The number of seeds of the values.
+    seeds: int = 1
+
+    @property
+    def forbids(self) -> bool:
+        """Return whether a payment by these values is advised against."""
+        return any(name in FORBIDDING for name in self.reasons)
+
+    @property
+    def title(self) -> str:
+        """Return the decision: to pay, to pay with a sentence, or not to pay."""
+        titles: Mapping[str, str] = WORDS["verdicts"]
+        if self.forbids:
+            return titles["forbidden"]
+        if not self.reasons:
+            return titles["payable"].format(self.seeds)
+        return titles["sentence" if len(self.reasons) == 1 else "sentences"]
+
+    @property
+    def text(self) -> str:
+        """Return the decision with its reasons."""
+        return " ".join([self.title, *self.reasons.values()])
+
+    def without(self, names: Sequence[str]) -> Verdict:
+        """Return this verdict without some of its reasons."""
+        remaining = {name: text for name, text in self.reasons.items() if name not in names}
+        return Verdict(remaining, self.seeds)
+
+
+def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
+    """Decide whether a budget may be shared out by the rule ``rule``.
+
+    Example:
+        >>> values = PaymentFacts(values=[0.3, 0.2], by="accuracy", source="trainings", seeds=3)
+        >>> verdict_of(values).text
+        'Suitable as a basis for payment: models were trained without some of the partners, too, with 3 seeds.'
+    """
+    trained = facts.source != "none"
+    joint = _joint(facts, rule)
+    are_gains = not facts.unsuitable and not facts.of_rounds
+    no_gain = are_gains and _has_no_gain(facts, joint)
+    like_majority = not no_gain and _is_like_majority(facts)
+    scored_alone = facts.alone_only and facts.source == "scores"
+    ranks_only = trained and (facts.ranks_only or scored_alone)
+
+    holds: dict[str, Any] = {
+        "rounds": facts.of_rounds,
+        "unsuitable": facts.unsuitable,
+        "unfinished": not facts.is_finished,
+        "ranking": ranks_only,
+        "judged": facts.judged and not facts.accepts_partners,
+        "no_gain": no_gain,
+        "majority": like_majority and percent(facts.majority),
+        "wide": not no_gain and not like_majority and joint.moved > MOST_MOVED,
+        "metric": not trained and not facts.unsuitable,
+        "one_class": facts.majority >= MOSTLY and percent(facts.majority),
+        "one_seed": trained and facts.seeds == 1,
+        "alone": trained and facts.alone_only and not ranks_only,
+        "scores": facts.source == "scores" and not ranks_only,
+        "partners": facts.judged and facts.accepts_partners,
+        "best_alone": max(facts.alone, default=-math.inf) >= facts.together,
+        "small_gain": trained and is_small_gain(facts.by, facts.values),
+    }
+    reasons = {}
+    for name, detail in holds.items():
+        if detail:
+            reasons[name] = WORDS["against"][name].format(detail)
+    forbidding = {name: text for name, text in reasons.items() if name in FORBIDDING}
+    return Verdict(forbidding or reasons, facts.seeds)
+
+
+def _joint(facts: PaymentFacts, rule: Negatives) -> JointShares:
+    values = torch.tensor(facts.values, dtype=torch.float64)
+    if not facts.errors or bool(values.isnan().all()):
+        unknown = torch.full(values.shape, NAN)
+        return JointShares(unknown, unknown, NAN, NAN)
+    return joint_shares(values, facts.errors, rule)
+
+
+def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
+    """Return whether the gain of all together is not clearly above 0."""
+    if math.isnan(joint.without_gain):
+        return math.fsum(value for value in facts.values if value == value) <= 0
+    return joint.without_gain > NO_GAIN
+
+
+def _is_like_majority(facts: PaymentFacts) -> bool:
+    """Return whether the accuracy is not clearly above that of always answering with the most frequent class."""
+    margin = 0.0
+    if facts.cases:
+        deviation = math.sqrt(facts.majority * (1 - facts.majority) / facts.cases)
+        margin = float(t_quantile(LEVEL)) * deviation
+    return facts.accuracy <= facts.majority + margin
+
+
+def value_errors(
+    low: Sequence[float],
+    high: Sequence[float],
+    freedom: int | None = None,
+    seed_covariance: Tensor | None = None,
+    case_covariance: Tensor | None = None,
+) -> list[ValueErrors]:
+    """Return the sources of values' errors: the seeds, and the validation samples if their part is known.
+
+    Without a covariance between seeds, errors of two values are independent, and follow from the intervals from ``low``
+    to ``high``. With unknown intervals they are NaN.
+    """
+    if seed_covariance is None:
+        half_widths = (torch.tensor(high) - torch.tensor(low)).double() / 2
+        quantile = t_quantile(LEVEL, math.inf if freedom is None else freedom)
+        seed_covariance = (half_widths / quantile).square().diag()
+    sources = [ValueErrors(seed_covariance, freedom)]
+    if case_covariance is not None:
+        sources.append(ValueErrors(case_covariance))
+    return sources
+
+
+def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the facts of :class:`PaymentFacts` that a run's record has on a metric's game."""
+    game = record.get("paid_in", {}).get(metric)
+    if game is None:
+        return {}
+    majority = game.get("majority")
+    facts = {
+        "by": game["by"],
+        "source": game.get("source"),
+        "alone_only": game.get("alone_only"),
+        "alone": game.get("alone"),
+        "together": game.get("together"),
+        "majority": majority,
+        "accuracy": None if majority is None else game["end"],
+        "cases": game.get("cases"),
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def matrix_of(rows: Sequence[str]) -> Tensor | None:
+    """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
+    if not rows or not all(rows):
+        return None
+    return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)
