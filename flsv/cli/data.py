@@ -6,10 +6,12 @@ trained.
 
 Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
-its values that each client lacks. Notes tell of problems, such as a rare class.
-With --out, the folder gets the same tables as samples.csv and columns.csv, and
-summary.csv: pandas' description of each column at each client. Every image file
-is opened. Nothing is trained, and other sections of the file are ignored.
+its values that each client lacks. A table of doubts compares each client's
+columns with the others': other units, rows twice, numbers of cases, and more.
+Notes tell of problems, such as a rare class. With --out, the folder gets the
+same tables as samples.csv, columns.csv and doubts.csv, and summary.csv: pandas'
+description of each column at each client. Every image file is opened. Nothing
+is trained, and other sections of the file are ignored.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import pandas as pd
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
+from flsv.data.doubts import doubts_of
 from flsv.data.sources.named import unreadable_images
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import save_table
@@ -115,8 +118,8 @@ def notes(data: FederatedDataModule) -> list[str]:
     return found
 
 
-def show(data: FederatedDataModule) -> None:
-    """Print the tables of samples and columns, the server's validation set, and the notes."""
+def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
+    """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
     frame = samples(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
     print(
@@ -135,6 +138,10 @@ def show(data: FederatedDataModule) -> None:
             lacking = pd.DataFrame({"least": lacking.min(axis=1), "most": lacking.max(axis=1)})
         lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ").reset_index(READ_AS)
         print(f"\nColumns\n\n{lacking.to_string()}\n")
+    if len(doubts):
+        shown = doubts.head(_SHOWN)[["column", "site", "doubt"]]
+        more = f" ({_SHOWN} of {len(doubts)})" if len(doubts) > _SHOWN else ""
+        print(f"Doubts, the worst first{more}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(positive(data))
     for note in notes(data):
@@ -171,12 +178,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     data.prepare_data()
     data.setup("fit")
     check_images(data)
+    rows = [(doubt.strength, doubt.site, doubt.column, doubt.text) for doubt in doubts_of(data)]
+    doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt"])
     if not quiet:
-        show(data)
+        show(data, doubts)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", samples(data).reset_index())
         if data.column_cards:
             save_table(out / "columns.csv", missing(data).reset_index())
             save_table(out / "summary.csv", describe_values(data).reset_index())
+        if len(doubts):
+            save_table(out / "doubts.csv", doubts)
         print(f"Written: {display_path(out)}")

@@ -557,14 +557,16 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
         scores = scores_by_evaluator[evaluator]
         value = float(scores.value(score_name).mean())
         majority = None
+        num_cases = None
         if measure == "accuracy" and scores.support is not None:
             support = scores.support
             majority = float(support.max() / support.sum())
+            num_cases = int(support.sum())
         entries[name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
             "majority": majority,
-            "cases": None if majority is None else int(support.sum()),
+            "cases": num_cases,
         }
     return entries
 

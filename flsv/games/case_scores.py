@@ -65,13 +65,16 @@ class CaseScores:
 
         values_by_seed = []
         for seed_outputs in outputs:
-            if not self.score(seed_outputs).isfinite().all():
+            utilities = self.score(seed_outputs)
+            if not utilities.isfinite().all():
                 return None
             score = self.score
             if bounded:
                 has_members = trained.any(1)
                 score = partial(self._score_within, seed_outputs[has_members])
-            values_by_seed.append(case_values(trained, seed_outputs, weights, score, logits=logits))
+            values_by_seed.append(
+                case_values(trained, utilities, seed_outputs, weights, score, logits=logits)
+            )
         values = torch.stack(values_by_seed).mean(0)
         if self.is_resampled:
             return torch.cov(values)

@@ -102,6 +102,50 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
     assert main(["data", "federation.yaml"]) == 0
 
 
+def hospitals(folder: Path) -> Path:
+    """Three hospitals with the faults of real exports: other units, rows twice, a number of the case as a feature."""
+    folder.mkdir()
+    for place, (name, rows) in enumerate({"Aachen": 300, "Bonn": 250, "Celle": 200}.items()):
+        draw = np.random.default_rng(place)
+        table = pd.DataFrame(
+            {
+                "case": 100_000 * (place + 1) + draw.permutation(rows),
+                "age": draw.normal(64, 13, rows).round(),
+                "creatinine": draw.lognormal(0, 0.4, rows).round(2),
+                "sex": draw.choice(["f", "m"], rows),
+                "died": draw.choice(["no", "no", "yes"], rows),
+            }
+        )
+        if name == "Celle":
+            table["creatinine"] *= 88.4  # µmol/l instead of mg/dl
+        if name == "Bonn":
+            table = pd.concat([table, table.iloc[:60]])
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    hospitals(tmp_path / "hospitals")
+    options = ["--data.source=hospitals", "--data.labels=died"]
+    assert main(["data", *options, "--out=cards"]) == 0
+    doubts = pd.read_csv("cards/doubts.csv")
+    named = [(row.site, row.column) for row in doubts.itertuples()]
+    assert named == [
+        ("Celle", "creatinine"),
+        ("Bonn", "all columns"),
+        ("all sites", "case"),
+    ]
+    assert "as between creatinine in mg/dl and µmol/l" in doubts["doubt"][0]
+    assert doubts["doubt"][1].startswith("60 of ")
+    printed = capsys.readouterr().out
+    assert printed.index("creatinine in mg/dl") < printed.index("rows are there twice")
+    assert main(["fit", "--config=quickstart", *options, "--trainer.max_epochs=1", "-q"]) == 0
+    said = capsys.readouterr().err
+    assert "the tables are doubtful: creatinine of Celle" in said
+    assert ", and 2 more. flsv data shows all doubts." in said
+
+
 @pytest.mark.slow
 def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
     rows = [

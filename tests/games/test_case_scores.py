@@ -88,7 +88,9 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     utilities = score.score(outputs)
     values = predicted_shapley(masks, utilities, outputs, sizes, score.score, logits=True).values
 
-    by_case = case_values(masks, outputs, sizes, score.cases.score, logits=True)
+    by_case = case_values(
+        masks, score.cases.score(outputs), outputs, sizes, score.cases.score, logits=True
+    )
     assert by_case.shape == (CLIENTS, CASES)
     assert by_case.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
 

@@ -295,19 +295,25 @@ def predicted_shapley(
 
 
 def case_values(
-    trained: Tensor, outputs: Tensor, weights: Tensor, score: Score, *, logits: bool
+    trained: Tensor,
+    utilities: Tensor,
+    outputs: Tensor,
+    weights: Tensor,
+    score: Score,
+    *,
+    logits: bool,
 ) -> Tensor:
     """Compute the Shapley values of R games at once, float64 ``[n, R]``.
 
     Args:
         trained: bool ``[T, n]``, the trained coalitions, see :func:`predicted_shapley`.
-        outputs: ``[T, V, ...]``, their models' outputs, also the empty coalition's.
+        utilities: ``[T, R]``, their utilities in each game.
+        outputs: ``[T, V, ...]``, their models' outputs, see :func:`predicted_shapley`.
         weights: ``[n]``, the clients' weights in the federation's average.
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c, R]``, such as one for each sample.
         logits: whether the outputs are logits.
     """
     num_players = trained.shape[1]
-    utilities = score(outputs).double()
     game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
 
     num_games = utilities.shape[1]
