@@ -29,6 +29,7 @@ from common import be_quiet
 import flsv
 from flsv import FederatedLoop
 from flsv.cli.parser import FederatedCLI, make_cli
+from flsv.utilities.errors import ConfigurationError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUIET = {
@@ -205,6 +206,33 @@ class Kept:
             file.write(
                 "\n" * cut + json.dumps({**line, "version": version(cell), "result": result}) + "\n"
             )
+
+
+def check_sources(cells: Sequence[Cell], root: str) -> None:
+    """Raise SystemExit with one line if the data of a cell cannot be read: one cell of each source is tried."""
+    by_source: dict[str, Cell] = {}
+    for cell in cells:
+        by_source.setdefault(source_of(cell), cell)
+    for source, cell in by_source.items():
+        try:
+            with built(cell, root) as cli:
+                cli.datamodule.prepare_data()
+                cli.datamodule.setup("fit")
+        except (ConfigurationError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise SystemExit(
+                f"the data {source} are needed, and cannot be read below {root} (--root): {reason}"
+            ) from error
+
+
+def source_of(cell: Cell) -> str:
+    """Return the name of the data of a cell."""
+    source: Any = cell.overrides.get("data.source")
+    for file in cell.files:
+        if source is None:
+            content = yaml.safe_load((CONFIGS / file).read_text())
+            source = content.get("data", {}).get("source")
+    return str(source)
 
 
 def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Results:

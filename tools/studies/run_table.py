@@ -35,7 +35,7 @@ from typing import Any
 
 import table_report
 import yaml
-from cells import Cell, Kept, Results, finish, measure
+from cells import Cell, Kept, Results, check_sources, finish, measure
 from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
@@ -231,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
+    check_sources(cells, options.root)
     if options.short:
         results: Results = {
             cell.key: measure(shortened(table, cell), options.root) for cell in cells

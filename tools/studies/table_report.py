@@ -68,11 +68,20 @@ def paired(ours: pd.Series, other: pd.Series) -> str:
 
 
 def spread(values: pd.Series, digits: int | str) -> str:
-    """Mean and standard deviation; NaN is left out, and "-" stands for nothing."""
+    """Mean and standard deviation, which a single seed has not. NaN is left out, and "-" stands for nothing.
+
+    Example:
+        >>> spread(pd.Series([60.0, 62.0]), 1), spread(pd.Series([60.0]), 1)
+        ('61.0 ± 1.4', '60.0')
+    """
     known = values.dropna()
     form = f".{digits}f" if isinstance(digits, int) else digits
-    deviation = known.std() if len(known) > 1 else 0.0
-    return "-" if known.empty else f"{known.mean():{form}} ± {deviation:{form}}"
+    if known.empty:
+        return "-"
+    mean = f"{known.mean():{form}}"
+    if len(known) == 1:
+        return mean
+    return f"{mean} ± {known.std():{form}}"
 
 
 def matches(name: str, patterns: Sequence[str] | None) -> bool:
