@@ -224,8 +224,8 @@ class _Evaluator(GlobalModelScoring):
         assert by is not None
         # The empty coalition's outputs, of this process's untrained model, only matter for the covariance.
         empty_outputs = torch.zeros_like(piece.outputs[:, :1])
-        if self.before[0].outputs is not None:
-            empty_outputs[:] = self.before[0].outputs
+        if self.untrained_scores[0].outputs is not None:
+            empty_outputs[:] = self.untrained_scores[0].outputs
         outputs = torch.cat([empty_outputs, piece.outputs], 1)
 
         predictions = []
