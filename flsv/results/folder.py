@@ -164,8 +164,8 @@ def find_config_of(run: Path) -> Path:
     if (run / RECORD).is_file():
         raise ConfigurationError(
             f"{run} is of a run that was started from Python, and nothing tells how its module and its data are "
-            f"made (there is no {CONFIG}). In Python, make them and the Trainer as for the fit: "
-            "flsv.retrain(trainer, module, data) gives the values of flsv retrain."
+            f"made (there is no {CONFIG}). Type this where trainer, module and data have been made as for the "
+            "fit, which has not begun:\n  print(flsv.retrain(trainer, module, data))"
         )
     raise ConfigurationError(f"{run} has no {CONFIG}: name the folder of a run of flsv fit.")
 

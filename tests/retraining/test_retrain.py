@@ -120,4 +120,4 @@ def test_retrain_refuses_fitted_trainers_and_missing_loops(
         flsv.retrain(trainer_for(None, tmp_path), partial(Plateau), data())
     assert main(["retrain", str(tmp_path)]) != 0
     assert "started from Python" in (said := " ".join(capsys.readouterr().err.split()))
-    assert "flsv.retrain(trainer, module, data)" in said
+    assert "print(flsv.retrain(trainer, module, data))" in said
