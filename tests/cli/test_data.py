@@ -137,13 +137,12 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
         ("all sites", "case"),
     ]
     assert "as between creatinine in mg/dl and µmol/l" in doubts["doubt"][0]
-    assert doubts["doubt"][1].startswith("60 of ")
+    assert re.fullmatch(r"\d+ of \d+ rows are there twice", doubts["doubt"][1])
     printed = capsys.readouterr().out
     assert printed.index("creatinine in mg/dl") < printed.index("rows are there twice")
-    assert main(["fit", "--config=quickstart", *options, "--trainer.max_epochs=1", "-q"]) == 0
-    said = capsys.readouterr().err
-    assert "the tables are doubtful: creatinine of Celle" in said
-    assert ", and 2 more. flsv data shows all doubts." in said
+    more = ["--data.partitioner=null", "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "-q"]
+    with pytest.warns(UserWarning, match="the tables are doubtful: creatinine of Celle.* 2 more"):
+        assert main(["fit", "--config=quickstart", *options, *more]) == 0
 
 
 @pytest.mark.slow
