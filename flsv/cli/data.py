@@ -125,23 +125,34 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     print(
         f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n"
     )
-    held = data.validation()
-    rows = "" if held is None or held["rows"] is None else f", {held['rows']:,} samples"
+    validation_set = data.validation()
+    rows = (
+        ""
+        if validation_set is None or validation_set["rows"] is None
+        else f", {validation_set['rows']:,} samples"
+    )
     print(
         "The server has no validation set."
-        if held is None
-        else f"The server validates on {held['of']}{rows}."
+        if validation_set is None
+        else f"The server validates on {validation_set['of']}{rows}."
     )
     if data.column_cards:
         lacking = missing(data).set_index(READ_AS, append=True)
         if len(lacking.columns) > _SHOWN:
-            lacking = pd.DataFrame({"least": lacking.min(axis=1), "most": lacking.max(axis=1)})
+            lacking = pd.DataFrame(
+                {
+                    "least": lacking.min(axis=1),
+                    "most": lacking.max(axis=1),
+                }
+            )
         lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ").reset_index(READ_AS)
         print(f"\nColumns\n\n{lacking.to_string()}\n")
     if len(doubts):
         shown = doubts.head(_SHOWN)[["column", "site", "doubt"]]
-        more = f" ({_SHOWN} of {len(doubts)})" if len(doubts) > _SHOWN else ""
-        print(f"Doubts, the worst first{more}: ask the sites\n\n{shown.to_string(index=False)}\n")
+        count_note = f" ({_SHOWN} of {len(doubts)})" if len(doubts) > _SHOWN else ""
+        print(
+            f"Doubts, the worst first{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n"
+        )
     if data.positive_class is not None:
         print(positive(data))
     for note in notes(data):
@@ -166,10 +177,15 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
-    args = [*(f"--config={file}" for file in files), *args[len(files) :]]
+    args = [
+        *(f"--config={file}" for file in files),
+        *args[len(files) :],
+    ]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
     parser.add_argument(
-        "--out", type=Path | None, help="folder of samples.csv, columns.csv and summary.csv"
+        "--out",
+        type=Path | None,
+        help="folder of samples.csv, columns.csv and summary.csv",
     )
     objects = instantiated(parser, args)
     out, data = objects.out, objects.data
@@ -186,8 +202,14 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", samples(data).reset_index())
         if data.column_cards:
-            save_table(out / "columns.csv", missing(data).reset_index())
-            save_table(out / "summary.csv", describe_values(data).reset_index())
+            save_table(
+                out / "columns.csv",
+                missing(data).reset_index(),
+            )
+            save_table(
+                out / "summary.csv",
+                describe_values(data).reset_index(),
+            )
         if len(doubts):
             save_table(out / "doubts.csv", doubts)
         print(f"Written: {display_path(out)}")

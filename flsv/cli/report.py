@@ -50,13 +50,20 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="the run's folder, also of a killed run",
     )
     parser.add_argument(
-        "--client", help="id or name of a client, for the page that this client may see"
+        "--client",
+        help="id or name of a client, for the page that this client may see",
     )
     parser.add_argument(
-        "--out", type=Path, help="the file, .html. Default: report.html in the run's folder"
+        "--out",
+        type=Path,
+        help="the file, .html. Default: report.html in the run's folder",
     )
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
+    terms.add_argument(
+        "--budget",
+        type=float,
+        help="amount to share out, such as 10000",
+    )
     terms.add_argument(
         "--by",
         metavar="METRIC",
@@ -80,8 +87,18 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
     signing = parser.add_argument_group("signatures")
-    signing.add_argument("--sign", metavar="KEY", type=Path, help="SSH key that signs the page")
-    signing.add_argument("--verify", metavar="PAGE", type=Path, help="a signed page to verify")
+    signing.add_argument(
+        "--sign",
+        metavar="KEY",
+        type=Path,
+        help="SSH key that signs the page",
+    )
+    signing.add_argument(
+        "--verify",
+        metavar="PAGE",
+        type=Path,
+        help="a signed page to verify",
+    )
     signing.add_argument(
         "--signers",
         metavar="FILE",
@@ -96,16 +113,20 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if options.run is None:
         parser.error("name the run's folder: flsv report lightning_logs/version_0")
     names = ("by", "rule", "currency", "judged_by_partners")
-    given = {name: value for name in names if (value := getattr(options, name))}
-    if given and options.budget is None:
+    terms_by_name = {name: value for name in names if (value := getattr(options, name))}
+    if terms_by_name and options.budget is None:
         parser.error(
-            f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000"
+            f"--{' and --'.join(terms_by_name).replace('_', '-')}: name the budget, too: --budget 10000"
         )
-    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
+    from flsv.report import (
+        Budget,
+        open_run,
+        write_report,
+    )  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results.terminal import width
 
-    budget = None if options.budget is None else Budget(options.budget, **given)
+    budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, shares_file(page)]

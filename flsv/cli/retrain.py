@@ -263,8 +263,15 @@ def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
 
 
 def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
-    intervals = with_intervals(rows["value"].tolist(), rows["low"].tolist(), rows["high"].tolist())
-    columns = {"value": intervals, "share": rows["share"].map(percent).tolist()}
+    intervals = with_intervals(
+        rows["value"].tolist(),
+        rows["low"].tolist(),
+        rows["high"].tolist(),
+    )
+    columns = {
+        "value": intervals,
+        "share": rows["share"].map(percent).tolist(),
+    }
     basis = basis_of_retrained(rows.to_dict("records"), record)
     title = f"{rows['by'].iloc[0]}, by retraining ({basis.of})"
     print_table(title, rows["client_name"].tolist(), columns)
@@ -295,7 +302,12 @@ def _workers_of(backend: str | None) -> Iterator[None]:
 def _parser() -> ArgumentParser:
     further = "Further arguments are those of flsv fit and override the run's configuration."
     parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="the run's folder",
+    )
     parser.add_argument(
         "--trainings",
         dest="which",
@@ -310,7 +322,9 @@ def _parser() -> ArgumentParser:
         help=f"score of a model: {performances}, or a value that the module logs. Default: as in the run's metrics",
     )
     parser.add_argument(
-        "--mode", choices=("min", "max"), help="whether less or more of a logged value is better"
+        "--mode",
+        choices=("min", "max"),
+        help="whether less or more of a logged value is better",
     )
     parser.add_argument(
         "--judges",
@@ -319,7 +333,9 @@ def _parser() -> ArgumentParser:
         "Default: as in the run",
     )
     parser.add_argument(
-        "--rounds", type=from_1, help="rounds of each training. Default: as in the run"
+        "--rounds",
+        type=from_1,
+        help="rounds of each training. Default: as in the run",
     )
     parser.add_argument(
         "--seeds",
@@ -339,7 +355,12 @@ def _parser() -> ArgumentParser:
     joining = (
         "a client that took no part, and its file or folder: what it would add to the others' model"
     )
-    parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
+    parser.add_argument(
+        "--with",
+        dest="joining",
+        metavar="NAME=DATA",
+        help=joining,
+    )
     jobs = "trainings at once, each in a process of its own. Default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
     backend = "joblib backend whose workers train, such as dask. Default: processes of this machine"
@@ -358,20 +379,34 @@ def _check_options(options: Namespace) -> None:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
-    options, rest = _parser().parse_known_args(list(args))
+    options, fit_arguments = _parser().parse_known_args(list(args))
     _check_options(options)
     without, joining, backend = (
         vars(options).pop(name) for name in ("without", "joining", "backend")
     )
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock:
-        changes = [*rest, *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ())]
+        changes = [
+            *fit_arguments,
+            *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ()),
+        ]
         if joining:
             path = _with(options.run, joining, options, changes)
         elif without:
-            path = _without(options.run, without, options, changes, torch.get_num_threads())
+            path = _without(
+                options.run,
+                without,
+                options,
+                changes,
+                torch.get_num_threads(),
+            )
         else:
-            rows, path = retrain(**vars(options), overrides=rest, threads=None, say=printer(quiet))
+            rows, path = retrain(
+                **vars(options),
+                overrides=fit_arguments,
+                threads=None,
+                say=printer(quiet),
+            )
             if not quiet:
                 _show(rows, read_record(options.run / RECORD))
     print(f"{'Saved' if without else 'Retrained'}: {display_path(path)}")

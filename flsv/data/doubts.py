@@ -75,7 +75,10 @@ class SiteTable:
     class_counts: Sequence[int] = ()
 
 
-def find_doubts(sites: Sequence[SiteTable], class_names: Sequence[str] = ()) -> list[Doubt]:
+def find_doubts(
+    sites: Sequence[SiteTable],
+    class_names: Sequence[str] = (),
+) -> list[Doubt]:
     """Compare the sites' tables, and return all doubts, the strongest first.
 
     Example:
@@ -96,13 +99,33 @@ def find_doubts(sites: Sequence[SiteTable], class_names: Sequence[str] = ()) -> 
         num_constant = sum(column.nunique() == 1 for column in columns)
         if num_constant > len(sites) / 2 and pd.concat(columns).nunique() > 1:
             text = "has one value at each site: it tells the model where a row is from"
-            doubts.append(Doubt(STRONG, "most sites", name, text))
+            doubts.append(
+                Doubt(
+                    STRONG,
+                    "most sites",
+                    name,
+                    text,
+                )
+            )
             continue
-        for place, site in enumerate(sites):
-            others = pd.concat(columns[:place] + columns[place + 1 :])
-            for compare in (_missing, _values):
-                for strength, text in compare(columns[place], others):
-                    doubts.append(Doubt(strength, site.site, name, text))
+        for index, site in enumerate(sites):
+            other_values = pd.concat(columns[:index] + columns[index + 1 :])
+            for compare in (
+                _missing,
+                _values,
+            ):
+                for strength, text in compare(
+                    columns[index],
+                    other_values,
+                ):
+                    doubts.append(
+                        Doubt(
+                            strength,
+                            site.site,
+                            name,
+                            text,
+                        )
+                    )
     doubts += _rows_twice(sites)
     doubts += _classes(sites, class_names)
     return sorted(_once(doubts), key=lambda doubt: -doubt.strength)
@@ -111,7 +134,9 @@ def find_doubts(sites: Sequence[SiteTable], class_names: Sequence[str] = ()) -> 
 Found = Iterator[tuple[float, str]]
 
 
-def _once(doubts: Sequence[Doubt]) -> list[Doubt]:
+def _once(
+    doubts: Sequence[Doubt],
+) -> list[Doubt]:
     """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
     strongest: dict[tuple[str, str], Doubt] = {}
     remaining = []
@@ -120,41 +145,50 @@ def _once(doubts: Sequence[Doubt]) -> list[Doubt]:
         if kind not in ("values", "median"):
             remaining.append(doubt)
             continue
-        known = strongest.get((doubt.column, kind))
-        if known is None or doubt.strength > known.strength:
+        candidate = strongest.get((doubt.column, kind))
+        if candidate is None or doubt.strength > candidate.strength:
             strongest[doubt.column, kind] = doubt
     return [*remaining, *strongest.values()]
 
 
-def _missing(column: pd.Series, others: pd.Series) -> Found:
-    if min(len(column), len(others)) < FEWEST:
+def _missing(column: pd.Series, other_values: pd.Series) -> Found:
+    if min(len(column), len(other_values)) < FEWEST:
         return
-    difference = float(column.isna().mean() - others.isna().mean())
+    difference = float(column.isna().mean() - other_values.isna().mean())
     if difference > MOST_MISSING:
         share = f"{100 * column.isna().mean():.0f} %"
-        usual = f"{100 * others.isna().mean():.0f} %"
-        yield difference / MOST_MISSING, f"{share} are missing, {usual} at the other sites"
+        usual_share = f"{100 * other_values.isna().mean():.0f} %"
+        yield difference / MOST_MISSING, f"{share} are missing, {usual_share} at the other sites"
 
 
-def _values(column: pd.Series, others: pd.Series) -> Found:
+def _values(column: pd.Series, other_column: pd.Series) -> Found:
     """Compare the known values of a site's column with those of all others."""
     own_values = column.dropna()
-    other_values = others.dropna()
+    other_values = other_column.dropna()
     if min(len(own_values), len(other_values)) < FEWEST:
         return
     if own_values.nunique() == 1 and other_values.nunique() > 1:
         share = float((other_values == own_values.iloc[0]).mean())
         # A rare value may be absent by chance: so probable is one value only.
         if share ** len(own_values) < 1e-3:
-            yield 2 * STRONG, f"all values are {own_values.iloc[0]}, at the other sites they differ"
+            yield (
+                2 * STRONG,
+                f"all values are {own_values.iloc[0]}, at the other sites they differ",
+            )
         return
     if pd.api.types.is_numeric_dtype(own_values) and pd.api.types.is_numeric_dtype(other_values):
-        yield from _scale(own_values.astype(float), other_values.astype(float))
+        yield from _scale(
+            own_values.astype(float),
+            other_values.astype(float),
+        )
         return
     yield from _own_categories(own_values.astype(str), other_values.astype(str))
 
 
-def _scale(own_values: pd.Series, other_values: pd.Series) -> Found:
+def _scale(
+    own_values: pd.Series,
+    other_values: pd.Series,
+) -> Found:
     """Find another unit or another origin of a site's numbers."""
     if other_values.nunique() < 10:
         return
@@ -180,7 +214,10 @@ def _scale(own_values: pd.Series, other_values: pd.Series) -> Found:
         error_of_medians = (0.93 * spread / median) ** 2
         weight = error_of_spreads / (error_of_spreads + error_of_medians)
         logarithm = (1 - weight) * logarithms[0] + weight * logarithms[1]
-        yield STRONG * size / allowed, _ratio_text(math.exp(logarithm))
+        yield (
+            STRONG * size / allowed,
+            _ratio_text(math.exp(logarithm)),
+        )
         return
 
     shift = abs(median - usual_median) / max(usual_spread, spread)
@@ -189,7 +226,9 @@ def _scale(own_values: pd.Series, other_values: pd.Series) -> Found:
         yield shift / MOST_SHIFT, f"{text}, far outside the usual spread"
 
 
-def _interquartile_range(values: pd.Series) -> float:
+def _interquartile_range(
+    values: pd.Series,
+) -> float:
     lower, upper = np.quantile(values, [0.25, 0.75])
     return float(upper - lower)
 
@@ -198,8 +237,14 @@ def _ratio_text(ratio: float) -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
     text = f"values are {ratio:.3g} times those of the other sites"
-    units = {**UNIT_FACTORS, **{float(10**power): "" for power in range(1, 10)}}
-    nearest = min(units, key=lambda known: abs(math.log(factor / known)))
+    units = {
+        **UNIT_FACTORS,
+        **{float(10**power): "" for power in range(1, 10)},
+    }
+    nearest = min(
+        units,
+        key=lambda candidate: abs(math.log(factor / candidate)),
+    )
     if abs(math.log(factor / nearest)) > NEAR:
         return text
     if nearest in UNIT_FACTORS:
@@ -207,7 +252,10 @@ def _ratio_text(ratio: float) -> str:
     return f"{text} (a power of ten)"
 
 
-def _own_categories(own_values: pd.Series, other_values: pd.Series) -> Found:
+def _own_categories(
+    own_values: pd.Series,
+    other_values: pd.Series,
+) -> Found:
     is_unknown = ~own_values.isin(other_values.unique())
     share = float(is_unknown.mean())
     if share > MOST_OWN and is_unknown.sum() >= 5:
@@ -237,26 +285,39 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
         yield Doubt(STRONG, "all sites", name, text)
 
 
-def _rows_twice(sites: Sequence[SiteTable]) -> Iterator[Doubt]:
+def _rows_twice(
+    sites: Sequence[SiteTable],
+) -> Iterator[Doubt]:
     """Find rows that a site has twice, and rows that two sites have."""
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
-    for place, (site, rows) in enumerate(zip(sites, hashes)):
+    for site_index, (site, rows) in enumerate(zip(sites, hashes)):
         if len(rows) < FEWEST:
             continue
-        usual = float(np.median(shares_twice[:place] + shares_twice[place + 1 :]))
+        usual_share = float(np.median(shares_twice[:site_index] + shares_twice[site_index + 1 :]))
         count = int(rows.duplicated().sum())
-        excess = shares_twice[place] - usual
+        excess = shares_twice[site_index] - usual_share
         if excess > MOST_TWICE and count >= 5:
             text = f"{count} of {len(rows)} rows are there twice"
-            yield Doubt(STRONG * excess / MOST_TWICE, site.site, "all columns", text)
+            yield Doubt(
+                STRONG * excess / MOST_TWICE,
+                site.site,
+                "all columns",
+                text,
+            )
 
-        for other_site, other_rows in zip(sites[place + 1 :], hashes[place + 1 :]):
+        for other_site, other_rows in zip(
+            sites[site_index + 1 :],
+            hashes[site_index + 1 :],
+        ):
             if len(other_rows) < FEWEST:
                 continue
             is_shared = rows.isin(other_rows.unique())
-            usual = max(usual, float(np.median(shares_twice)))
-            excess = float(is_shared.mean()) - usual
+            usual_share = max(
+                usual_share,
+                float(np.median(shares_twice)),
+            )
+            excess = float(is_shared.mean()) - usual_share
             if excess > MOST_TWICE and is_shared.sum() >= 5:
                 text = (
                     f"{int(is_shared.sum())} of {len(rows)} rows are rows of {other_site.site}, too"
@@ -264,31 +325,42 @@ def _rows_twice(sites: Sequence[SiteTable]) -> Iterator[Doubt]:
                 yield Doubt(STRONG * excess / MOST_TWICE, site.site, "all columns", text)
 
 
-def _classes(sites: Sequence[SiteTable], class_names: Sequence[str]) -> Iterator[Doubt]:
+def _classes(
+    sites: Sequence[SiteTable],
+    class_names: Sequence[str],
+) -> Iterator[Doubt]:
     """Find sites whose share of a class is far from the others'."""
-    total = np.sum([site.class_counts for site in sites], axis=0)
+    total = np.sum(
+        [site.class_counts for site in sites],
+        axis=0,
+    )
     for site in sites:
         counts = np.asarray(site.class_counts)
         rows = int(counts.sum())
         if rows < FEWEST or len(counts) != 2:
             continue
-        others = total - counts
-        if others.min() < 5:
+        other_values = total - counts
+        if other_values.min() < 5:
             continue
         # Half a row more of each class, so that a site without one has finite odds.
         log_odds = math.log((counts[1] + 0.5) / (counts[0] + 0.5))
-        usual_log_odds = math.log((others[1] + 0.5) / (others[0] + 0.5))
-        share = others[1] / others.sum()
-        stderr = math.sqrt(1 / (share * (1 - share)) * (1 / rows + 1 / others.sum()))
+        usual_log_odds = math.log((other_values[1] + 0.5) / (other_values[0] + 0.5))
+        share = other_values[1] / other_values.sum()
+        stderr = math.sqrt(1 / (share * (1 - share)) * (1 / rows + 1 / other_values.sum()))
         difference = abs(log_odds - usual_log_odds)
-        strength = min(difference / stderr / MOST_ERRORS, difference / MOST_LOG_ODDS)
+        strength = min(
+            difference / stderr / MOST_ERRORS,
+            difference / MOST_LOG_ODDS,
+        )
         if strength > 1:
             own_share = f"{100 * counts[1] / rows:.0f} %"
             text = f"{own_share} are {class_names[1]}, {100 * share:.0f} % at the other sites"
             yield Doubt(strength, site.site, "class", text)
 
 
-def warn_of_doubts(data: FederationView) -> None:
+def warn_of_doubts(
+    data: FederationView,
+) -> None:
     """Warn in one line if a doubt about a federation's tables is strong."""
     doubts = [doubt for doubt in doubts_of(data) if doubt.strength >= STRONG]
     if not doubts:
@@ -301,7 +373,9 @@ def warn_of_doubts(data: FederationView) -> None:
     )
 
 
-def doubts_of(data: FederationView) -> list[Doubt]:
+def doubts_of(
+    data: FederationView,
+) -> list[Doubt]:
     """Return the doubts about a federation's training rows, the strongest first. None for data that are no table."""
     if not data.column_cards:
         return []
@@ -314,5 +388,11 @@ def doubts_of(data: FederationView) -> list[Doubt]:
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
         class_counts = counts[client] if has_classes else ()
-        sites.append(SiteTable(name, columns.iloc[rows], class_counts))
+        sites.append(
+            SiteTable(
+                name,
+                columns.iloc[rows],
+                class_counts,
+            )
+        )
     return find_doubts(sites, data.class_names if has_classes else ())

@@ -37,18 +37,29 @@ from torch import Tensor
 LEVEL = 0.9
 
 
-def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
+def half_width(
+    variance: Tensor,
+    freedom: Tensor,
+    level: float,
+) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
     quantiles = t_quantile(level, freedom).to(variance)
     widths = quantiles * variance.sqrt()
     return widths.masked_fill(~(freedom > 0), float("nan"))
 
 
-def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
+def t_quantile(
+    level: float,
+    freedom: Tensor | float = math.inf,
+) -> Tensor:
     """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of ``freedom`` it is the normal
     quantile.
     """
-    freedom = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    freedom = torch.as_tensor(
+        freedom,
+        dtype=torch.float64,
+        device="cpu",
+    )
     probability = (1 + level) / 2
     quantiles = stats.t.ppf(probability, freedom.numpy())
     return torch.as_tensor(quantiles, dtype=torch.float64)
@@ -94,7 +105,9 @@ def one_seed_stderr(
     return variance.sqrt()
 
 
-def prediction_stderr(disagreement: Tensor) -> Tensor:
+def prediction_stderr(
+    disagreement: Tensor,
+) -> Tensor:
     """Compute predicted values' standard error from their difference between interpolation and ensemble, ``[n]`` or
     ``[n, M]``.
     """
@@ -148,7 +161,10 @@ def interval_over_seeds(
     spread = values.var(0)
     sum_of_gains = values.mean(0).clamp_min(0).sum()
     deviation_elsewhere = SEED_DEVIATION * sum_of_gains
-    common_variance = torch.maximum(spread.mean(), deviation_elsewhere.square())
+    common_variance = torch.maximum(
+        spread.mean(),
+        deviation_elsewhere.square(),
+    )
     squares = (num_seeds - 1) * spread + 2 * common_variance
     variance = squares / (num_seeds + 1)
 
@@ -158,7 +174,11 @@ def interval_over_seeds(
     return (between_seeds + by_prediction.square()).sqrt()
 
 
-def seed_covariance(values: Tensor, half_widths: Tensor, level: float = LEVEL) -> Tensor:
+def seed_covariance(
+    values: Tensor,
+    half_widths: Tensor,
+    level: float = LEVEL,
+) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
     Its diagonal is that of the intervals of :func:`interval_over_seeds`, whose errors are Student's t. What a few seeds
@@ -171,7 +191,10 @@ def seed_covariance(values: Tensor, half_widths: Tensor, level: float = LEVEL) -
     """
     seeds = len(values)
     freedom = seed_freedom(seeds)
-    quantile = t_quantile(level, math.inf if freedom is None else freedom)
+    quantile = t_quantile(
+        level,
+        math.inf if freedom is None else freedom,
+    )
     variances = (half_widths.double() / quantile).square()
     if seeds == 1:
         return variances.diag()

@@ -56,7 +56,9 @@ class JointShares:
 
 
 def covariance_over_cases(
-    case_values: Tensor, strata: Tensor | None = None, groups: Tensor | None = None
+    case_values: Tensor,
+    strata: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Tensor:
     r"""Compute the covariance of values between draws of as many validation samples.
 
@@ -80,16 +82,27 @@ def covariance_over_cases(
     stratum_of = torch.zeros(len(centered), dtype=torch.int64) if strata is None else strata
     for stratum in stratum_of.unique():
         members = stratum_of == stratum
-        centered = torch.where(members[:, None], centered - centered[members].mean(0), centered)
+        centered = torch.where(
+            members[:, None],
+            centered - centered[members].mean(0),
+            centered,
+        )
 
     group_sums = centered
     if groups is not None:
         _, group_of = groups.unique(return_inverse=True)
-        group_sums = centered.new_zeros(int(group_of.max()) + 1, centered.shape[1])
+        group_sums = centered.new_zeros(
+            int(group_of.max()) + 1,
+            centered.shape[1],
+        )
         group_sums.index_add_(0, group_of, centered)
     num_groups = len(group_sums)
     if num_groups < 2:
-        return torch.full((centered.shape[1],) * 2, math.nan, dtype=torch.float64)
+        return torch.full(
+            (centered.shape[1],) * 2,
+            math.nan,
+            dtype=torch.float64,
+        )
     correction = num_groups / (num_groups - 1)
     return correction * group_sums.T @ group_sums / len(centered) ** 2
 
@@ -107,7 +120,12 @@ def draw_values(
     generator = generator or Generator().manual_seed(0)
 
     def normal(columns: int) -> Tensor:
-        return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
+        return torch.randn(
+            draws,
+            columns,
+            dtype=torch.float64,
+            generator=generator,
+        )
 
     value_draws = values.double().expand(draws, -1)
     for source in errors:
@@ -122,25 +140,44 @@ def draw_values(
 
 
 def joint_intervals(
-    values: Tensor, errors: Sequence[ValueErrors], level: float = LEVEL
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+    level: float = LEVEL,
 ) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
     NaN for a client without a value.
     """
     has_value = ~values.isnan()
-    low = torch.full(values.shape, math.nan, dtype=torch.float64)
+    low = torch.full(
+        values.shape,
+        math.nan,
+        dtype=torch.float64,
+    )
     high = low.clone()
-    value_draws = draw_values(values[has_value], _of_clients(errors, has_value))
+    value_draws = draw_values(
+        values[has_value],
+        _of_clients(errors, has_value),
+    )
     percentiles = torch.from_numpy(
-        np.quantile(value_draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        np.quantile(
+            value_draws,
+            [
+                (1 - level) / 2,
+                (1 + level) / 2,
+            ],
+            axis=0,
+        )
     )
     low[has_value] = percentiles[0]
     high[has_value] = percentiles[1]
     return low, high
 
 
-def _of_clients(errors: Sequence[ValueErrors], is_client: Tensor) -> list[ValueErrors]:
+def _of_clients(
+    errors: Sequence[ValueErrors],
+    is_client: Tensor,
+) -> list[ValueErrors]:
     """Return the errors of some of the clients."""
     parts = []
     for source in errors:
@@ -189,17 +226,39 @@ def joint_shares(
     sources = _of_clients(errors, has_value)
     unknown = any(bool(source.covariance.isnan().any()) for source in sources)
     if unknown:
-        nothing = torch.full(values.shape, math.nan, dtype=torch.float64)
-        return JointShares(nothing, nothing.clone(), math.nan, math.nan)
+        nothing = torch.full(
+            values.shape,
+            math.nan,
+            dtype=torch.float64,
+        )
+        return JointShares(
+            nothing,
+            nothing.clone(),
+            math.nan,
+            math.nan,
+        )
     value_draws = draw_values(valued, sources, draws, generator)
 
     shares = shares_of_draws(value_draws, negatives)
     shares = shares[shares.isfinite().all(1)]
     share = shares_of_draws(valued[None], negatives)
-    outside = [(1 - level) / 2, (1 + level) / 2]
-    percentiles = torch.from_numpy(np.quantile(torch.cat([shares, share]), outside, axis=0))
+    outside = [
+        (1 - level) / 2,
+        (1 + level) / 2,
+    ]
+    percentiles = torch.from_numpy(
+        np.quantile(
+            torch.cat([shares, share]),
+            outside,
+            axis=0,
+        )
+    )
 
-    low = torch.full(values.shape, math.nan, dtype=torch.float64)
+    low = torch.full(
+        values.shape,
+        math.nan,
+        dtype=torch.float64,
+    )
     high = low.clone()
     # Where draws pile up at 0, the share itself may lie beyond its percentiles.
     low[has_value] = torch.minimum(percentiles[0], share[0])

@@ -71,9 +71,19 @@ class CaseScores:
             score = self.score
             if bounded:
                 has_members = trained.any(1)
-                score = partial(self._score_within, seed_outputs[has_members])
+                score = partial(
+                    self._score_within,
+                    seed_outputs[has_members],
+                )
             values_by_seed.append(
-                case_values(trained, utilities, seed_outputs, weights, score, logits=logits)
+                case_values(
+                    trained,
+                    utilities,
+                    seed_outputs,
+                    weights,
+                    score,
+                    logits=logits,
+                )
             )
         values = torch.stack(values_by_seed).mean(0)
         if self.is_resampled:
@@ -104,7 +114,10 @@ def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseSco
         counts = labels.bincount()
         # The mean over all samples of these multiples is the mean over the classes of their means.
         multiples = len(labels) / ((counts > 0).sum() * counts[labels].double())
-        return CaseScores(lambda outputs: _hits(outputs, labels) * multiples, strata=labels)
+        return CaseScores(
+            lambda outputs: _hits(outputs, labels) * multiples,
+            strata=labels,
+        )
     return None
 
 
@@ -118,11 +131,19 @@ def _hits(logits: Tensor, labels: Tensor) -> Tensor:
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the models' cross-entropies, float64 ``[c, V]``."""
     repeated = labels.repeat(len(logits))
-    losses = F.cross_entropy(logits.double().flatten(0, 1), repeated, reduction="none")
+    losses = F.cross_entropy(
+        logits.double().flatten(0, 1),
+        repeated,
+        reduction="none",
+    )
     return losses.view(len(logits), -1)
 
 
-def _of_metric(evaluator: ModelEvaluator, measure: ModelScore, labels: Tensor) -> CaseScores | None:
+def _of_metric(
+    evaluator: ModelEvaluator,
+    measure: ModelScore,
+    labels: Tensor,
+) -> CaseScores | None:
     metric = measure.of
     if not isinstance(metric, Metric):
         return None
@@ -148,7 +169,11 @@ def _power_of_error(metric: Metric) -> int | None:
     return None
 
 
-def _resampled(evaluator: ModelEvaluator, measure: ModelScore, labels: Tensor) -> CaseScores:
+def _resampled(
+    evaluator: ModelEvaluator,
+    measure: ModelScore,
+    labels: Tensor,
+) -> CaseScores:
     """Return the scores of a measure on samples of the validation samples, within each class if there are classes."""
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()

@@ -249,7 +249,12 @@ class ShadowShapley(MeasuredMetric):
         self._judged: Tensor | None = None
         self._case_covariance: Callable[[], Tensor | None] | None = None
         self._evidence: dict[str, Any] = {}
-        self._measure(performance, mode, per_class or num_classes is not None, judges)
+        self._measure(
+            performance,
+            mode,
+            per_class or num_classes is not None,
+            judges,
+        )
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -300,7 +305,10 @@ class ShadowShapley(MeasuredMetric):
             )
         if self._build is not None:
             self._play_starts = partial(
-                round.games.utility_of_models, self._build, UNTRAINED, self.measured_by
+                round.games.utility_of_models,
+                self._build,
+                UNTRAINED,
+                self.measured_by,
             )
         return round.games.trained(round.trained, self.measured_by)
 
@@ -413,7 +421,11 @@ class ShadowShapley(MeasuredMetric):
             self._compute_values(masks, utilities)
         else:
             self._compute_values(
-                masks, utilities, outputs=game.outputs, weights=game.weights, by=game.by
+                masks,
+                utilities,
+                outputs=game.outputs,
+                weights=game.weights,
+                output_score=game.by,
             )
         self.evaluations = self.evaluations + len(masks)
 
@@ -430,7 +442,7 @@ class ShadowShapley(MeasuredMetric):
         utilities: Tensor,
         outputs: Tensor | None = None,
         weights: Tensor | None = None,
-        by: OutputScore | None = None,
+        output_score: OutputScore | None = None,
     ) -> None:
         """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
         store them. If a utility or an output is not finite, all values become NaN, with a warning."""
@@ -443,17 +455,36 @@ class ShadowShapley(MeasuredMetric):
                 f"ShadowShapley: there are no values: {broken} come to no finite performance.",
                 stacklevel=2,
             )
-            self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
+            self.values, self.errors = (
+                self.values * torch.nan,
+                self.errors * torch.nan,
+            )
             return
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
         predict: Callable[[], PredictedValues] | None = None
         self._case_covariance = None
-        if by is not None and outputs is not None and weights is not None and whole_layers(masks):
+        if (
+            output_score is not None
+            and outputs is not None
+            and weights is not None
+            and whole_layers(masks)
+        ):
             if not are_all_trained:
-                predict = partial(by.shapley, masks, utilities.cpu(), outputs, weights)
+                predict = partial(
+                    output_score.shapley,
+                    masks,
+                    utilities.cpu(),
+                    outputs,
+                    weights,
+                )
             if not self.per_class:
-                self._case_covariance = partial(by.case_covariance, masks, outputs[None], weights)
+                self._case_covariance = partial(
+                    output_score.case_covariance,
+                    masks,
+                    outputs[None],
+                    weights,
+                )
 
         source = "outputs"
         if predict is None:
@@ -477,7 +508,12 @@ class ShadowShapley(MeasuredMetric):
         self.values = self._over_rounds(new_values.reshape(shape)).to(self.values)
 
         starts, recent, values, fit = to_host(
-            [self.starts, self.recent, self.values, fit.reshape(shape)]
+            [
+                self.starts,
+                self.recent,
+                self.values,
+                fit.reshape(shape),
+            ]
         )
         # Values that do not follow each other round by round differ by what was learned between them, too.
         follow_each_other = self._interval == 1 and predict is None
@@ -546,7 +582,12 @@ class ShadowShapley(MeasuredMetric):
             previous_round = round_index
 
             inner_utilities = utilities[row].to(self.ends)
-            game = torch.cat([self.ends[row], inner_utilities.reshape(len(masks) - 2, -1)])
+            game = torch.cat(
+                [
+                    self.ends[row],
+                    inner_utilities.reshape(len(masks) - 2, -1),
+                ]
+            )
             if not self.per_class:
                 game = game.squeeze(-1)
 
@@ -555,7 +596,11 @@ class ShadowShapley(MeasuredMetric):
                 pair = [self.outputs[row], outputs[row]]
                 game_outputs = torch.cat(pair)
             self._compute_values(
-                masks, game, outputs=game_outputs, weights=weights, by=output_score
+                masks,
+                game,
+                outputs=game_outputs,
+                weights=weights,
+                output_score=output_score,
             )
             self._computed = None
             values_by_round[round_index] = self.compute()

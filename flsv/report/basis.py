@@ -74,7 +74,11 @@ class Basis:
         """Return the number of seeds over which the values are averaged."""
         return int(self.facts.get("seeds", 1))
 
-    def verdict(self, rule: Negatives = "zero", accepts_partners: bool = False) -> Verdict:
+    def verdict(
+        self,
+        rule: Negatives = "zero",
+        accepts_partners: bool = False,
+    ) -> Verdict:
         """Decide whether a budget may be shared out by these values.
 
         Args:
@@ -100,7 +104,9 @@ class Basis:
         )
 
     @cached_property
-    def with_other_cases(self) -> tuple[list[float], list[float]] | None:
+    def with_other_cases(
+        self,
+    ) -> tuple[list[float], list[float]] | None:
         """The ends of the values' intervals for other validation samples and other seeds, ``[n]`` each. None if it is
         not known how much values depend on the validation samples.
         """
@@ -122,8 +128,8 @@ def ends_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequen
     return basis.low, basis.high
 
 
-def basis_of(run: Run, by: str | None = None) -> Basis:
-    """Return the values by which to share a budget out: those named ``by``, or the only suitable ones.
+def basis_of(run: Run, values_name: str | None = None) -> Basis:
+    """Return the values by which to share a budget out: those of this name, or the only suitable ones.
 
     Raise ConfigurationError if no values or several are suitable.
     """
@@ -132,28 +138,33 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
     if any(run.retrained()):
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
-    key = _chosen(run, by, candidates, suitable)
+    key = _chosen(run, values_name, candidates, suitable)
     return _retrained(run) if key == RETRAINED else _measured(run, key)
 
 
-def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
-    """Return the name of the values by which to share a budget out: ``by``, or the only name in ``suitable``."""
-    if not known:
+def _chosen(
+    run: Run,
+    values_name: str | None,
+    candidate: Sequence[str],
+    suitable: Sequence[str],
+) -> str:
+    """Return the name of the values to share a budget out by: ``values_name``, or the only one in ``suitable``."""
+    if not candidate:
         raise ConfigurationError(
             f"{run.folder}: no contribution was measured, so there is nothing to share out by."
         )
-    there = f"{run.folder} has values by {joined(known)}"
-    if by is not None and by not in known:
-        raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
-    if by is None and not suitable:
+    there = f"{run.folder} has values by {joined(candidate)}"
+    if values_name is not None and values_name not in candidate:
+        raise ConfigurationError(f"--by {values_name}: {there}. flsv retrain RUN adds {RETRAINED}.")
+    if values_name is None and not suitable:
         raise ConfigurationError(
             f"{there}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "
             "suitable ones."
         )
-    if by is None and len(suitable) > 1:
+    if values_name is None and len(suitable) > 1:
         options = joined((f"--by {name}" for name in suitable), "or")
         raise ConfigurationError(f"{there}. Choose one: {options}.")
-    return by or suitable[0]
+    return values_name or suitable[0]
 
 
 def basis_shown(run: Run) -> Basis | None:
@@ -181,7 +192,7 @@ def _possible(run: Run) -> list[str]:
 def _measured(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
-    about = run.about(metric)
+    metric_info = run.about(metric)
     low, high = run.ends(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
 
@@ -200,13 +211,13 @@ def _measured(run: Run, metric: str) -> Basis:
         low=low,
         high=high,
         facts={
-            "source": "scores" if about["class"] == "ShadowShapley" else "none",
+            "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
             **game_facts(run.record, metric),
             "seeds": run.seeds,
-            "unsuitable": "" if about["to_pay_by"] else metric,
+            "unsuitable": "" if metric_info["to_pay_by"] else metric,
             "of_rounds": run.record.get("of_rounds", ""),
             "is_finished": run.ended,
-            "judged": about.get("judges") == "clients",
+            "judged": metric_info.get("judges") == "clients",
         },
         freedom=run.seeds - 1 if run.seeds > 1 else None,
         case_covariance=_case_covariance_of_runs(run.runs, metric),
@@ -230,7 +241,10 @@ def _retrained(run: Run) -> Basis:
     return basis_of_retrained(run.retrained(), run.record)
 
 
-def basis_of_retrained(rows: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Basis:
+def basis_of_retrained(
+    rows: Sequence[Mapping[str, Any]],
+    record: Mapping[str, Any],
+) -> Basis:
     """Return the values in the rows of ``retrained.csv``, one for each client, empty without a value."""
     row = next(row for row in rows if row)
     seeds = len(row["seeds"].split())

@@ -77,18 +77,22 @@ def write_report(
             which values to share the budget out. Nothing is written then.
     """
     run = over_seeds(open_run(path))
-    who = None if client is None else client_number(client, run.client_names, "client")
+    client_id = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
     basis = basis_shown(run) if shares is None else shares.basis
-    verdict = _verdict(basis, shares, to_one=who is not None)
+    verdict = _verdict(basis, shares, to_one=client_id is not None)
     new_shares = shares
     if shares is not None and shares.verdict.forbids:
         shares = None
-    folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
+    folder = run.folder if client_id is None else run.folder / "clients" / run.folders[client_id]
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-    content = _for_all(run, basis, shares) if who is None else _for_one(run, who, basis, shares)
+    content = (
+        _for_all(run, basis, shares)
+        if client_id is None
+        else _for_one(run, client_id, basis, shares)
+    )
     planned = f" of {run.record['rounds']}" if (run.record["rounds"] or -1) > 0 else ""
     state = f"{run.rounds} rounds" if run.ended else f"{run.rounds}{planned} rounds (not ended)"
     page = render(
@@ -102,7 +106,7 @@ def write_report(
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())
-    if new_shares is not None and who is None:
+    if new_shares is not None and client_id is None:
         save_table(shares_file(file), new_shares.written())
     return file
 
@@ -289,7 +293,7 @@ def _values(
     clients: Sequence[int],
     names: Sequence[str],
     shares: Shares | None,
-    found: Sequence[str],
+    outcome: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and ``found``, the faults of updates."""
     lows, highs = ends_to_show(basis, to_pay_by=shares is not None)
@@ -304,15 +308,20 @@ def _values(
         ]
     if shares is not None:
         columns["share"], columns["amount"] = zip(*map(shares.cells, clients))
-    if any(found):
-        columns["finding"] = [found[client] or NONE for client in clients]
+    if any(outcome):
+        columns["finding"] = [outcome[client] or NONE for client in clients]
     return _rows("partner", names, columns)
 
 
 def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
     low, high = ends_to_show(basis, to_pay_by=shares is not None)
-    (value,) = with_intervals([basis.values[client]], [low[client]], [high[client]], between=" to ")
+    (value,) = with_intervals(
+        [basis.values[client]],
+        [low[client]],
+        [high[client]],
+        between=" to ",
+    )
     columns = {"": basis.title, "your value": value}
     if shares is None and basis.with_other_cases is not None:
         (other_cases,) = _ranges(*basis.with_other_cases, clients=[client])
@@ -323,9 +332,18 @@ def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     return Table([*columns], [[*columns.values()]])
 
 
-def _ranges(low: Sequence[float], high: Sequence[float], clients: Sequence[int]) -> list[str]:
+def _ranges(
+    low: Sequence[float],
+    high: Sequence[float],
+    clients: Sequence[int],
+) -> list[str]:
     """Format intervals, all with equally many decimals."""
-    texts = numbers([*(low[client] for client in clients), *(high[client] for client in clients)])
+    texts = numbers(
+        [
+            *(low[client] for client in clients),
+            *(high[client] for client in clients),
+        ]
+    )
     return [f"{lowest} to {highest}" for lowest, highest in zip(texts, texts[len(clients) :])]
 
 

@@ -159,7 +159,10 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
     """
     basis = basis_of(run, budget.by)
-    verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
+    verdict = basis.verdict(
+        budget.rule,
+        accepts_partners=budget.judged_by_partners,
+    )
     low, high = ends_to_show(basis, to_pay_by=True)
     table = DataFrame(
         {
@@ -188,7 +191,12 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
     """Write the clients' shares and amounts into the table."""
     values = torch.tensor(basis.values, dtype=torch.float64)
     if budget.rule == "refuse" and (values < 0).any():
-        below = joined(map(run.label, (values < 0).nonzero().flatten().tolist()))
+        below = joined(
+            map(
+                run.label,
+                (values < 0).nonzero().flatten().tolist(),
+            )
+        )
         raise ConfigurationError(
             f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
         )

@@ -56,20 +56,45 @@ def verify(path: Path, signers: Path | None = None) -> str:
         ConfigurationError: the file or its signature is missing, the file has changed, or no signer has this key.
     """
     signature = signature_file(path)
-    for needed in (path, signature, *([] if signers is None else [signers])):
+    for needed in (
+        path,
+        signature,
+        *([] if signers is None else [signers]),
+    ):
         if not needed.is_file():
             raise ConfigurationError(f"--verify {path}: there is no {needed}.")
-    given = ["-n", NAMESPACE, "-s", str(signature)]
+    arguments = ["-n", NAMESPACE, "-s", str(signature)]
     if signers is None:
-        answer = _ssh_keygen(["check-novalidate", *given], path)
+        answer = _ssh_keygen(["check-novalidate", *arguments], path)
         _check(answer, path)
         return answer.stdout.split()[-1]
 
-    principals = _ssh_keygen(["find-principals", "-f", str(signers), "-s", str(signature)])
+    principals = _ssh_keygen(
+        [
+            "find-principals",
+            "-f",
+            str(signers),
+            "-s",
+            str(signature),
+        ]
+    )
     if principals.returncode:
         raise ConfigurationError(f"--verify {path}: no signer in {signers} has the key of it.")
     name = principals.stdout.splitlines()[0]
-    _check(_ssh_keygen(["verify", "-f", str(signers), "-I", name, *given], path), path)
+    _check(
+        _ssh_keygen(
+            [
+                "verify",
+                "-f",
+                str(signers),
+                "-I",
+                name,
+                *arguments,
+            ],
+            path,
+        ),
+        path,
+    )
     return name
 
 
@@ -96,6 +121,8 @@ def _ssh_keygen(
         raise ConfigurationError(NO_PROGRAM) from None
 
 
-def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
+def _last_line(
+    answer: subprocess.CompletedProcess[str],
+) -> str:
     lines = f"{answer.stdout}\n{answer.stderr}".strip().splitlines()
     return lines[-1] if lines else "no message"

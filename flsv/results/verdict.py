@@ -101,15 +101,21 @@ class Verdict:
     @property
     def text(self) -> str:
         """Return the decision with its reasons."""
-        return " ".join([self.title, *self.reasons.values()])
+        sentences = [self.title, *self.reasons.values()]
+        return " ".join(sentences)
 
     def without(self, names: Sequence[str]) -> Verdict:
         """Return this verdict without some of its reasons."""
-        remaining = {name: text for name, text in self.reasons.items() if name not in names}
+        remaining = dict(self.reasons)
+        for name in names:
+            remaining.pop(name, None)
         return Verdict(remaining, self.seeds)
 
 
-def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
+def verdict_of(
+    facts: PaymentFacts,
+    rule: Negatives = "zero",
+) -> Verdict:
     """Decide whether a budget may be shared out by the rule ``rule``.
 
     Example:
@@ -147,7 +153,10 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
     for name, detail in holds.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
-    forbidding = {name: text for name, text in reasons.items() if name in FORBIDDING}
+    forbidding = {}
+    for name in FORBIDDING:
+        if name in reasons:
+            forbidding[name] = reasons[name]
     return Verdict(forbidding or reasons, facts.seeds)
 
 
@@ -166,7 +175,9 @@ def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
     return joint.without_gain > NO_GAIN
 
 
-def _is_like_majority(facts: PaymentFacts) -> bool:
+def _is_like_majority(
+    facts: PaymentFacts,
+) -> bool:
     """Return whether the accuracy is not clearly above that of always answering with the most frequent class."""
     margin = 0.0
     if facts.cases:
@@ -189,7 +200,10 @@ def value_errors(
     """
     if seed_covariance is None:
         half_widths = (torch.tensor(high) - torch.tensor(low)).double() / 2
-        quantile = t_quantile(LEVEL, math.inf if freedom is None else freedom)
+        quantile = t_quantile(
+            LEVEL,
+            math.inf if freedom is None else freedom,
+        )
         seed_covariance = (half_widths / quantile).square().diag()
     sources = [ValueErrors(seed_covariance, freedom)]
     if case_covariance is not None:
@@ -213,10 +227,15 @@ def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
         "accuracy": None if majority is None else game["end"],
         "cases": game.get("cases"),
     }
-    return {name: fact for name, fact in facts.items() if fact is not None}
+    for name in [*facts]:
+        if facts[name] is None:
+            del facts[name]
+    return facts
 
 
-def matrix_of(rows: Sequence[str]) -> Tensor | None:
+def matrix_of(
+    rows: Sequence[str],
+) -> Tensor | None:
     """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
     if not rows or not all(rows):
         return None

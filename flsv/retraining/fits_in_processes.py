@@ -219,9 +219,12 @@ class _Evaluator(GlobalModelScoring):
         """Compute the clients' values that ``piece`` requests, given their ``weights [n]`` in the average. If all
         coalitions are trained, only their covariance.
         """
-        (evaluator,), (measure,) = self._evaluators, self._measures
-        by = OutputScore.of(evaluator, measure)
-        assert by is not None
+        (evaluator,), (measure,) = (
+            self._evaluators,
+            self._measures,
+        )
+        values_name = OutputScore.of(evaluator, measure)
+        assert values_name is not None
         # The empty coalition's outputs, of this process's untrained model, only matter for the covariance.
         empty_outputs = torch.zeros_like(piece.outputs[:, :1])
         if self.untrained_scores[0].outputs is not None:
@@ -230,7 +233,14 @@ class _Evaluator(GlobalModelScoring):
 
         predictions = []
         for utilities, seed_outputs in zip(piece.utilities, outputs):
-            predictions.append(by.shapley(piece.masks, utilities, seed_outputs, weights))
+            predictions.append(
+                values_name.shapley(
+                    piece.masks,
+                    utilities,
+                    seed_outputs,
+                    weights,
+                )
+            )
 
         measures = [measure] if isinstance(measure, str | ModelScore) else measure
         num_clients = len(weights)
@@ -324,7 +334,9 @@ class FitsInProcesses:
             yield key, result
 
     def _run_watched(
-        self, pieces: Mapping[Any, Piece | Prediction], reading: Reading
+        self,
+        pieces: Mapping[Any, Piece | Prediction],
+        reading: Reading,
     ) -> Iterator[tuple[Any, Any]]:
         """Train with all callbacks, since training reads one. Raise ReadingRefused if that is impossible."""
         if self._is_watched or not reading.can_take_part:

@@ -66,19 +66,33 @@ class Retrained:
             return "trainings"
         return "scores" if self.predicted is None else "outputs"
 
-    def values_by_seed(self, measure: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def values_by_seed(
+        self,
+        measure: int,
+        seeds: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
         """Compute each seed's values ``[s, n]`` by one performance ``measure``, and the standard error ``[n]`` of their
         mean that comes from coalitions that were not trained.
         """
         rows = [self.seeds.index(seed) for seed in seeds]
         are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
         if self.predicted is None or are_all_trained:
-            estimate = few_coalitions_shapley(self.masks, self.utilities[rows, :, measure].T)
-            return estimate.values.T, estimate.stderr.mean(1)
+            estimate = few_coalitions_shapley(
+                self.masks,
+                self.utilities[rows, :, measure].T,
+            )
+            return (
+                estimate.values.T,
+                estimate.stderr.mean(1),
+            )
         disagreement = self.predicted.disagreement[rows, :, measure].mean(0)
         return self.predicted.values[rows, :, measure], prediction_stderr(disagreement)
 
-    def values(self, measure: int = 0, without: int | None = None) -> dict[str, list[float]]:
+    def values(
+        self,
+        measure: int = 0,
+        without: int | None = None,
+    ) -> dict[str, list[float]]:
         """Compute clients' values, interval ends and shares by one performance ``measure``, ``{column: [n]}``.
         ``without`` is a seed to leave out.
         """
@@ -106,12 +120,21 @@ class Retrained:
         if self.predicted is not None:
             covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure]
         return {
-            name: [*map(numbers_text, matrix.tolist())]
+            name: [
+                *map(
+                    numbers_text,
+                    matrix.tolist(),
+                )
+            ]
             for name, matrix in covariances.items()
             if matrix.isfinite().all()
         }
 
-    def columns(self, names: Sequence[str], metric: str) -> dict[str, list[Any]]:
+    def columns(
+        self,
+        names: Sequence[str],
+        metric: str,
+    ) -> dict[str, list[Any]]:
         """Return :meth:`values` by ``metric``, with their covariances, and columns of the shares by each other measure
         in ``names`` and without each seed.
         """
@@ -131,9 +154,9 @@ class Retrained:
         columns.update(self.covariances(measure))
         finite = self.utilities.flatten(0, 1).isfinite().all(0).tolist()
         if len(names) > 1:
-            for place, name in enumerate(names):
-                if finite[place]:
-                    columns[f"{BY_SCORE}{name}"] = self.values(place)["share"]
+            for place_in_list, name in enumerate(names):
+                if finite[place_in_list]:
+                    columns[f"{BY_SCORE}{name}"] = self.values(place_in_list)["share"]
         if len(self.seeds) > 1:
             for seed in self.seeds:
                 columns[f"{WITHOUT_SEED}{seed}"] = self.values(measure, without=seed)["share"]
@@ -149,8 +172,8 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     if isinstance(measure, ModelScore):
         if are_all_trained and measure.judged:
             return ()
-        kept = measure.by_class if measure.judged else not is_logged(measure)
-        return (UTILITY,) if kept else ()
+        stored_text = measure.by_class if measure.judged else not is_logged(measure)
+        return (UTILITY,) if stored_text else ()
     return (UTILITY,) if isinstance(measure, str) else measure[:1]
 
 

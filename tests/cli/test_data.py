@@ -105,11 +105,13 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
 def hospitals(folder: Path) -> Path:
     """Three hospitals with the faults of real exports: other units, rows twice, a number of the case as a feature."""
     folder.mkdir()
-    for place, (name, rows) in enumerate({"Aachen": 300, "Bonn": 250, "Celle": 200}.items()):
-        draw = np.random.default_rng(place)
+    for place_in_list, (name, rows) in enumerate(
+        {"Aachen": 300, "Bonn": 250, "Celle": 200}.items()
+    ):
+        draw = np.random.default_rng(place_in_list)
         table = pd.DataFrame(
             {
-                "case": 100_000 * (place + 1) + draw.permutation(rows),
+                "case": 100_000 * (place_in_list + 1) + draw.permutation(rows),
                 "age": draw.normal(64, 13, rows).round(),
                 "creatinine": draw.lognormal(0, 0.4, rows).round(2),
                 "sex": draw.choice(["f", "m"], rows),
@@ -127,11 +129,14 @@ def hospitals(folder: Path) -> Path:
 def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     hospitals(tmp_path / "hospitals")
-    options = ["--data.source=hospitals", "--data.labels=died"]
+    options = [
+        "--data.source=hospitals",
+        "--data.labels=died",
+    ]
     assert main(["data", *options, "--out=cards"]) == 0
     doubts = pd.read_csv("cards/doubts.csv")
-    named = [(row.site, row.column) for row in doubts.itertuples()]
-    assert named == [
+    named_columns = [(row.site, row.column) for row in doubts.itertuples()]
+    assert named_columns == [
         ("Celle", "creatinine"),
         ("Bonn", "all columns"),
         ("all sites", "case"),
@@ -140,9 +145,17 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     assert re.fullmatch(r"\d+ of \d+ rows are there twice", doubts["doubt"][1])
     printed = capsys.readouterr().out
     assert printed.index("creatinine in mg/dl") < printed.index("rows are there twice")
-    more = ["--data.partitioner=null", "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "-q"]
-    with pytest.warns(UserWarning, match="the tables are doubtful: creatinine of Celle.* 2 more"):
-        assert main(["fit", "--config=quickstart", *options, *more]) == 0
+    further_options = [
+        "--data.partitioner=null",
+        "--trainer.max_epochs=1",
+        "--trainer.accelerator=cpu",
+        "-q",
+    ]
+    with pytest.warns(
+        UserWarning,
+        match="the tables are doubtful: creatinine of Celle.* 2 more",
+    ):
+        assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 
 
 @pytest.mark.slow
@@ -188,7 +201,11 @@ def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, ca
     for client in clients:
         write_images(root / client / "ill", 40)
         write_images(root / client / "well", 40)
-    arguments = ["data", f"--data.source={root}", "--data.files.image_size=4"]
+    arguments = [
+        "data",
+        f"--data.source={root}",
+        "--data.files.image_size=4",
+    ]
     assert main(arguments) == 0
 
     path = root / clients[-1] / "well/001.png"

@@ -39,7 +39,10 @@ from helpers.runs import FEDERATION, fitted, rows, write_table, written
 
 OF_A_TABLE: dict[str, Any] = {
     "seed_everything": 3,
-    "model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
+    "model": {
+        "class_path": "flsv.ClassifierClient",
+        "init_args": {"network": "softmax"},
+    },
     "federation": {"reporting": {"table": False, "figures": 0}},
 }
 
@@ -49,7 +52,10 @@ def trained(tmp_path_factory):
     """A run of two rounds."""
     folder = tmp_path_factory.mktemp("retrained")
     federation = {
-        "aggregator": {"class_path": "ShapFedWA", "init_args": {"metric": "cssv"}},
+        "aggregator": {
+            "class_path": "ShapFedWA",
+            "init_args": {"metric": "cssv"},
+        },
         "metrics": {"cssv": "ClassSpecificShapley"},
         "reporting": {"table": False, "figures": 0},
     }
@@ -60,7 +66,10 @@ def trained(tmp_path_factory):
         "enable_model_summary": False,
     }
     config = written(
-        folder / "federation.yaml", seed_everything=3, trainer=trainer, federation=federation
+        folder / "federation.yaml",
+        seed_everything=3,
+        trainer=trainer,
+        federation=federation,
     )
     return fitted(folder, config)
 
@@ -126,19 +135,49 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, t
 
 
 def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsys):
-    table = [[*"AB"[i % 2], str(i % 7), str(i % 3), "ny"[i % 5 == 0]] for i in range(100)]
-    data = write_table(tmp_path / "clinics.csv", [["clinic", "age", "dose", "ill"], *table])
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **OF_A_TABLE, data=data))
-    for metric, said in (("accuracy", True), ("negative_loss", False)):
+    table = [
+        [
+            *"AB"[i % 2],
+            str(i % 7),
+            str(i % 3),
+            "ny"[i % 5 == 0],
+        ]
+        for i in range(100)
+    ]
+    data = write_table(
+        tmp_path / "clinics.csv",
+        [["clinic", "age", "dose", "ill"], *table],
+    )
+    run = fitted(
+        tmp_path,
+        written(
+            tmp_path / "federation.yaml",
+            **OF_A_TABLE,
+            data=data,
+        ),
+    )
+    for metric, message in (
+        ("accuracy", True),
+        ("negative_loss", False),
+    ):
         capsys.readouterr()
         assert (
             main(
-                ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "--metric", metric]
+                [
+                    "retrain",
+                    str(run),
+                    "--trainings",
+                    "singles",
+                    "--seeds",
+                    "1",
+                    "--metric",
+                    metric,
+                ]
             )
             == 0
         )
         majority = rows(run / "retrained.csv")[0].get("majority")
-        assert (majority not in (None, "") and float(majority) >= MOSTLY) is said
+        assert (majority not in (None, "") and float(majority) >= MOSTLY) is message
 
 
 @pytest.mark.slow
@@ -246,7 +285,9 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     assert (run / "retrained_scores.csv").read_bytes() == kept
 
 
-def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
+def test_retrain_refuses_scores_that_give_no_single_value(
+    tmp_path,
+):
     with pytest.raises(ConfigurationError, match="use balanced_accuracy"):
         retrain(tmp_path, metric="per_class_accuracy")
 
@@ -254,39 +295,65 @@ def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
 def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, capsys):
     """By another score and without one of the seeds, too: these shares stand beside the first."""
     assert main(["retrain", str(run), "--rounds", "1"]) == 0
-    said, found = printed(capsys), rows(run / "retrained.csv")
+    message, outcome = (
+        printed(capsys),
+        rows(run / "retrained.csv"),
+    )
     # Of three clients each alone and all but one are all.
-    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {
+    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in outcome} == {
         ("all", "3 4 5", "1")
     }
-    assert len((kept := (run / "retrained_scores.csv").read_text()).splitlines()) == 2 + 8 * 3
     assert (
-        len({row["value"] for row in found}) == 3
+        len((stored_text := (run / "retrained_scores.csv").read_text()).splitlines()) == 2 + 8 * 3
+    )
+    assert (
+        len({row["value"] for row in outcome}) == 3
     )  # each coalition was trained by its own clients
-    assert "1 of 2 rounds" in said
-    assert [name for name in found[0] if name.startswith("share ")] == [
+    assert "1 of 2 rounds" in message
+    assert [name for name in outcome[0] if name.startswith("share ")] == [
         *(f"share by {score}" for score in CLASSIFICATION),
         *(f"share without seed {seed}" for seed in (3, 4, 5)),
     ]
-    assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
-    assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
+    assert [row["share by accuracy"] for row in outcome] == [row["share"] for row in outcome]
+    assert (
+        main(
+            [
+                "report",
+                str(run),
+                "--out",
+                str(run / "all.html"),
+                "--budget",
+                "100",
+            ]
+        )
+        == 0
+    )
     page = text_of(run / "all.html")
     assert "Brackets are for other cases, other seeds." in page
     for kind in ("seeds", "cases"):
-        cells = [row[f"covariance of {kind}"].lstrip("'") for row in found]
+        cells = [row[f"covariance of {kind}"].lstrip("'") for row in outcome]
         covariance = numpy.array([cell.split() for cell in cells], float)
         assert covariance == pytest.approx(covariance.T)
         assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
-    assert all(f" % {by}" in page for by in ("with other seeds", "by balanced accuracy", "by loss"))
+    assert all(
+        f" % {values_name}" in page
+        for values_name in (
+            "with other seeds",
+            "by balanced accuracy",
+            "by loss",
+        )
+    )
     whole, _ = retrain(run, rounds=1)
     by_loss, _ = retrain(run, metric="negative_loss", rounds=1)
     assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
-    two, _ = retrain(run, rounds=1, seeds=2)
+    two_seeds, _ = retrain(run, rounds=1, seeds=2)
     assert (
-        two["share"].tolist() == whole["share without seed 5"].tolist() != whole["share"].tolist()
+        two_seeds["share"].tolist()
+        == whole["share without seed 5"].tolist()
+        != whole["share"].tolist()
     )
-    assert (run / "retrained_scores.csv").read_text() == kept
+    assert (run / "retrained_scores.csv").read_text() == stored_text
 
 
 def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(run, capsys):
@@ -382,27 +449,71 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
 
 
 def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, capsys):
-    command = ["retrain", str(run), "--rounds", "1", "--seeds", "1", "--trainings"]
+    command = [
+        "retrain",
+        str(run),
+        "--rounds",
+        "1",
+        "--seeds",
+        "1",
+        "--trainings",
+    ]
     assert main([*command, "singles"]) == 0
     assert "Only each partner alone and all together were trained." in printed(capsys)
     page = run / "shares.html"
-    assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(run),
+                "--out",
+                str(page),
+                "--budget",
+                "100",
+            ]
+        )
+        == 0
+    )
     assert "Only each partner alone and all together were trained." in text_of(page)
     assert {row["source"] for row in rows(run / "retrained.csv")} == {"outputs"}
     assert sum(float(row["amount"]) for row in rows(run / "shares_shares.csv")) == 100
-    assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(run),
+                "--out",
+                str(page),
+                "--budget",
+                "100",
+                "--by",
+                "cssv",
+            ]
+        )
+        == 0
+    )
     assert "| client | cssv | retrained |" in text_of(page)
     assert "amount" not in rows(run / "shares_shares.csv")[0]
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
-    assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
-    before = (run / "retrained_scores.csv").read_text().splitlines()
+    assert (
+        main(
+            [
+                *command,
+                "both",
+                "--federation.local_epochs",
+                "2",
+            ]
+        )
+        == 2
+    )
+    earlier_lines = (run / "retrained_scores.csv").read_text().splitlines()
     capsys.readouterr()
     assert main([*command, "both"]) == 0
     assert "A single seed was used, and another gives other amounts" in printed(capsys)
-    assert {*before} < {*(run / "retrained_scores.csv").read_text().splitlines()}
-    found = rows(run / "retrained.csv")
-    assert sum(float(row["share"]) for row in found) == pytest.approx(1)
-    assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
+    assert {*earlier_lines} < {*(run / "retrained_scores.csv").read_text().splitlines()}
+    outcome = rows(run / "retrained.csv")
+    assert sum(float(row["share"]) for row in outcome) == pytest.approx(1)
+    assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in outcome)
     capsys.readouterr()
     # Trainings from which outputs are not predicted only rank.
     assert main([*command, "leave-one-out"]) == 0
@@ -411,17 +522,27 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
 
 
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
-    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
+    metric = {
+        "class_path": "flsv.metrics.ShadowShapley",
+        "init_args": {"judges": "clients"},
+    }
     data = {
         **yaml.safe_load(FEDERATION)["data"],
-        "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0},
+        "splits": {
+            "server_val": 0.0,
+            "client_val": 0.3,
+            "seed": 0,
+        },
     }
     config = written(
         tmp_path / "federation.yaml",
         seed_everything=3,
         trainer={"max_epochs": 2, "accelerator": "cpu"},
         data=data,
-        federation={"metrics": {"value": metric}, "reporting": {"table": False, "figures": 0}},
+        federation={
+            "metrics": {"value": metric},
+            "reporting": {"table": False, "figures": 0},
+        },
     )
     run = fitted(tmp_path / "run", config)
     assert main(["report", str(run), "--budget", "100"]) == 0
@@ -429,18 +550,32 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     assert "amount" not in rows(run / "shares.csv")[0]
     accepted = ["--budget", "100", "--judged-by-partners"]
     assert main(["report", str(run), *accepted]) == 0
-    found, _ = retrain(run, "singles", seeds=1)
-    assert set(found["by"]) == {"clients' balanced_accuracy"}
+    outcome, _ = retrain(run, "singles", seeds=1)
+    assert set(outcome["by"]) == {"clients' balanced_accuracy"}
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
-    assert found["value"].tolist() == pytest.approx(shown, abs=1e-6)
+    assert outcome["value"].tolist() == pytest.approx(shown, abs=1e-6)
     retrain(run, seeds=1)
     assert main(["report", str(run), "--budget", "100"]) == 0
     assert "amount" not in rows(run / "shares.csv")[0]
-    assert main(["report", str(run), "--budget", "100", "--judged-by-partners"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(run),
+                "--budget",
+                "100",
+                "--judged-by-partners",
+            ]
+        )
+        == 0
+    )
     text = text_of(run / "report.html")
     assert "The partners themselves scored the models" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
-    with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
+    with pytest.raises(
+        ConfigurationError,
+        match="no validation|empty|validation set",
+    ):
         retrain(run, seeds=1, judges="server")
 
 

@@ -45,23 +45,40 @@ def other_words(table: pd.DataFrame) -> None:
 
 
 FAULTS = {
-    other_unit: ("age", "as between minutes and hours"),
+    other_unit: (
+        "age",
+        "as between minutes and hours",
+    ),
     power_of_ten: ("age", "(a power of ten)"),
-    other_origin: ("temperature", "far outside the usual spread"),
+    other_origin: (
+        "temperature",
+        "far outside the usual spread",
+    ),
     constant: ("smokes", "all values are 0"),
-    gaps: ("age", "50 % are missing, 0 % at the other sites"),
-    other_words: ("ward", "only this site has ward a"),
+    gaps: (
+        "age",
+        "50 % are missing, 0 % at the other sites",
+    ),
+    other_words: (
+        "ward",
+        "only this site has ward a",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_one_site_is_its_only_doubt(fault) -> None:
+def test_a_fault_of_one_site_is_its_only_doubt(
+    fault,
+) -> None:
     tables = [a_table(120, seed) for seed in range(3)]
     fault(tables[1])
     sites = [SiteTable(name, table) for name, table in zip(["Lyon", "Bonn", "Graz"], tables)]
     (doubt,) = find_doubts(sites)
     column, text = FAULTS[fault]
-    assert (doubt.site, doubt.column) == ("Bonn", column)
+    assert (doubt.site, doubt.column) == (
+        "Bonn",
+        column,
+    )
     assert text in doubt.text
     assert doubt.strength > 1
 
@@ -73,24 +90,39 @@ def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -
     names = ["Lyon", "Bonn", "Graz"]
     sites = [SiteTable(*parts) for parts in zip(names, tables, counts)]
     rows, classes = find_doubts(sites, ["no", "yes"])
-    assert (rows.site, rows.text) == ("Lyon", "40 of 120 rows are rows of Graz, too")
-    assert (classes.site, classes.column) == ("Graz", "class")
+    assert (rows.site, rows.text) == (
+        "Lyon",
+        "40 of 120 rows are rows of Graz, too",
+    )
+    assert (classes.site, classes.column) == (
+        "Graz",
+        "class",
+    )
     assert classes.text == "1 % are yes, 31 % at the other sites"
 
 
 def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
     tables = [a_table(120, seed) for seed in range(3)]
-    for place, table in enumerate(tables):
-        table["city"] = f"city {place}"
+    for index, table in enumerate(tables):
+        table["city"] = f"city {index}"
         table["case"] = range(1, 121)  # from 1 at each site
-    sites = [SiteTable(str(place), table) for place, table in enumerate(tables)]
+    sites = [SiteTable(str(index), table) for index, table in enumerate(tables)]
     assert {(doubt.site, doubt.column) for doubt in find_doubts(sites)} == {
         ("most sites", "city"),
         ("all sites", "case"),
     }
 
 
-@pytest.mark.parametrize("name", ["breast_cancer", "wine", "iris", "diabetes", "made"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "breast_cancer",
+        "wine",
+        "iris",
+        "diabetes",
+        "made",
+    ],
+)
 @pytest.mark.parametrize("num_sites", [2, 5])
 def test_clean_splits_have_no_doubt(name: str, num_sites: int) -> None:
     if name == "made":
@@ -100,5 +132,5 @@ def test_clean_splits_have_no_doubt(name: str, num_sites: int) -> None:
     draw = np.random.default_rng(num_sites)
     sizes = np.arange(1, num_sites + 1) / np.arange(1, num_sites + 1).sum()
     owners = draw.choice(num_sites, len(table), p=sizes)
-    sites = [SiteTable(str(place), table[owners == place]) for place in range(num_sites)]
+    sites = [SiteTable(str(index), table[owners == index]) for index in range(num_sites)]
     assert find_doubts(sites) == []

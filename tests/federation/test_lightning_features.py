@@ -166,12 +166,19 @@ class Cohorts(ClientSampler):
         self.cohorts = cohorts
 
     def sample(
-        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Any,
+        generator: Any,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.tensor(self.cohorts[round_index])
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Any, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Any,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.ones(num_clients)
 
@@ -230,33 +237,58 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
 
 
 def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = ["--config", "quick start", "-q", "--ckpt_path", "last", "--trainer.max_epochs=2"]
-    monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *given])
-    metrics = {"sv": CumulativeShapley(), "cssv": ClassSpecificShapley()}
+    arguments = [
+        "--config",
+        "quick start",
+        "-q",
+        "--ckpt_path",
+        "last",
+        "--trainer.max_epochs=2",
+    ]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *arguments])
+    metrics = {
+        "sv": CumulativeShapley(),
+        "cssv": ClassSpecificShapley(),
+    }
     loop = FederatedLoop(metrics=metrics, seed=1)
-    with pytest.raises(ConfigurationError, match="has written no contributions"):
+    with pytest.raises(
+        ConfigurationError,
+        match="has written no contributions",
+    ):
         loop.history()
     fit(
-        loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3
+        loop,
+        tmp_path / "run",
+        Plain(network(batch_norm=False)),
+        toy_data(server_val=0.3),
+        rounds=3,
     )
     assert loop.history().equals(read_run(loop.run_state.csv))
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     values = loop.contributions["sv"]
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
-    assert [float(share) for share in re.findall(r"([\d.]+) %", said)[:3]] == pytest.approx(
+    assert [float(share) for share in re.findall(r"([\d.]+) %", message)[:3]] == pytest.approx(
         100 * shares, abs=0.051
     )
-    assert said.count("share") == 1  # none by cssv, which says not to pay by it
-    assert re.search(r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(", said)
-    assert "Pay with this sentence: No model was trained" in said
-    assert "other seeds give other values" in said
-    lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
+    assert message.count("share") == 1  # none by cssv, which says not to pay by it
+    assert re.search(
+        r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(",
+        message,
+    )
+    assert "Pay with this sentence: No model was trained" in message
+    assert "other seeds give other values" in message
+    lines = [line for line in message.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"
     assert lines[0] == f"Report:  flsv report {folder}"
-    again = "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2  # other seeds give other values"
-    assert lines[1].startswith(again)
+    repeat_command = (
+        "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2"
+        "  # other seeds give other values"
+    )
+    assert lines[1].startswith(repeat_command)
     assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
 
 
@@ -271,7 +303,10 @@ def test_table_kept_by_a_client_is_written_into_the_clients_folder(
     tmp_path: Path, files: bool
 ) -> None:
     fit(
-        FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)),
+        FederatedLoop(
+            client_algorithm=Notes(),
+            reporting=Reporting(files=files),
+        ),
         tmp_path,
         rounds=1,
     )

@@ -25,14 +25,25 @@ def labels_of_cases() -> Tensor:
     return torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), CASES, True, generator=generator)
 
 
-def a_classifier(measure: object) -> tuple[ModelEvaluator, OutputScore]:
+def a_classifier(
+    measure: object,
+) -> tuple[ModelEvaluator, OutputScore]:
     """An evaluator of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(CASES, 2)
-    batches = list(zip(inputs.split(100), labels_of_cases().split(100)))
+    batches = list(
+        zip(
+            inputs.split(100),
+            labels_of_cases().split(100),
+        )
+    )
     of_outputs = {"metric": measure.of} if hasattr(measure, "of") else {}
     evaluator = ModelEvaluator(
-        module, ParameterSpace(module), batches, num_classes=CLASSES, **of_outputs
+        module,
+        ParameterSpace(module),
+        batches,
+        num_classes=CLASSES,
+        **of_outputs,
     )
     score = OutputScore.of(evaluator, measure)  # type: ignore[arg-type]
     assert score is not None
@@ -43,17 +54,35 @@ def outputs_of(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = torch.Generator().manual_seed(1)
     is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
-    noise = torch.randn(len(masks), CASES, CLASSES, generator=generator)
+    noise = torch.randn(
+        len(masks),
+        CASES,
+        CLASSES,
+        generator=generator,
+    )
     strengths = 0.4 * masks.sum(1)[:, None] + 1.5 * masks.float()
     return noise + strengths[:, None] * is_label
 
 
-@pytest.mark.parametrize("measure", ["accuracy", "negative_loss", "balanced_accuracy"])
-def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure: str) -> None:
+@pytest.mark.parametrize(
+    "measure",
+    [
+        "accuracy",
+        "negative_loss",
+        "balanced_accuracy",
+    ],
+)
+def test_covariance_of_values_is_that_of_a_plain_bootstrap(
+    measure: str,
+) -> None:
     masks = all_coalitions(CLIENTS)
     outputs = outputs_of(masks)
     _, score = a_classifier(measure)
-    covariance = score.case_covariance(masks, outputs[None], torch.ones(CLIENTS))
+    covariance = score.case_covariance(
+        masks,
+        outputs[None],
+        torch.ones(CLIENTS),
+    )
 
     labels = labels_of_cases()
     logits = outputs.numpy()
@@ -63,16 +92,27 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure: str) -> None
         rows = rng.integers(0, CASES, CASES)
         if measure == "balanced_accuracy":  # its classes have fixed numbers of samples
             members = [np.flatnonzero(labels.numpy() == label) for label in range(CLASSES)]
-            rows = np.concatenate([rng.choice(own, len(own)) for own in members])
-        drawn = labels[rows].numpy()
-        hits = logits[:, rows].argmax(-1) == drawn
+            rows = np.concatenate(
+                [
+                    rng.choice(
+                        client_text,
+                        len(client_text),
+                    )
+                    for client_text in members
+                ]
+            )
+        resample = labels[rows].numpy()
+        hits = logits[:, rows].argmax(-1) == resample
         if measure == "accuracy":
             utilities = hits.mean(1)
         elif measure == "balanced_accuracy":
-            utilities = np.mean([hits[:, drawn == label].mean(1) for label in range(CLASSES)], 0)
+            utilities = np.mean(
+                [hits[:, resample == label].mean(1) for label in range(CLASSES)],
+                0,
+            )
         else:
             log_likelihood = torch.from_numpy(logits[:, rows]).log_softmax(-1).numpy()
-            utilities = log_likelihood[:, np.arange(CASES), drawn].mean(1)
+            utilities = log_likelihood[:, np.arange(CASES), resample].mean(1)
         values.append(shapley_of_table(torch.from_numpy(utilities).double()[:, None])[:, 0])
     expected = torch.cov(torch.stack(values).T)
     scale = float(expected.diagonal().max())
@@ -86,22 +126,44 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     assert score.cases is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)
-    values = predicted_shapley(masks, utilities, outputs, sizes, score.score, logits=True).values
+    values = predicted_shapley(
+        masks,
+        utilities,
+        outputs,
+        sizes,
+        score.score,
+        logits=True,
+    ).values
 
     by_case = case_values(
-        masks, score.cases.score(outputs), outputs, sizes, score.cases.score, logits=True
+        masks,
+        score.cases.score(outputs),
+        outputs,
+        sizes,
+        score.cases.score,
+        logits=True,
     )
     assert by_case.shape == (CLIENTS, CASES)
     assert by_case.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("metric", [MeanSquaredError(), MeanAbsoluteError()])
-def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "metric",
+    [MeanSquaredError(), MeanAbsoluteError()],
+)
+def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
+    metric: nn.Module,
+) -> None:
     module = nn.Linear(2, 1)
     targets = torch.linspace(-1, 1, 50)
     batches = [(torch.zeros(50, 2), targets[:, None])]
     measure = performance_of("test", metric, None)  # type: ignore[arg-type]
-    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)  # type: ignore[union-attr]
+    evaluator = ModelEvaluator(
+        module,
+        ParameterSpace(module),
+        batches,
+        metric=measure.of,
+    )  # type: ignore[union-attr]
     score = OutputScore.of(evaluator, measure)
     assert score is not None
     # Two clients who add the same: together they predict 0, else 1.
@@ -119,17 +181,44 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric: nn.Mod
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
     module = nn.Linear(2, 1)
-    targets = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    targets = torch.randn(
+        400,
+        generator=torch.Generator().manual_seed(0),
+    )
     measure = performance_of("test", R2Score(), "max")
-    batches = [(torch.zeros(400, 2), targets[:, None])]
-    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)  # type: ignore[union-attr]
+    batches = [
+        (
+            torch.zeros(400, 2),
+            targets[:, None],
+        )
+    ]
+    evaluator = ModelEvaluator(
+        module,
+        ParameterSpace(module),
+        batches,
+        metric=measure.of,
+    )  # type: ignore[union-attr]
     score = OutputScore.of(evaluator, measure)
     assert score is not None
     assert score.cases is not None
     assert score.cases.is_resampled
-    noise = torch.randn(400, generator=torch.Generator().manual_seed(1))
-    outputs = torch.stack([0 * targets, targets, 0 * targets, targets + 0.5 * noise])
-    covariance = score.case_covariance(all_coalitions(2), outputs[None], torch.ones(2))
+    noise = torch.randn(
+        400,
+        generator=torch.Generator().manual_seed(1),
+    )
+    outputs = torch.stack(
+        [
+            0 * targets,
+            targets,
+            0 * targets,
+            targets + 0.5 * noise,
+        ]
+    )
+    covariance = score.case_covariance(
+        all_coalitions(2),
+        outputs[None],
+        torch.ones(2),
+    )
     assert covariance is not None
     assert 0 < covariance[0, 0] < 0.01
     assert covariance[0, 1] != 0

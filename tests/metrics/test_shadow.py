@@ -52,16 +52,33 @@ FEDERATIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "name", slow_except(("CGSV", "many at once", "excluded", "attacks"), FEDERATIONS)
+    "name",
+    slow_except(
+        ("CGSV", "many at once", "excluded", "attacks"),
+        FEDERATIONS,
+    ),
 )
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
-    module, make = Plain(network(batch_norm=False), optimizer), FEDERATIONS[name]
+    module, make = (
+        Plain(network(batch_norm=False), optimizer),
+        FEDERATIONS[name],
+    )
     quiet = Reporting(table=False)
 
     def alone(cohort: FixedCohort) -> L.Trainer:
-        federation = FederatedLoop(**make(), sampler=cohort, seed=SEED, reporting=quiet)
-        return trainer_for(federation, tmp_path, rounds=ROUNDS, limit_val_batches=0)
+        federation = FederatedLoop(
+            **make(),
+            sampler=cohort,
+            seed=SEED,
+            reporting=quiet,
+        )
+        return trainer_for(
+            federation,
+            tmp_path,
+            rounds=ROUNDS,
+            limit_val_batches=0,
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,9 +92,16 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
             "classes": ShadowShapley(coalitions="all", per_class=True),
         }
         federation = shadow_loop(
-            ShadowShapley(coalitions="all", performance="negative_loss"), **options
+            ShadowShapley(coalitions="all", performance="negative_loss"),
+            **options,
         )
-        fit(federation, tmp_path, module, data(), rounds=ROUNDS)
+        fit(
+            federation,
+            tmp_path,
+            module,
+            data(),
+            rounds=ROUNDS,
+        )
     values, by_class = (
         federation.contributions["shadow"].double(),
         federation.contributions["classes"].by_class,
@@ -88,12 +112,20 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     metric: Any = federation.metrics["shadow"]
     low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
-    starts, rounds = metric.starts[:, 0].std() / 3, metric.recent[..., 0].double().var(0).mean()
+    starts, rounds = (
+        metric.starts[:, 0].std() / 3,
+        metric.recent[..., 0].double().var(0).mean(),
+    )
     half = 1.6448536 * (
         (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
     ).sqrt().expand(3)
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(metric.recent[-1, :, 0].double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        metric.recent[-1, :, 0].double(),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert federation.metrics["classes"].intervals() is None
 
 

@@ -66,11 +66,31 @@ def retrained(
 def as_shadow(folder: Path, judges: str = "server", **game: Any) -> Path:
     """The run, with ``sv`` as values of trained coalitions."""
     metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
-    record = {"by": "accuracy", "start": 0.1, "end": 0.6, "majority": 0.2, "sum": 0.5, "cases": 100}
+    record = {
+        "by": "accuracy",
+        "start": 0.1,
+        "end": 0.6,
+        "majority": 0.2,
+        "sum": 0.5,
+        "cases": 100,
+    }
     retold(
         folder,
-        metrics={"sv": {**metric, "class": "ShadowShapley", "judges": judges}},
-        paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
+        metrics={
+            "sv": {
+                **metric,
+                "class": "ShadowShapley",
+                "judges": judges,
+            }
+        },
+        paid_in={
+            "sv": {
+                **record,
+                "source": "outputs",
+                "alone_only": False,
+                **game,
+            }
+        },
     )
     return folder
 
@@ -79,14 +99,20 @@ def front_of(folder: Path, **options: Any) -> str:
     return text_of(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
-def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> None:
-    def made(name: str, values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02), **told: Any) -> Path:
-        return make_game(tmp_path / name, {"sv": [*values]}, **told)
+def test_report_lists_exactly_the_reasons_against_payment(
+    tmp_path: Path,
+) -> None:
+    def made(
+        name: str,
+        values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02),
+        **description: Any,
+    ) -> Path:
+        return make_game(tmp_path / name, {"sv": [*values]}, **description)
 
     gone = made("unfinished")
     record = json.loads((gone / "run.json").read_text())
     (gone / "run.json").write_text(
-        json.dumps({name: of for name, of in record.items() if name != "ended"})
+        json.dumps({name: entry for name, entry in record.items() if name != "ended"})
     )
     cases = {
         made("metric"): {"metric"},
@@ -94,14 +120,23 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> Non
         made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
         made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
-        as_shadow(made("alone"), alone_only=True): {"one_seed", "alone"},
+        as_shadow(made("alone"), alone_only=True): {
+            "one_seed",
+            "alone",
+        },
         as_shadow(made("ranking"), alone_only=True, source="scores"): {"ranking"},
         as_shadow(made("pairs")): {"one_seed"},
-        as_shadow(made("scores"), source="scores"): {"one_seed", "scores"},
+        as_shadow(made("scores"), source="scores"): {
+            "one_seed",
+            "scores",
+        },
         as_shadow(made("judged"), judges="clients"): {"judged"},
         as_shadow(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
         as_shadow(made("better"), end=0.28): {"one_seed"},
-        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01))): {"one_seed", "small_gain"},
+        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01))): {
+            "one_seed",
+            "small_gain",
+        },
         retrained(made("retrained")): set(),
         retrained(made("seed"), seeds="5"): {"one_seed"},
         retrained(made("partners"), by="clients' accuracy"): {"judged"},
@@ -125,7 +160,9 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path: Path) -> Non
     assert "82.0 % of the validation set is one class" in front_of(tmp_path / "majority")
 
 
-def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path) -> None:
+def test_first_page_after_retraining_shows_retrained_values_only(
+    tmp_path: Path,
+) -> None:
     folder = retrained(make_game(tmp_path, VALUES))
     for budget in (None, Budget(1000.0)):
         front = front_of(folder, budget=budget)
@@ -136,16 +173,16 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path)
             "Graz",
         ]
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
-    one = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
-    assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one
-    assert "would go to other partners" not in one  # it would tell of the others' values
+    client_page = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
+    assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in client_page
+    assert "would go to other partners" not in client_page  # it would tell of the others' values
 
 
 def with_case_covariance(folder: Path, deviation: float) -> Path:
     """The run, whose values also depend on the validation samples, each on its own."""
     clients = len(json.loads((folder / "run.json").read_text())["clients"])
     rows = [
-        " ".join(str(deviation**2 * (client == other)) for other in range(clients))
+        " ".join(str(deviation**2 * (client == column)) for column in range(clients))
         for client in range(clients)
     ]
     frame = pandas.read_csv(folder / "contributions.csv")
@@ -156,23 +193,29 @@ def with_case_covariance(folder: Path, deviation: float) -> Path:
     return as_shadow(folder, case_covariance=rows)
 
 
-def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path: Path) -> None:
+def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
+    tmp_path: Path,
+) -> None:
     folder = with_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
-    both = re.search(
-        r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|", front_of(folder)
+    match_of_both = re.search(
+        r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
+        front_of(folder),
     )
-    assert both is not None
+    assert match_of_both is not None
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
-    assert float(both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
-    assert float(both[2]) == pytest.approx(0.4 + half_width, abs=0.003)
+    assert float(match_of_both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
+    assert float(match_of_both[2]) == pytest.approx(0.4 + half_width, abs=0.003)
     assert "Brackets are for this validation set, other seeds." in front_of(folder)
 
     paid = front_of(folder, budget=Budget(1000.0))
     assert "Brackets are for other cases, other seeds." in paid
-    assert f"| Boston | 0.400 [{both[1]} to {both[2]}] |" in paid
+    assert f"| Boston | 0.400 [{match_of_both[1]} to {match_of_both[2]}] |" in paid
     without = make_game(tmp_path / "unknown", VALUES)
-    retold(without, metrics=json.loads((folder / "run.json").read_text())["metrics"])
+    retold(
+        without,
+        metrics=json.loads((folder / "run.json").read_text())["metrics"],
+    )
     (without / "contributions.csv").write_bytes((folder / "contributions.csv").read_bytes())
     assert WORDS["brackets"]["no_cases"] in front_of(without, budget=Budget(1000.0))
 
@@ -188,7 +231,9 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None
     assert WORDS["no_brackets"] in front_of(run).replace("\n", " ")
 
 
-def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> None:
+def test_page_of_all_has_every_clients_name_value_and_hash(
+    tmp_path: Path,
+) -> None:
     page = text_of(write_report(make_run(tmp_path)))
     for client in range(4):
         assert NAMES[client] in page

@@ -77,22 +77,34 @@ def test_amounts_sum_to_the_budget(fitted, rule):
 
 def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     folder = part(fitted, tmp_path / "run", "sv", "cssv")
-    command = ["report", str(folder), "--budget", "1000.01", "--rule", "shift", "--currency", "EUR"]
+    command = [
+        "report",
+        str(folder),
+        "--budget",
+        "1000.01",
+        "--rule",
+        "shift",
+        "--currency",
+        "EUR",
+    ]
     assert main(command) == 0  # the only metric to pay by is taken
     printed = " ".join(capsys.readouterr().out.split())
     assert "Pay with this sentence: No model was trained" in printed
     assert rows(folder)[0]["verdict"] in printed
-    found, expected = (
+    outcome, expected = (
         rows(folder),
-        shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR")),
+        shares_of(
+            open_run(folder),
+            Budget(1000.01, "sv", "shift", "EUR"),
+        ),
     )
-    assert [float(row["amount"]) for row in found] == expected.table["amount"].tolist()
-    assert {row["of"] for row in found} == {"seed 3, 2 of 2 rounds"}
+    assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
+    assert {row["of"] for row in outcome} == {"seed 3, 2 of 2 rounds"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of(folder / "report.html")
     assert all(
-        said in text
-        for said in (
+        message in text
+        for message in (
             "Shares of 1,000.01 EUR",
             "Source of the values: sv; seed 3, 2 of 2 rounds",
             *shown,
@@ -100,14 +112,18 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     )
     assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
-    own = text_of(folder / "clients" / "1" / "report.html")
-    assert [amount in own for amount in shown] == [False, True, False]
-    assert "Your share of 1,000.01 EUR" in own
+    client_text = text_of(folder / "clients" / "1" / "report.html")
+    assert [amount in client_text for amount in shown] == [
+        False,
+        True,
+        False,
+    ]
+    assert "Your share of 1,000.01 EUR" in client_text
     assert not list((folder / "clients").rglob("shares.csv"))
 
 
 @pytest.mark.parametrize(
-    ("metrics", "by", "said"),
+    ("metrics", "values_name", "message"),
     [
         (
             ["cssv"],
@@ -120,14 +136,18 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
             "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed",
         ),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
-        (["sv"], "retrained", "flsv retrain RUN adds retrained"),
+        (
+            ["sv"],
+            "retrained",
+            "flsv retrain RUN adds retrained",
+        ),
         ([], None, "no contribution was measured"),
     ],
 )
-def test_budget_without_a_clear_basis_is_refused(fitted, tmp_path, metrics, by, said):
+def test_budget_without_a_clear_basis_is_refused(fitted, tmp_path, metrics, values_name, message):
     folder = part(fitted, tmp_path / "run", *metrics)
-    with pytest.raises(ConfigurationError, match=said):
-        write_report(folder, budget=Budget(100.0, by))
+    with pytest.raises(ConfigurationError, match=message):
+        write_report(folder, budget=Budget(100.0, values_name))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
 
@@ -170,11 +190,19 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_pat
     assert float(cell[2]) == pytest.approx(99.8, abs=1)
     assert f"| client 2 | {NONE} | {NONE} | {NONE} | {NONE} |" in text
     assert WORDS["dash"] in text
-    assert [row["amount"] for row in rows(folder)] == ["75", "25", ""]
-    assert [row["share"] for row in rows(folder)] == ["0.750000", "0.250000", ""]
+    assert [row["amount"] for row in rows(folder)] == [
+        "75",
+        "25",
+        "",
+    ]
+    assert [row["share"] for row in rows(folder)] == [
+        "0.750000",
+        "0.250000",
+        "",
+    ]
     assert "finding" not in rows(folder)[0]
-    own = text_of(write_report(folder, 2, budget=Budget(100.0)))
-    assert WORDS["dash"] in own
+    client_text = text_of(write_report(folder, 2, budget=Budget(100.0)))
+    assert WORDS["dash"] in client_text
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
@@ -204,26 +232,40 @@ def test_copies_and_outliers_are_reported_without_changing_amounts(fitted, tmp_p
     assert all(each in text for each in [*said, WORDS["findings"]])
 
 
-def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
+def test_intervals_of_shares_come_from_joint_draws_of_all_values(
+    tmp_path,
+):
     folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
     path = folder / "contributions.csv"
     frame = pandas.read_csv(path)
     measured = frame["metric"] == "sv"
-    frame.loc[measured, "low"], frame.loc[measured, "high"] = frame["value"] - 1, frame["value"] + 1
+    (
+        frame.loc[measured, "low"],
+        frame.loc[measured, "high"],
+    ) = frame["value"] - 1, frame["value"] + 1
     frame.to_csv(path, index=False)
     assert (
         shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()
     )  # they promise less
-    told = open_run(folder).record["metrics"]["sv"]
-    retold(folder, metrics={"sv": {**told, "class": "ShadowShapley"}})
-    found = shares_of(open_run(folder), Budget(100.0))
-    low, high = found.table["share_low"], found.table["share_high"]
+    description = open_run(folder).record["metrics"]["sv"]
+    retold(
+        folder,
+        metrics={"sv": {**description, "class": "ShadowShapley"}},
+    )
+    outcome = shares_of(open_run(folder), Budget(100.0))
+    low, high = (
+        outcome.table["share_low"],
+        outcome.table["share_high"],
+    )
     assert low[0] < 0.75 < high[0]
     # What one client has the other has not.
     assert low[0] == pytest.approx(1 - high[1], abs=1e-4)
     assert high[0] == pytest.approx(1 - low[1], abs=1e-4)
-    assert found.table["amount_low"].tolist() == [round(100 * share, 2) for share in low]
-    alone = shares_of(open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})), Budget(100.0))
+    assert outcome.table["amount_low"].tolist() == [round(100 * share, 2) for share in low]
+    alone = shares_of(
+        open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})),
+        Budget(100.0),
+    )
     assert alone.missing == [1]
     assert all(
         end != end for end in alone.table[["share_low", "share_high"]].values.flatten()
@@ -239,7 +281,10 @@ def no_gain(folder: Path) -> Path:
     frame.loc[measured, "high"] = frame["value"] + 0.05
     frame.to_csv(folder / "contributions.csv", index=False)
     metric = open_run(folder).record["metrics"]["sv"]
-    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}})
+    retold(
+        folder,
+        metrics={"sv": {**metric, "class": "ShadowShapley"}},
+    )
     return folder
 
 
@@ -256,24 +301,40 @@ def stopped(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason", "by"),
-    [(no_gain, "no_gain", None), (unsuitable, "unsuitable", "cssv"), (stopped, "unfinished", None)],
+    ("make", "reason", "values_name"),
+    [
+        (no_gain, "no_gain", None),
+        (unsuitable, "unsuitable", "cssv"),
+        (stopped, "unfinished", None),
+    ],
 )
-def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, by, capsys):
+def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_name, capsys):
     folder = make(tmp_path)
     (folder / "shares.csv").write_text("client,amount\n1,100.00\n")  # of an earlier report
-    words = ["report", str(folder), "--budget", "100", *(["--by", by] if by else [])]
+    words = [
+        "report",
+        str(folder),
+        "--budget",
+        "100",
+        *(["--by", values_name] if values_name else []),
+    ]
     assert main(words) == 0
-    sentence = WORDS["against"][reason].format(by)
+    sentence = WORDS["against"][reason].format(values_name)
     verdict = f"Do not pay by these values: {sentence}"
     assert verdict in " ".join(capsys.readouterr().out.split())
     assert {row["verdict"] for row in rows(folder)} == {verdict}
     assert not {"share", "amount"} & rows(folder)[0].keys()
-    shares = shares_of(open_run(folder), Budget(100.0, by))
+    shares = shares_of(open_run(folder), Budget(100.0, values_name))
     assert shares.verdict.forbids
     assert shares.table["amount"].isna().all()
     for client in (None, 1):
-        page = text_of(write_report(folder, client, budget=Budget(100.0, by)))
+        page = text_of(
+            write_report(
+                folder,
+                client,
+                budget=Budget(100.0, values_name),
+            )
+        )
         front = page.partition("\nAppendix\n")[0]
         assert sentence in front
         assert "Do not pay by these values:" in front
@@ -281,14 +342,29 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, by, cap
         assert "Shares of" not in front
 
 
-def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(tmp_path):
+def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
+    tmp_path,
+):
     """With a sentence, and with one reason less."""
     folder = make_game(tmp_path, {"sv": [0.3, 0.1]})
     metric = open_run(folder).record["metrics"]["sv"]
-    game = {"by": "accuracy", "start": 0.1, "end": 0.5, "source": "outputs", "alone_only": True}
-    retold(folder, metrics={"sv": {**metric, "class": "ShadowShapley"}}, paid_in={"sv": game})
+    game = {
+        "by": "accuracy",
+        "start": 0.1,
+        "end": 0.5,
+        "source": "outputs",
+        "alone_only": True,
+    }
+    retold(
+        folder,
+        metrics={"sv": {**metric, "class": "ShadowShapley"}},
+        paid_in={"sv": game},
+    )
     one_seed = shares_of(open_run(folder), Budget(100.0))
-    assert set(one_seed.verdict.reasons) == {"one_seed", "alone"}
+    assert set(one_seed.verdict.reasons) == {
+        "one_seed",
+        "alone",
+    }
     head = RETRAINED.rstrip("\n") + ",trainings,source\n"
     cells = [
         f"{client},{client},accuracy,{value},{value - 0.02},{value + 0.02},{value},0.2,5 6 7,3,singles,outputs\n"
@@ -297,7 +373,10 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(tmp_path):
     (folder / "retrained.csv").write_text(head + "".join(cells))
     three_seeds = shares_of(open_run(folder), Budget(100.0))
     assert set(three_seeds.verdict.reasons) == {"alone"}
-    assert three_seeds.table["amount"].tolist() == [75.0, 25.0]
+    assert three_seeds.table["amount"].tolist() == [
+        75.0,
+        25.0,
+    ]
     scores = (folder / "retrained.csv").read_text().replace("outputs", "scores")
     (folder / "retrained.csv").write_text(scores)
     assert set(shares_of(open_run(folder), Budget(100.0)).verdict.reasons) == {"ranking"}

@@ -119,11 +119,31 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
 
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     def said(*numbers: Numbers, **changes: Any) -> str:
-        table = frame(round_rows(19, [*numbers, Numbers("samples", torch.full((5,), 20.0))], names))
-        result = RunResult(
-            19, 20, table, {"value": "class"}, ["value"], {}, {}, {}, trained=["value"]
+        table = frame(
+            round_rows(
+                19,
+                [
+                    *numbers,
+                    Numbers("samples", torch.full((5,), 20.0)),
+                ],
+                names,
+            )
         )
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        result = RunResult(
+            19,
+            20,
+            table,
+            {"value": "class"},
+            ["value"],
+            {},
+            {},
+            {},
+            trained=["value"],
+        )
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(io.StringIO()) as out,
+        ):
             patch.setenv("COLUMNS", "100")
             print_contributions(replace(result, **changes), names, [])
         return out.getvalue()
@@ -132,15 +152,48 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         [str(client) for client in range(5)],
         torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191]),
     )
-    text = said(Numbers("value", values), Numbers("weight", values), Numbers("accuracy", values))
-    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
+    text = said(
+        Numbers("value", values),
+        Numbers("weight", values),
+        Numbers("accuracy", values),
+    )
+    assert text.splitlines()[1].split() == [
+        "client",
+        "samples",
+        "value",
+        "share",
+    ]
     assert BRACKETS not in text
-    assert BRACKETS in said(Numbers("value", values, ends=[values - 0.04, values + 0.04]))
-    game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
+    assert BRACKETS in said(
+        Numbers(
+            "value",
+            values,
+            ends=[values - 0.04, values + 0.04],
+        )
+    )
+    game = {
+        "paid_in": {
+            "value": {
+                "by": "accuracy",
+                "start": 0.1,
+                "end": 0.2,
+            }
+        }
+    }
     tenth = values / 10
-    small = said(Numbers("value", tenth, ends=[tenth - 0.004, tenth + 0.004]), learning_record=game)
+    small = said(
+        Numbers(
+            "value",
+            tenth,
+            ends=[tenth - 0.004, tenth + 0.004],
+        ),
+        learning_record=game,
+    )
     assert "raised this score by less than 0.15." in " ".join(small.split())
-    noise = said(Numbers("value", tenth, ends=[tenth - 1, tenth + 1]), learning_record=game)
+    noise = said(
+        Numbers("value", tenth, ends=[tenth - 1, tenth + 1]),
+        learning_record=game,
+    )
     assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
         said(Numbers("value", values), trained=[]).split()

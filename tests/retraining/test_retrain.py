@@ -50,29 +50,41 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh: bool,
 ) -> None:
     def module() -> Any:
         weight = torch.randn(8, 6)
-        found = Manual()  # which sets a seed of its own
-        found.net[0].weight.data = weight
+        outcome = Manual()  # which sets a seed of its own
+        outcome.net[0].weight.data = weight
         (tmp_path / f"{weight[0, 0]:.6f}").touch()
-        return found
+        return outcome
 
     def rows(module: Any) -> Any:
         trainer = trainer_for(
-            FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1
+            FederatedLoop(seed=SEED, reporting=Reporting(table=False)),
+            tmp_path,
+            1,
         )
-        return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
+        return flsv.retrain(
+            trainer,
+            module,
+            data(),
+            "singles",
+            seeds=2,
+            **LOSS,
+        )
 
     if fresh:
         monkeypatch.setattr(
-            "flsv.retraining.retrain.why_not_fork", lambda device: "it is another test"
+            "flsv.retraining.retrain.why_not_fork",
+            lambda device: "it is another test",
         )
-    found = rows(module)
+    outcome = rows(module)
     assert len(list(tmp_path.iterdir())) == 2
-    assert (found["low"] < found["value"]).all()
-    assert found["share"].sum() == pytest.approx(1)  # the others' outputs are predicted
+    assert (outcome["low"] < outcome["value"]).all()
+    assert outcome["share"].sum() == pytest.approx(1)  # the others' outputs are predicted
 
 
 @pytest.mark.slow
@@ -112,12 +124,23 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
 def test_retrain_refuses_fitted_trainers_and_missing_loops(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
+    trainer = trainer_for(
+        FederatedLoop(seed=SEED, reporting=Reporting(table=False)),
+        tmp_path,
+        1,
+    )
     trainer.fit(Plateau(), data())
-    with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):
+    with pytest.raises(
+        ConfigurationError,
+        match="has been fitted for 1 rounds",
+    ):
         flsv.retrain(trainer, Plateau, data())
     with pytest.raises(ConfigurationError, match="no FederatedLoop"):
-        flsv.retrain(trainer_for(None, tmp_path), partial(Plateau), data())
+        flsv.retrain(
+            trainer_for(None, tmp_path),
+            partial(Plateau),
+            data(),
+        )
     assert main(["retrain", str(tmp_path)]) != 0
-    assert "started from Python" in (said := " ".join(capsys.readouterr().err.split()))
-    assert "print(flsv.retrain(trainer, module, data))" in said
+    assert "started from Python" in (message := " ".join(capsys.readouterr().err.split()))
+    assert "print(flsv.retrain(trainer, module, data))" in message

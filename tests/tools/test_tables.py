@@ -223,7 +223,7 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         "blocks: [{axes: {column: [small, large], row: [a, bb]}, files: [fedavg.yaml]}]\n"
         "tables: [{title: Values, value: value, minus: {bb: [a]}}]\n"
     )
-    given = [
+    arguments = [
         str(path),
         "--kept",
         str(tmp_path / "kept.jsonl"),
@@ -232,21 +232,29 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         "--workers",
         "1",
     ]
-    main([*given, "--seeds", "2", "--csv", str(tmp_path / "out.csv")])
+    main(
+        [
+            *arguments,
+            "--seeds",
+            "2",
+            "--csv",
+            str(tmp_path / "out.csv"),
+        ]
+    )
     out = capsys.readouterr().out
     assert "| bb | 7.0 ± 7.1 |" in out
     assert "| bb minus a | **+1.00 [+1.00, +1.00]** |" in out
     assert "large" not in out
     assert "Values,bb,small,7.0 ± 7.1\n" in (tmp_path / "out.csv").read_text()
-    main([*given, "--list", "--seeds", "1"])
+    main([*arguments, "--list", "--seeds", "1"])
     assert (
         capsys.readouterr().out.count("flsv fit --config configs/fedavg.yaml --seed_everything=0")
         == 4
     )
-    main([*given, "--columns", "large", "--seeds", "1"])
+    main([*arguments, "--columns", "large", "--seeds", "1"])
     assert "| bb | 2.0 |" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        main([*given, "--rows", "nobody"])
+        main([*arguments, "--rows", "nobody"])
 
 
 # ---- numbers become tables

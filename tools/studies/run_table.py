@@ -192,29 +192,51 @@ def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file"
+        "table",
+        help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file",
     )
     parser.add_argument(
-        "--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets"
+        "--root",
+        default=os.environ.get("FLSV_DATA_ROOT", "data"),
+        help="folder of the data sets",
     )
-    parser.add_argument("--full", action="store_true", help="the paper's setting, for a GPU")
     parser.add_argument(
-        "--short", action="store_true", help="one round, one seed, few images, nothing kept"
+        "--full",
+        action="store_true",
+        help="the paper's setting, for a GPU",
     )
-    parser.add_argument("--list", action="store_true", help="print every cell's command and end")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="one round, one seed, few images, nothing kept",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print every cell's command and end",
+    )
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--columns", nargs="+", help="columns of these names, or where there is none, that begin so"
+        "--columns",
+        nargs="+",
+        help="columns of these names, or where there is none, that begin so",
     )
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument(
-        "--all", action="store_true", help="those columns, too, that run only where asked for"
+        "--all",
+        action="store_true",
+        help="those columns, too, that run only where asked for",
     )
-    parser.add_argument("--kept", type=Path, help="finished cells; default: runs/tables/NAME.jsonl")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        help="finished cells; default: runs/tables/NAME.jsonl",
+    )
     parser.add_argument("--csv", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
     path = (
@@ -237,8 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cell.key: measure(shortened(table, cell), options.root) for cell in cells
         }
     else:
-        kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
-        results = finish(cells, kept, options.root, options.workers)
+        finished_cells = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
+        results = finish(cells, finished_cells, options.root, options.workers)
     tables = table_report.report(table["tables"], results)
     print(f"\n{table_report.markdown(tables)}")
     if options.csv is not None:

@@ -32,26 +32,53 @@ Game = tuple[Tensor, Callable[[Generator], Estimate]]
 JOINT_DRAWS = 2000
 
 
-def with_noise(values: Sequence[float], covariance: Tensor) -> Game:
+def with_noise(
+    values: Sequence[float],
+    covariance: Tensor,
+) -> Game:
     """A game whose values are known up to normal errors of a known covariance."""
     truth = torch.tensor(values, dtype=torch.float64)
     errors = [ValueErrors(covariance.double())]
 
-    def estimate(generator: Generator) -> Estimate:
-        return draw_values(truth, errors, draws=1, generator=generator)[0], errors
+    def estimate(
+        generator: Generator,
+    ) -> Estimate:
+        return draw_values(
+            truth,
+            errors,
+            draws=1,
+            generator=generator,
+        )[0], errors
 
     return truth, estimate
 
 
-def of_cases(values: Sequence[float], num_cases: int, correlation: float) -> Game:
+def of_cases(
+    values: Sequence[float],
+    num_cases: int,
+    correlation: float,
+) -> Game:
     """A game that is a mean over cases: each has values of its own, 0 or 1 in part, and some cases are drawn."""
     truth = torch.tensor(values, dtype=torch.float64)
     num_clients = len(values)
-    matrix = torch.full((num_clients, num_clients), correlation).fill_diagonal_(1.0).double()
+    matrix = (
+        torch.full(
+            (num_clients, num_clients),
+            correlation,
+        )
+        .fill_diagonal_(1.0)
+        .double()
+    )
     root = torch.linalg.cholesky(matrix)
 
-    def estimate(generator: Generator) -> Estimate:
-        normal = torch.randn(num_cases, num_clients, generator=generator).double()
+    def estimate(
+        generator: Generator,
+    ) -> Estimate:
+        normal = torch.randn(
+            num_cases,
+            num_clients,
+            generator=generator,
+        ).double()
         cases = truth + 0.5 * normal @ root.T
         return cases.mean(0), [ValueErrors(covariance_over_cases(cases))]
 
@@ -60,25 +87,51 @@ def of_cases(values: Sequence[float], num_cases: int, correlation: float) -> Gam
 
 def games() -> Iterator[tuple[str, Game]]:
     pair = torch.tensor([[0.04, 0.01], [0.01, 0.02]])
-    yield "two clients", with_noise([3.0, 1.0], pair)
+    yield (
+        "two clients",
+        with_noise([3.0, 1.0], pair),
+    )
     five = [0.20, 0.25, 0.12, 0.10, 0.18]
-    yield "five, additive", with_noise(five, 0.02**2 * torch.eye(5))
+    yield (
+        "five, additive",
+        with_noise(five, 0.02**2 * torch.eye(5)),
+    )
     shared = 0.02**2 * (0.5 * torch.eye(5) + 0.5)
-    yield "five, errors in common", with_noise(five, shared)
-    yield "five, 144 cases", of_cases(five, num_cases=144, correlation=0.0)
-    yield "five, 144 cases, opposed", of_cases(five, num_cases=144, correlation=-0.2)
+    yield (
+        "five, errors in common",
+        with_noise(five, shared),
+    )
+    yield (
+        "five, 144 cases",
+        of_cases(
+            five,
+            num_cases=144,
+            correlation=0.0,
+        ),
+    )
+    yield (
+        "five, 144 cases, opposed",
+        of_cases(
+            five,
+            num_cases=144,
+            correlation=-0.2,
+        ),
+    )
     yield "seven, 400 cases", of_cases([*five, 0.3, 0.08], num_cases=400, correlation=0.3)
 
 
-def moved_alone(values: Tensor, errors: Sequence[ValueErrors]) -> tuple[Tensor, Tensor]:
+def moved_alone(
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+) -> tuple[Tensor, Tensor]:
     """The ends of shares if one value is moved and all others stay."""
     variances = torch.stack([source.covariance.diagonal() for source in errors]).sum(0)
     half_widths = float(t_quantile(LEVEL)) * variances.sqrt()
-    ends = []
+    interval_ends = []
     for sign in (-1, 1):
         moved = values + sign * torch.diag(half_widths)
-        ends.append(shares_of_draws(moved, "zero").diagonal())
-    return ends[0], ends[1]
+        interval_ends.append(shares_of_draws(moved, "zero").diagonal())
+    return interval_ends[0], interval_ends[1]
 
 
 def coverage(game: Game, draws: int, seed: int = 0) -> tuple[float, float]:
@@ -90,8 +143,19 @@ def coverage(game: Game, draws: int, seed: int = 0) -> tuple[float, float]:
     for _ in range(draws):
         values, errors = estimate(generator)
         joint = joint_shares(values, errors, draws=JOINT_DRAWS)
-        joint_hits.append(_holds(true_shares, joint.low, joint.high))
-        single_hits.append(_holds(true_shares, *moved_alone(values, errors)))
+        joint_hits.append(
+            _holds(
+                true_shares,
+                joint.low,
+                joint.high,
+            )
+        )
+        single_hits.append(
+            _holds(
+                true_shares,
+                *moved_alone(values, errors),
+            )
+        )
     return float(np.mean(joint_hits)), float(np.mean(single_hits))
 
 
@@ -99,10 +163,17 @@ def _holds(shares: Tensor, low: Tensor, high: Tensor) -> float:
     return float(((low <= shares) & (shares <= high)).double().mean())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None,
+) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Coverage of the 90 % intervals of shares.")
-    parser.add_argument("--draws", type=int, default=400, help="draws of each game")
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=400,
+        help="draws of each game",
+    )
     options = parser.parse_args(arguments)
     print("| game | joint draws | one value moved |\n|---|---|---|")
     for name, game in games():

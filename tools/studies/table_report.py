@@ -74,14 +74,14 @@ def spread(values: pd.Series, digits: int | str) -> str:
         >>> spread(pd.Series([60.0, 62.0]), 1), spread(pd.Series([60.0]), 1)
         ('61.0 ± 1.4', '60.0')
     """
-    known = values.dropna()
+    numbers = values.dropna()
     form = f".{digits}f" if isinstance(digits, int) else digits
-    if known.empty:
+    if numbers.empty:
         return "-"
-    mean = f"{known.mean():{form}}"
-    if len(known) == 1:
+    mean = f"{numbers.mean():{form}}"
+    if len(numbers) == 1:
         return mean
-    return f"{mean} ± {known.std():{form}}"
+    return f"{mean} ± {numbers.std():{form}}"
 
 
 def matches(name: str, patterns: Sequence[str] | None) -> bool:
