@@ -411,6 +411,16 @@ class Round:
         """Return a copy of this round with the trained coalitions' models."""
         return self._with(trained=trained)
 
+    def with_models(self, client_vectors: Tensor, global_vector: Tensor) -> Round:
+        """Return a copy of this round with other models: ``client_vectors [k, P]``, which started from
+        ``global_vector [P]``."""
+        return replace(
+            self,
+            client_vectors=client_vectors,
+            global_vector=global_vector,
+            starts=None,
+        )
+
     def _with(self, **changes: Any) -> Round:
         changed = replace(self, **changes)
         for name in _DERIVED:

@@ -59,16 +59,14 @@ def check_format(
 def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
     """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
     changes = []
-    requirements = []
     for name, present in package_versions().items():
         stored = stored_versions.get(name)
         if stored is not None and stored != present:
             changes.append(f"{name} is {present} and was {stored}")
-            requirements.append(f"{name}=={stored}")
     if changes:
         warnings.warn(
             f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "
-            f"run with these. For the same numbers: pip install {' '.join(requirements)}.",
+            "run with these. For the same numbers go on with the versions that it was.",
             VersionWarning,
             stacklevel=2,
         )

@@ -282,7 +282,7 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
     torch.save(checkpoint, older)
 
     unchanged = resume(saved, tmp_path / "unchanged")
-    with pytest.warns(VersionWarning, match=r"was 1\.9\.9\): .* pip install flsv==1\.9\.9\."):
+    with pytest.warns(VersionWarning, match=r"flsv is .* and was 1\.9\.9\): from here on"):
         upgraded = resume(older, tmp_path / "upgraded")
 
     for name, tensor in unchanged.state_dict().items():

@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "annotated_types": "annotated-types",
     "dp_accounting": "dp-accounting",
+    "lazy_loader": "lazy-loader",
     "lightning_utilities": "lightning-utilities",
     "ot": "pot",
     "sklearn": "scikit-learn",

@@ -17,7 +17,6 @@ Departures:
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,9 +138,7 @@ class SCAFFOLD(ClientAlgorithm):
         slopes[is_large] = variate
         mean = slopes.mean(0)
         if self._aggregator.robust:
-            as_models = replace(
-                round, client_vectors=slopes, global_vector=torch.zeros_like(variate), starts=None
-            )
+            as_models = round.with_models(slopes, torch.zeros_like(variate))
             mean, _ = self._aggregator.aggregate(as_models, {})
         share_of_clients = len(round) / self._num_clients
         self._variate = variate + share_of_clients * (mean - variate)
