@@ -31,12 +31,12 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (342_000, 290_000),
-    "tokens of the core": (157_000, 130_000),
-    "modules of the core": (148, 110),
-    "words of all pages": (32_000, 30_000),
-    "words of guides": (11_700, 12_000),
-    "words of docstrings": (96_000, 90_000),
+    "tokens of flsv": (360_000, 290_000),
+    "tokens of the core": (171_000, 130_000),
+    "modules of the core": (154, 110),
+    "words of all pages": (32_700, 30_000),
+    "words of guides": (12_100, 12_000),
+    "words of docstrings": (100_000, 90_000),
 }
 LINES_OF_A_FILE = 600
 ARGUMENTS = 14
