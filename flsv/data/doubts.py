@@ -387,6 +387,8 @@ def doubts_of(
     sites = []
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
+        if rows.max() >= len(columns):
+            continue  # The client has joined with a table of its own.
         class_counts = counts[client] if has_classes else ()
         sites.append(
             SiteTable(

@@ -59,7 +59,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def num_samples(self) -> Tensor:
         """Number of training samples of each client, int64 ``[num_clients]``."""
-        return self._data.class_counts.sum(1)
+        with self.counting(None):
+            return self.class_counts.sum(1)
 
     @property
     def class_counts(self) -> Tensor:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from math import ceil, comb
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -17,94 +17,22 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Round
-from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import LEVEL, one_seed_stderr, prediction_stderr, t_quantile
-from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.predicted_outputs import PredictedValues, whole_layers
 from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
+from flsv.metrics.coalitions.design import (
+    RECENT,
+    Coalitions,
+    spread_rounds,
+)
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
-
-#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
-Coalitions = Which | Sequence[Sequence[int]]
-#: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
-#: of the number n of clients.
-DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
-    "all": lambda n: range(1, n),
-    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
-    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
-    "both": lambda n: {1, n - 1},
-    "singles": lambda n: {1},
-}
-
-
-def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Choose the coalitions to train: those that give the most accurate values at the cost of at most ``max_fits``
-    training runs of the whole federation. ``cohort`` is the number of clients in a round.
-    """
-
-    def cost(which: Which) -> float:
-        sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
-        return sum(comb(num_clients, size) * min(size, drawn) for size in sizes) / drawn
-
-    drawn = num_clients if cohort is None else cohort
-    return next((which for which in DESIGNS if cost(which) <= max_fits), "singles")
-
-
-def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
-    # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
-    sizes, n = masks.sum(1), masks.shape[1]
-    drawn = n if cohort is None else cohort
-    return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
-
-
-def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names."""
-    if isinstance(coalitions, str):
-        return few_coalitions(num_clients, coalitions)
-    masks = [[False] * num_clients, [True] * num_clients]
-    for members in coalitions:
-        strange = [member for member in members if member not in range(num_clients)]
-        if strange:
-            given = f"ShadowShapley(coalitions=...): {list(members)}"
-            raise ConfigurationError(
-                f"{given} names clients {strange}, and there are 0 to {num_clients - 1}."
-            )
-        mask = [client in members for client in range(num_clients)]
-        if mask not in masks:
-            masks.append(mask)
-    return torch.tensor(masks)
-
-
-#: The number of last rounds whose values' spread enters the intervals.
-RECENT = 3
-#: The largest number of rounds that have values by default.
-VALUED_ROUNDS = 10
-
-
-def spread_rounds(rounds: Sequence[int]) -> list[int]:
-    """Choose at most :data:`VALUED_ROUNDS` of some rounds: the last :data:`RECENT` and, spread evenly, earlier ones.
-
-    Example:
-        >>> spread_rounds(range(40))
-        [4, 9, 13, 18, 23, 27, 32, 37, 38, 39]
-    """
-    if len(rounds) <= VALUED_ROUNDS:
-        return list(rounds)
-    num_earlier = len(rounds) - RECENT
-    num_chosen = VALUED_ROUNDS - RECENT
-    earlier = []
-    for number in range(1, num_chosen + 1):
-        position = number * num_earlier // (num_chosen + 1)
-        earlier.append(rounds[position])
-    return [*earlier, *rounds[-RECENT:]]
 
 
 def _last_values(stretches: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
 from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
-from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
+from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import AfterTheRun, measures_of
 from flsv.retraining.coalition_refusals import (
     check_scored,

@@ -299,14 +299,15 @@ class FitsInProcesses:
         self, coalitions: Sequence[Members], seed: int, proof: Members | None
     ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
         ordered = sorted(coalitions, key=lambda members: members != self._everybody)
-        if proof is not None:
+        if proof is not None and proof not in ordered:
             ordered.insert(0, proof)
 
         pieces: dict[Members, Piece] = {}
         for members in ordered:
             # The untrained model is the same for all.
+            is_first = not pieces
             pieces[members] = Piece(
-                seed, members, models=members == proof, scores_untrained=not pieces
+                seed, members, models=members == proof, scores_untrained=is_first
             )
         for members, answer in self._run(pieces):
             if members == proof and isinstance(answer, Fit):

@@ -23,7 +23,14 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 #: Methods by which the loop makes and reads rounds. Parts do without.
-OF_THE_LOOP = {"aggregated", "get", "measured", "personalized", "with_coalitions"}
+OF_THE_LOOP = {
+    "aggregated",
+    "get",
+    "measured",
+    "personalized",
+    "with_coalitions",
+    "with_models",
+}
 
 
 class PerClient(ContributionMetric):

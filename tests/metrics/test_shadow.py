@@ -15,7 +15,7 @@ from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley, few_coalitions
 from flsv.metrics import CosineGradientShapley, ShadowShapley, SurrogateFederatedShapley
-from flsv.metrics.shadow import coalition_masks
+from flsv.metrics.coalitions.design import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.retrained_utility import RetrainedUtility

@@ -17,7 +17,7 @@ import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
-from flsv.metrics.shadow import coalition_masks
+from flsv.metrics.coalitions.design import coalition_masks
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Manual, Plateau

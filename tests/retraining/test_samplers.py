@@ -15,7 +15,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAdam
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import coalition_masks
+from flsv.metrics.coalitions.design import coalition_masks
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.design import coalition_masks, design_within, fits_of
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.utility_store import UtilityStore
 from flsv.retraining.whole_fits import WholeFits

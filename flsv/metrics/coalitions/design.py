@@ -1,0 +1,98 @@
+"""Which coalitions a federation trains for its values, and in which rounds they are valued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import comb
+
+import torch
+from torch import Tensor
+
+from flsv.functional import few_coalitions
+from flsv.functional.shapley.few_coalitions import Which
+from flsv.utilities.errors import ConfigurationError
+
+#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
+Coalitions = Which | Sequence[Sequence[int]]
+#: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
+#: of the number n of clients.
+DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
+    "all": lambda n: range(1, n),
+    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
+    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
+    "both": lambda n: {1, n - 1},
+    "singles": lambda n: {1},
+}
+
+
+def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
+    """Choose the coalitions to train: those that give the most accurate values at the cost of at most ``max_fits``
+    training runs of the whole federation. ``cohort`` is the number of clients in a round.
+    """
+    for design, sizes in DESIGNS.items():
+        if _cost_of(sizes(num_clients), num_clients, cohort) <= max_fits:
+            return design
+    return "singles"
+
+
+def _cost_of(sizes: Iterable[int], num_clients: int, cohort: float | None) -> float:
+    """Compute the cost of all coalitions of these sizes, in training runs of the whole federation."""
+    clients_in_a_round = num_clients if cohort is None else cohort
+    trained_clients = 0.0
+    for size in sizes:
+        if 0 < size < num_clients:
+            trained_clients += comb(num_clients, size) * min(size, clients_in_a_round)
+    return trained_clients / clients_in_a_round
+
+
+def fits_of(masks: Tensor, cohort: float | None = None) -> float:
+    """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
+    num_clients = masks.shape[1]
+    clients_in_a_round = num_clients if cohort is None else cohort
+    sizes = masks.sum(1)
+    sizes = sizes[sizes < num_clients].double()
+    # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
+    return float(sizes.clamp_max(clients_in_a_round).sum()) / clients_in_a_round
+
+
+def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
+    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names."""
+    if isinstance(coalitions, str):
+        return few_coalitions(num_clients, coalitions)
+
+    masks = [[False] * num_clients, [True] * num_clients]
+    for members in coalitions:
+        unknown_clients = [member for member in members if member not in range(num_clients)]
+        if unknown_clients:
+            raise ConfigurationError(
+                f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, and there are 0 to "
+                f"{num_clients - 1}."
+            )
+        mask = [client in members for client in range(num_clients)]
+        if mask not in masks:
+            masks.append(mask)
+    return torch.tensor(masks)
+
+
+#: The number of last rounds whose values' spread enters the intervals.
+RECENT = 3
+#: The largest number of rounds that have values by default.
+VALUED_ROUNDS = 10
+
+
+def spread_rounds(rounds: Sequence[int]) -> list[int]:
+    """Choose at most :data:`VALUED_ROUNDS` of some rounds: the last :data:`RECENT` and, spread evenly, earlier ones.
+
+    Example:
+        >>> spread_rounds(range(40))
+        [4, 9, 13, 18, 23, 27, 32, 37, 38, 39]
+    """
+    if len(rounds) <= VALUED_ROUNDS:
+        return list(rounds)
+    num_earlier = len(rounds) - RECENT
+    num_chosen = VALUED_ROUNDS - RECENT
+    earlier = []
+    for number in range(1, num_chosen + 1):
+        position = number * num_earlier // (num_chosen + 1)
+        earlier.append(rounds[position])
+    return [*earlier, *rounds[-RECENT:]]
