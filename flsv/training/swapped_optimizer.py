@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, TypedDict
 
 import lightning as L
@@ -28,8 +28,6 @@ State = dict[Any, Any]
 Policy = Literal["reset", "persist"]
 #: Attributes of every module, and of every optimizer, some of which torch's schedulers and hooks set.
 _LIGHTNINGS = frozenset(vars(L.LightningModule()))
-_TORCHS = set(vars(torch.optim.SGD([torch.zeros(1)])))
-_TORCHS |= {"step", "_opt_called", "_step_count"}
 
 
 class StoredState(TypedDict):
@@ -233,9 +231,17 @@ def _collect(
             _collect(f"{name}.{attribute}", entry, value, collected)
 
 
+@cache
+def _attributes_of_torch() -> frozenset[str]:
+    """Return the names of the attributes of any optimizer."""
+    # The first optimizer of a class changes the class, so that none is made when this file is imported.
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    return frozenset({*vars(optimizer), "step", "_opt_called", "_step_count"})
+
+
 def _attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's attributes without those that torch and Lightning give it."""
-    skipped = _LIGHTNINGS if isinstance(value, nn.Module) else _TORCHS
+    skipped = _LIGHTNINGS if isinstance(value, nn.Module) else _attributes_of_torch()
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     return {name: part for name, part in attributes.items() if name not in skipped}
 

@@ -51,8 +51,11 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
     shutil.copytree(whole / "lightning_logs", tmp_path / "lightning_logs")
     run = tmp_path / "lightning_logs" / "version_0"
     file = run / "retrained_scores.csv"
-    for each in run.glob("retrained*"):
-        each.unlink()
+    for path in run.glob("retrained*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     process = begun(tmp_path, *RETRAIN, WAITS="0.05")
     end = time.monotonic() + 900
     while not (

@@ -231,7 +231,9 @@ class Hooked(Small):
 
     def configure_callbacks(self) -> Any:
         return [
-            LambdaCallback(on_train_start=lambda trainer, module: module.seen.append("callback"))
+            LambdaCallback(
+                on_train_epoch_start=lambda trainer, module: module.seen.append("callback")
+            )
         ]
 
     def on_fit_start(self) -> None:
