@@ -93,10 +93,12 @@ class GlobalModelScoring(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start_time = time.perf_counter()
         loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
-        share = "all"
-        seed = 0
-        self.space = ParameterSpace(pl_module)
-        if loop is not None:
+        if loop is None:
+            share = "all"
+            seed = 0
+            self.space = ParameterSpace(pl_module)
+        else:
+            # Making a space reads the module, which parametrizations such as a spectral norm count as a step.
             share = loop.share
             seed = loop.state.seed
             self.space = loop.space

@@ -62,6 +62,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     )
     assert sorted(path.name for path in Path("data").iterdir()) == [
         "columns.csv",
+        "doubts.csv",
         "samples.csv",
         "summary.csv",
     ]

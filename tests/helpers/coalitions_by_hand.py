@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
-from flsv.utilities.seeding import generator_for, seed_global_rngs
+from flsv.utilities.seeding import generator_for, seed_global_rngs, seed_held
 from helpers.data import toy_data
 
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
@@ -90,17 +90,46 @@ class Hand:
 
 
 class OwnGeneratorByHand(Hand):
+    """Its generators are seeded by round and client."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.generator = torch.Generator()
+        self.random = np.random.default_rng()
+
+    def train(self, batches: list[Any], client: int) -> None:
+        generators = [self.generator, self.random]
+        seed_held(generators, SEED, "train", self.round, client)
+        super().train(batches, client)
 
     def loss(self, batch: Any) -> Tensor:
-        return noisy(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+        factor = 1 + 0.1 * self.random.random()
+        return noisy(self.net, batch, self.generator) * factor
 
 
 class AnnealedByHand(Hand):
+    """Each client anneals from the round's factor, and the factor of a round's first client stays."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.annealed_round = -1
+        self.initial_beta = 1.0
+        self.final_beta = 1.0
+
+    def train(self, batches: list[Any], client: int) -> None:
+        begins_round = self.round != self.annealed_round
+        if begins_round:
+            self.annealed_round = self.round
+            self.initial_beta = self.final_beta
+
+        self.beta = self.initial_beta
+        super().train(batches, client)
+        if begins_round:
+            self.final_beta = self.beta
+
     def loss(self, batch: Any) -> Tensor:
-        self.beta *= 0.95 if self.round else 1.0
+        if self.round > 0:
+            self.beta *= 0.95
         return super().loss(batch) * self.beta
 
 

@@ -49,6 +49,11 @@ QUOTED = {
 ONLY_READ = ("--trainer.strategy", "gpu")
 
 
+def without_indents(text: str) -> str:
+    """The lines of a text from their first character on: a page shows the inside of a function without its indents."""
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
 class Block(NamedTuple):
     language: str
     title: str | None
@@ -81,7 +86,8 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     scope: dict[str, Any] = {"__name__": "__page__"}
     for block in found:
         if block.title in QUOTED:
-            assert block.text in QUOTED[block.title].read_text(), (
+            quoted_file = QUOTED[block.title].read_text()
+            assert without_indents(block.text) in without_indents(quoted_file), (
                 f"{block.title} does not say so (any more)"
             )
             continue

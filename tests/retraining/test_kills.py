@@ -59,7 +59,11 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
     assert len(alive) >= 3
     os.kill(process.pid, number)
     status, said = process.wait(60)
-    assert status not in (None, 0), said
+    # Ctrl-C while coalitions are trained ends these trainings alone: the run is trained.
+    if number == signal.SIGINT:
+        assert status == 0, said
+    else:
+        assert status not in (None, 0), said
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.1)
