@@ -248,7 +248,11 @@ class RunReports:
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether the loggers have a result's rows from an earlier process."""
         keys = {row[:5] for row in result.changes}
-        return bool(keys) and keys <= self._logged
+        if keys:
+            return keys <= self._logged
+        # Values that are those of the round before have no rows.
+        logged_rounds = {row[0] for row in self._logged}
+        return result.round_index in logged_rounds
 
     @property
     def _learning_is_told(self) -> bool:
