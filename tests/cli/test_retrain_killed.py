@@ -63,20 +63,20 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
         and len(file.read_text().splitlines()) >= 5
         and len(processes(process.pid)) == 3
     ):
-        status, said = process.wait(0.02)
-        assert status is None, said
+        status, output = process.wait(0.02)
+        assert status is None, output
         assert time.monotonic() < end
     os.kill(process.pid, number)
-    status, said = process.wait(60)
-    assert status == (-number if number == signal.SIGKILL else 128 + number), said
-    assert ("stopped. Finished work is kept" in said) is (number != signal.SIGKILL)
+    status, output = process.wait(60)
+    assert status == (-number if number == signal.SIGKILL else 128 + number), output
+    assert ("stopped. Finished work is kept" in output) is (number != signal.SIGKILL)
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert processes(process.pid) == []
     assert 3 <= len(file.read_text().splitlines()) - 2 < 8
-    status, said = begun(tmp_path, *RETRAIN).wait()
-    assert status == 0, said
+    status, output = begun(tmp_path, *RETRAIN).wait()
+    assert status == 0, output
     for name in ("retrained.csv", "retrained_scores.csv"):
         assert (run / name).read_bytes() == (
             whole / "lightning_logs" / "version_0" / name

@@ -79,12 +79,15 @@ def commands(text: str) -> list[list[str]]:
 def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
-    found = blocks(page)
+    page_blocks = blocks(page)
     called = [
-        command for block in found if block.language == "bash" for command in commands(block.text)
+        command
+        for block in page_blocks
+        if block.language == "bash"
+        for command in commands(block.text)
     ]
     scope: dict[str, Any] = {"__name__": "__page__"}
-    for block in found:
+    for block in page_blocks:
         if block.title in QUOTED:
             quoted_file = QUOTED[block.title].read_text()
             assert without_indents(block.text) in without_indents(quoted_file), (
@@ -95,7 +98,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
             Path(block.title).parent.mkdir(parents=True, exist_ok=True)
             Path(block.title).write_text(block.text)
         if block.language == "python" and ["python", block.title] not in [
-            each[:2] for each in called
+            words[:2] for words in called
         ]:
             exec(compile(block.text, block.title or "<page>", "exec"), scope)
         elif block.language == "yaml":
@@ -104,7 +107,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
                 f"a configuration without a title, so that no command can name it:\n{block.text}"
             )
             names = {block.title, block.title.removesuffix(".yaml")}
-            assert any(names & set(each) for each in called), f"{block.title}: no command runs it"
+            assert any(names & set(words) for words in called), f"{block.title}: no command runs it"
         elif block.language == "bash":
             for command in commands(block.text):
                 (run or run_command)(command)
@@ -114,7 +117,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
         else:
             # "py": a part of the code, which does not run alone
             assert block.language in ("python", "py", "text", "csv", "markdown"), block.language
-    return len(found)
+    return len(page_blocks)
 
 
 def run_command(command: list[str]) -> None:

@@ -49,8 +49,8 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
     file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
     alive: list[int] = []
     while len(alive) < 3 and time.monotonic() < end:  # the run, its beginning, and a coalition
-        status, said = process.wait(0.1)
-        assert status is None, said
+        status, output = process.wait(0.1)
+        assert status is None, output
         alive = (
             processes(process.pid)
             if file.is_file() and len(file.read_text().splitlines()) > 2
@@ -58,12 +58,12 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
         )
     assert len(alive) >= 3
     os.kill(process.pid, number)
-    status, said = process.wait(60)
+    status, output = process.wait(60)
     # Ctrl-C while coalitions are trained ends these trainings alone: the run is trained.
     if number == signal.SIGINT:
-        assert status == 0, said
+        assert status == 0, output
     else:
-        assert status not in (None, 0), said
+        assert status not in (None, 0), output
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.1)

@@ -68,13 +68,13 @@ def test_kill_during_coalitions_keeps_finished_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
-    kept, trained = list[Any](), list[Any]()
+    stored_members, trained = list[Any](), list[Any]()
 
-    def counted(store: UtilityStore, seed: int, members: Any, *found: Any) -> None:
-        if len(kept) == 3:
+    def counted(store: UtilityStore, seed: int, members: Any, *results: Any) -> None:
+        if len(stored_members) == 3:
             raise KeyboardInterrupt
-        kept.append(members)
-        keep(store, seed, members, *found)
+        stored_members.append(members)
+        keep(store, seed, members, *results)
 
     def loop() -> FederatedLoop:
         return FederatedLoop(
@@ -99,7 +99,7 @@ def test_kill_during_coalitions_keeps_finished_ones(
     whole = fit(loop(), tmp_path / "whole")
     monkeypatch.setattr(UtilityStore, "add", counted)
     stopped = loop()
-    with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
+    with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and stored_members in"):
         fit(stopped, tmp_path / "killed")
     assert stopped.contributions["shadow"].isnan().all()
     assert "values stand after training" in repr(stopped.contributions["shadow"])
@@ -107,14 +107,22 @@ def test_kill_during_coalitions_keeps_finished_ones(
     monkeypatch.setattr(
         ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders)
     )
-    again = loop()
+    resumed = loop()
     assert (
-        fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
+        fit(resumed, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt")
+        == whole
     )
     assert len(whole) == 3 * FIT_ROUNDS
     again_trained = [order.members for order in trained]
     assert again_trained[0] == (0, 1, 2)  # the proof
-    assert sorted([*kept, *again_trained[1:]]) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
+    assert sorted([*stored_members, *again_trained[1:]]) == [
+        (0,),
+        (0, 1),
+        (0, 2),
+        (1,),
+        (1, 2),
+        (2,),
+    ]
 
 
 @pytest.mark.parametrize(

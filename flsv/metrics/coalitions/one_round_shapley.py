@@ -175,7 +175,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             generator: the estimator's generator of random numbers.
         """
         if round_index == 0:
-            self.start = global_vector.clone()
+            self.start.data = global_vector.clone()
         if len(self.start) != len(global_vector):
             raise ValueError(
                 f"{type(self).__name__} has not seen round 0, so it does not know the initial model."

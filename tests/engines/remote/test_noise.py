@@ -81,8 +81,13 @@ def step(site: Site, packet: Packet) -> Tensor:
     return reply.tensors["vector"] - packet.tensors["start"]
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
-    return float(torch.cosine_similarity(one.double(), other.double(), dim=0))
+def cosine(vector: Tensor, other_vector: Tensor) -> float:
+    similarity = torch.cosine_similarity(
+        vector.flatten().double(),
+        other_vector.flatten().double(),
+        dim=0,
+    )
+    return float(similarity)
 
 
 def with_plain(packet: Packet, **plain: Any) -> Packet:
@@ -271,8 +276,7 @@ def test_any_change_of_a_message_changes_the_noise(
         if reply.kind != "update":
             refused.append(what)
             continue
-        sent_model = each.tensors["start"].view(torch.float32).flatten()
-        noised = reply.tensors["vector"].flatten() - sent_model
+        noised = reply.tensors["vector"] - each.tensors["start"].view(torch.float32)
         assert abs(cosine(base, noised)) < 0.05, what
     assert {"one more", "seed", "rounds", "counted", "start, last bit"}.isdisjoint(refused)
 
