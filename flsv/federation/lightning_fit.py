@@ -29,8 +29,8 @@ from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
-from flsv.engines import ENGINES
 from flsv.engines.engine import Engine, where
+from flsv.engines.registry import ENGINES
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState

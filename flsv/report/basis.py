@@ -156,6 +156,10 @@ def _chosen(
     there = f"{run.folder} has values by {joined(candidate)}"
     if values_name is not None and values_name not in candidate:
         raise ConfigurationError(f"--by {values_name}: {there}. flsv retrain RUN adds {RETRAINED}.")
+    framework = run.record.get("of_rounds")
+    if values_name is None and framework:
+        reason = WORDS["against"]["rounds"].format(framework)
+        raise ConfigurationError(f"{there}. {reason}")
     if values_name is None and not suitable:
         raise ConfigurationError(
             f"{there}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "

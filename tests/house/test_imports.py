@@ -71,6 +71,15 @@ def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
     assert subprocess.run(given, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+def test_packages_of_sites_are_imported_without_torch() -> None:
+    """Flower starts a process for every message to a site, which must not wait for torch."""
+    code = "import sys, flsv.engines; print({'torch', 'lightning'} & set(sys.modules))"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "set()\n"
+
+
 def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigurationError, match="not installed: pip install timm"):

@@ -225,9 +225,12 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
     assert (
         "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
     )
-    for by in (None, "value"):
-        with pytest.raises(ConfigurationError, match="values of single rounds, which FedAvg ran"):
-            write_report(tmp_path, budget=Budget(100, by=by))
+    with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
+        write_report(tmp_path, budget=Budget(100))
+    unpaid = write_report(tmp_path, budget=Budget(100, by="value")).read_text()
+    assert "Do not pay by these values" in unpaid
+    assert "These are values of single rounds that FedAvg ran" in unpaid
+    assert "<span>share" not in unpaid
     assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {
         tmp_path.name,
         "Boston",

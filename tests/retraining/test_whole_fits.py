@@ -99,7 +99,7 @@ def test_kill_during_coalitions_keeps_finished_ones(
     whole = fit(loop(), tmp_path / "whole")
     monkeypatch.setattr(UtilityStore, "add", counted)
     stopped = loop()
-    with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and stored_members in"):
+    with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
         fit(stopped, tmp_path / "killed")
     assert stopped.contributions["shadow"].isnan().all()
     assert "values stand after training" in repr(stopped.contributions["shadow"])
