@@ -32,7 +32,7 @@ from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.games import ModelScore
-from flsv.games.performance import title_of
+from flsv.games.performance import is_always_defined, title_of, undefined_untrained
 from flsv.games.validated_models import ValidatedModels
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
@@ -265,13 +265,29 @@ class RunReports:
         return reporting.files or reporting.table
 
     def look_at_start(self) -> None:
-        """Store the initial model's performance in the federation's state."""
-        if self._state.round_index > 0 or not self._learning_is_told:
+        """Store the initial model's performance in the federation's state. Raise ConfigurationError if a measure is not
+        defined for it."""
+        if self._state.round_index > 0:
             return
+        measures = self._federation.metrics.performances
+        if not self._learning_is_told and all(map(is_always_defined, measures.values())):
+            return
+
         scores = {}
         for name, performance in performances(self._federation).items():
+            if performance["value"] is None:
+                self._refuse_undefined(name, measures[name])
             scores[name] = performance["value"]
-        self._state.start.update(scores)
+        if self._learning_is_told:
+            self._state.start.update(scores)
+
+    def _refuse_undefined(self, metric: str, measure: Any) -> None:
+        """Raise ConfigurationError for a measure that is not finite for the untrained model."""
+        games = self._federation.server.games
+        assert games is not None
+        model = self._state.model()
+        scores = games.evaluator_of(measure)(model[None], keep=True)
+        raise undefined_untrained(f"metric {metric!r}", measure, scores.outputs)
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""

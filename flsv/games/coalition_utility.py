@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys, first_positions
-from flsv.games.performance import ModelScore
+from flsv.games.performance import ModelScore, undefined_untrained
 from flsv.games.vector_evaluator import Build, Scores, UtilityMetric, VectorEvaluator
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
@@ -270,3 +270,13 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
     if isinstance(metric, str):
         return scores.value(metric)
     return torch.stack([scores.value(name) for name in metric], 1)
+
+
+def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:
+    """Raise ConfigurationError if the untrained model's score or outputs are not finite, so that no value would be."""
+    numbers = [utility_of(scores, measure)]
+    if scores.outputs is not None:
+        numbers.append(scores.outputs)
+    if not all(number.isfinite().all() for number in numbers):
+        name = measure if isinstance(measure, str | ModelScore) else ", ".join(measure)
+        raise undefined_untrained(asking, name, scores.outputs)

@@ -24,7 +24,8 @@ except logged values are computed from outputs, on CUDA of many models at once. 
 are then validated one after the other, as ``trainer.validate`` does it on the whole validation set
 (``limit_val_batches`` matters only for loaders without a length), in the fit's module, which is restored. With several
 loaders ``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by
-size. Random numbers are the same for every model. In YAML a metric is a class path::
+size. Random numbers are the same for every model. A measure that is not finite for the untrained model is refused
+before the first round. In YAML a metric is a class path::
 
     performance:
       class_path: torchmetrics.F1Score
@@ -182,6 +183,40 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
 def is_logged(measure: Any) -> bool:
     """Return whether a measure is a value that the module logs."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, str)
+
+
+def undefined_untrained(
+    asking: str, measure: str | ModelScore, outputs: Tensor | None
+) -> ConfigurationError:
+    """Return the error for a measure that is not defined for the untrained model.
+
+    Args:
+        asking: name of what needs the measure.
+        measure: the performance measure.
+        outputs: the untrained model's outputs, None if they are not known.
+    """
+    title = measure if isinstance(measure, str) else measure.title
+    what = f"{title} is not a finite number"
+    remedy = "Begin with other weights, or choose a performance that is defined for every model."
+    if is_logged(measure):
+        remedy = "Let validation log a finite number for every model, or name another value."
+    elif outputs is not None:
+        num_broken = int((~outputs.isfinite()).sum())
+        if num_broken:
+            what = f"{num_broken} of {outputs.numel()} outputs are not finite"
+            remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
+        else:
+            what += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
+    return ConfigurationError(
+        f"{asking} compares all models with the untrained model, of which {what}. {remedy}"
+    )
+
+
+def is_always_defined(measure: str | ModelScore) -> bool:
+    """Return whether every model has a finite score, or clients have been asked for one before training."""
+    if isinstance(measure, ModelScore):
+        return measure.judged
+    return measure != "negative_loss"
 
 
 def performance_of(

@@ -7,7 +7,7 @@ A coalition is the same run with its members only. Sites train coalitions beside
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
-from flsv.games.coalition_utility import utility_of
+from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
 from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
@@ -209,12 +209,8 @@ class CoalitionPlan(RunExtension):
                     f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure
                 )
         if self._end_models is not None and not self._elsewhere:
-            self._end_models.score(
-                module,
-                self._initial,
-                games,
-                [metric.measured_by for metric in self._metrics.values()],
-            )
+            measures = {name: metric.measured_by for name, metric in self._metrics.items()}
+            self._end_models.score(module, self._initial, games, measures)
             space = self._end_models.space
             observe_first_validation(module.trainer, space, self._validation_changes)
         metric_names = ", ".join(self._metrics)
@@ -395,15 +391,22 @@ class _EndModels(Strategy):
         self._full_model: Tensor | None = None
 
     def score(
-        self, module: L.LightningModule, initial: Any, games: Any, measures: Sequence[Any]
+        self,
+        module: L.LightningModule,
+        initial: Any,
+        games: Any,
+        measures: Mapping[str, Any],
     ) -> None:
-        """Score the module with its ``initial`` weights by each measure."""
-        evaluators = {measure: games.evaluator_of(measure) for measure in measures}
+        """Score the module with its ``initial`` weights by each measure, ``{metric: measure}``."""
         with lent(module, self.space):
             module.load_state_dict(initial, strict=False)
-            for measure, evaluator in evaluators.items():
-                if not evaluator.asks_clients:
+            for name, measure in measures.items():
+                evaluator = games.evaluator_of(measure)
+                if evaluator.asks_clients:
+                    continue
+                if measure not in self._untrained_scores:
                     self._untrained_scores[measure] = evaluator.live(module, keep=True)
+                check_untrained(f"metric {name!r}", measure, self._untrained_scores[measure])
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None

@@ -18,7 +18,7 @@ from flsv._lightning.round_boundary import model_of_validation
 from flsv.core import is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.games.coalition_utility import Measure
+from flsv.games.coalition_utility import Measure, check_untrained
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
@@ -113,6 +113,8 @@ class GlobalModelScoring(L.Callback):
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         if self._scores_untrained:
             self.untrained_scores = self._evaluated(pl_module)
+            for measure, scores in zip(self._measures, self.untrained_scores):
+                check_untrained("retraining", measure, scores)
         self.seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:

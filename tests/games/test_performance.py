@@ -19,7 +19,7 @@ from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator, performance_of
 from flsv.games.trained_game import OutputScore
-from flsv.metrics import LeaveOneOut, PartialFederatedShapley
+from flsv.metrics import LeaveOneOut, PartialFederatedShapley, ShadowShapley
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import federated, fit, never, played
@@ -188,6 +188,62 @@ def test_performance_that_does_not_fit_the_module_is_refused_before_training(
     data = federated(getattr(kind, "data", Regression.data)())
     with pytest.raises(ConfigurationError, match=said):
         fit(loop, tmp_path, never(kind), data)
+
+
+class BeginsWithZeros(Regression):
+    """Its outputs are equal before training, and it logs their correlation with the labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        columns = torch.stack([self(x).flatten(), y.flatten()])
+        self.log("val_correlation", torch.corrcoef(columns)[0, 1])
+
+
+class RulesClassesOut(OneLogit):
+    """A class that cannot be has the logit -inf, as masked actions have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.net(x)
+        return torch.cat([-logits, logits, torch.full_like(logits, -torch.inf)], 1)
+
+
+def undefined_of_logged() -> dict[str, Any]:
+    return {"performance": "val_correlation", "mode": "max"}
+
+
+def undefined_of_outputs() -> dict[str, Any]:
+    return {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "measure", "said"),
+    [
+        (BeginsWithZeros, LeaveOneOut, undefined_of_logged(), "log a finite number"),
+        (BeginsWithZeros, LeaveOneOut, undefined_of_outputs(), "between 0 and 0"),
+        (BeginsWithZeros, ShadowShapley, undefined_of_logged(), "log a finite number"),
+        (BeginsWithZeros, ShadowShapley, undefined_of_outputs(), "between 0 and 0"),
+        (
+            RulesClassesOut,
+            ShadowShapley,
+            {"performance": torchmetrics.Accuracy("multiclass", num_classes=3)},
+            "11 of 33 outputs are not finite",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The variance of predictions")
+def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
+    tmp_path: Path, kind: Any, metric: Any, measure: Any, said: str
+) -> None:
+    """Otherwise all training ends in values that are NaN, even where nothing is written or printed."""
+    quiet = Reporting(table=False, files=False)
+    loop = FederatedLoop(metrics={"mine": metric(**measure)}, seed=3, reporting=quiet)
+    with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{said}"):
+        fit(loop, tmp_path, never(kind), federated(kind.data()))
 
 
 KINDS = {
