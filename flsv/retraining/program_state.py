@@ -257,7 +257,8 @@ def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name,
     """Yield name and value of each global of a module, and of each attribute of its classes."""
     for attribute, value in list(vars(module).items()):
         yield Name(module_name, attribute), value
-        if not isinstance(value, type) or value.__module__ != module_name:
+        # isinstance would ask the value itself, and deprecated ones warn of every question.
+        if not issubclass(type(value), type) or value.__module__ != module_name:
             continue
         for class_attribute, class_value in list(vars(value).items()):
             if class_attribute not in _OF_PYTHON:
@@ -265,7 +266,7 @@ def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name,
 
 
 def _is_own_function(value: Any) -> bool:
-    if isinstance(value, staticmethod | classmethod):
+    if issubclass(type(value), staticmethod | classmethod):
         value = value.__func__
     return type(value) is FunctionType and _is_own_file(value.__code__.co_filename)
 

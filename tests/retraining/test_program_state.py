@@ -83,6 +83,7 @@ def values(folder: Path) -> Tensor:
     return loop.contributions["shadow"]
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize("kind", slow_except(("all",), KINDS))
 def test_fresh_processes_give_the_values_of_forks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
