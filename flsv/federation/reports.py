@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +28,10 @@ from flsv.core.faults import COPY, LARGE, NOT_FINITE
 from flsv.data import plot_partition
 from flsv.engines.client_manager import try_forward
 from flsv.engines.engine import Engine
+from flsv.federation.learning import learning_record, untrained_scores
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.games import ModelScore
-from flsv.games.performance import is_always_defined, title_of, undefined_untrained
+from flsv.games.performance import is_always_defined
 from flsv.games.validated_models import ValidatedModels
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
@@ -269,25 +268,13 @@ class RunReports:
         defined for it."""
         if self._state.round_index > 0:
             return
-        measures = self._federation.metrics.performances
-        if not self._learning_is_told and all(map(is_always_defined, measures.values())):
+        measures = self._federation.metrics.performances.values()
+        if not self._learning_is_told and all(map(is_always_defined, measures)):
             return
 
-        scores = {}
-        for name, performance in performances(self._federation).items():
-            if performance["value"] is None:
-                self._refuse_undefined(name, measures[name])
-            scores[name] = performance["value"]
+        scores = untrained_scores(self._federation)
         if self._learning_is_told:
             self._state.start.update(scores)
-
-    def _refuse_undefined(self, metric: str, measure: Any) -> None:
-        """Raise ConfigurationError for a measure that is not finite for the untrained model."""
-        games = self._federation.server.games
-        assert games is not None
-        model = self._state.model()
-        scores = games.evaluator_of(measure)(model[None], keep=True)
-        raise undefined_untrained(f"metric {metric!r}", measure, scores.outputs)
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
@@ -554,59 +541,3 @@ def _note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> Non
             for client, times in times_by_client.items():
                 if times > times_noted.get((client, fault), 0):
                     state.note(client, fault)
-
-
-def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
-    """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
-    # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
-    # by another measure.
-    model = run.state.model()
-    scores_by_evaluator: dict[Any, Any] = {}
-    entries = {}
-    for name, measure in run.metrics.performances.items():
-        evaluator = None
-        score_name = measure
-        if isinstance(measure, ModelScore):
-            evaluator = measure.evaluator
-            score_name = measure.name
-        if evaluator not in scores_by_evaluator:
-            assert run.server.games is not None
-            evaluate = run.server.games.evaluator_of(measure)
-            scores_by_evaluator[evaluator] = evaluate(model[None])
-
-        scores = scores_by_evaluator[evaluator]
-        value = float(scores.value(score_name).mean())
-        majority = None
-        num_cases = None
-        if measure == "accuracy" and scores.support is not None:
-            support = scores.support
-            majority = float(support.max() / support.sum())
-            num_cases = int(support.sum())
-        entries[name] = {
-            "by": title_of(measure, run.engine.data.positive_class),
-            "value": value if math.isfinite(value) else None,
-            "majority": majority,
-            "cases": num_cases,
-        }
-    return entries
-
-
-def learning_record(run: FederationRun) -> dict[str, Any]:
-    """Return the entries of ``run.json`` on the performance at the run's start and end."""
-    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
-    # values, and the metric's own facts on them.
-    values = run.metrics.contributions
-    games = {}
-    for name, game in performances(run).items():
-        games[name] = {
-            "by": game["by"],
-            "start": run.state.start.get(name),
-            "end": game["value"],
-            "majority": game["majority"],
-            "cases": game["cases"],
-            "sum": float(values[name].nansum()) if name in values else None,
-        }
-        metric = run.metrics.metrics[name]
-        if isinstance(metric, ContributionMetric):
-            games[name].update(metric.payment_record())
-    return {"paid_in": games}

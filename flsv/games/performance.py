@@ -196,19 +196,19 @@ def undefined_untrained(
         outputs: the untrained model's outputs, None if they are not known.
     """
     title = measure if isinstance(measure, str) else measure.title
-    what = f"{title} is not a finite number"
+    trouble = f"{title} is not a finite number"
     remedy = "Begin with other weights, or choose a performance that is defined for every model."
     if is_logged(measure):
         remedy = "Let validation log a finite number for every model, or name another value."
     elif outputs is not None:
         num_broken = int((~outputs.isfinite()).sum())
         if num_broken:
-            what = f"{num_broken} of {outputs.numel()} outputs are not finite"
+            trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
             remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
         else:
-            what += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
+            trouble += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
     return ConfigurationError(
-        f"{asking} compares all models with the untrained model, of which {what}. {remedy}"
+        f"{asking} compares all models with the untrained model, of which {trouble}. {remedy}"
     )
 
 

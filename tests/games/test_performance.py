@@ -221,7 +221,7 @@ def undefined_of_outputs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric", "measure", "said"),
+    ("kind", "metric", "measure", "message"),
     [
         (BeginsWithZeros, LeaveOneOut, undefined_of_logged(), "log a finite number"),
         (BeginsWithZeros, LeaveOneOut, undefined_of_outputs(), "between 0 and 0"),
@@ -237,12 +237,12 @@ def undefined_of_outputs() -> dict[str, Any]:
 )
 @pytest.mark.filterwarnings("ignore:The variance of predictions")
 def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
-    tmp_path: Path, kind: Any, metric: Any, measure: Any, said: str
+    tmp_path: Path, kind: Any, metric: Any, measure: Any, message: str
 ) -> None:
     """Otherwise all training ends in values that are NaN, even where nothing is written or printed."""
     quiet = Reporting(table=False, files=False)
     loop = FederatedLoop(metrics={"mine": metric(**measure)}, seed=3, reporting=quiet)
-    with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{said}"):
+    with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{message}"):
         fit(loop, tmp_path, never(kind), federated(kind.data()))
 
 

@@ -1,0 +1,85 @@
+"""The global model's performance at the start and the end of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flsv.federation.run import FederationRun
+from flsv.games.performance import ModelScore, title_of, undefined_untrained
+from flsv.metrics import ContributionMetric
+
+
+def untrained_scores(run: FederationRun) -> dict[str, float]:
+    """Return the untrained model's performance by each metric's measure, ``{metric: score}``.
+
+    Raises:
+        ConfigurationError: a score is not finite, so that no value would be.
+    """
+    measures = run.metrics.performances
+    scores = {}
+    for name, performance in performances(run).items():
+        score = performance["value"]
+        if score is None:
+            assert run.server.games is not None
+            evaluate = run.server.games.evaluator_of(measures[name])
+            outputs = evaluate(run.state.model()[None], keep=True).outputs
+            raise undefined_untrained(f"metric {name!r}", measures[name], outputs)
+        scores[name] = score
+    return scores
+
+
+def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
+    """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
+    # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
+    # by another measure.
+    model = run.state.model()
+    scores_by_evaluator: dict[Any, Any] = {}
+    entries = {}
+    for name, measure in run.metrics.performances.items():
+        evaluator = None
+        score_name = measure
+        if isinstance(measure, ModelScore):
+            evaluator = measure.evaluator
+            score_name = measure.name
+        if evaluator not in scores_by_evaluator:
+            assert run.server.games is not None
+            evaluate = run.server.games.evaluator_of(measure)
+            scores_by_evaluator[evaluator] = evaluate(model[None])
+
+        scores = scores_by_evaluator[evaluator]
+        value = float(scores.value(score_name).mean())
+        majority = None
+        num_cases = None
+        if measure == "accuracy" and scores.support is not None:
+            support = scores.support
+            majority = float(support.max() / support.sum())
+            num_cases = int(support.sum())
+        entries[name] = {
+            "by": title_of(measure, run.engine.data.positive_class),
+            "value": value if math.isfinite(value) else None,
+            "majority": majority,
+            "cases": num_cases,
+        }
+    return entries
+
+
+def learning_record(run: FederationRun) -> dict[str, Any]:
+    """Return the entries of ``run.json`` on the performance at the run's start and end."""
+    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
+    # values, and the metric's own facts on them.
+    values = run.metrics.contributions
+    games = {}
+    for name, game in performances(run).items():
+        games[name] = {
+            "by": game["by"],
+            "start": run.state.start.get(name),
+            "end": game["value"],
+            "majority": game["majority"],
+            "cases": game["cases"],
+            "sum": float(values[name].nansum()) if name in values else None,
+        }
+        metric = run.metrics.metrics[name]
+        if isinstance(metric, ContributionMetric):
+            games[name].update(metric.payment_record())
+    return {"paid_in": games}
