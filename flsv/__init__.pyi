@@ -3,6 +3,7 @@ from . import (
     attacks as attacks,
     benchmark as benchmark,
     cli as cli,
+    contrib as contrib,
     core as core,
     data as data,
     engines as engines,

@@ -1,8 +1,8 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
-As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, a page
-per package out of its ``__all__``, and the list of all public names, by the templates of ``pages/``. Nothing of that
-lies in the repository, so nothing of it can be out of date.
+As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``configs/``, a page per package out of its
+``__all__``, and the list of all public names, by the templates of ``pages/``. Nothing of that lies in the
+repository, so nothing of it can be out of date.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,14 +23,17 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 METRICS = "flsv.metrics"
+CONTRIB = "flsv.contrib"
 _QUESTION = re.compile(r"^- (.+?\?) (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")),
     trim_blocks=True,
     lstrip_blocks=True,
 )
-#: Data and what is no algorithm of its own.
-BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
+#: Names of what goes down to clients, and of what they send up.
+Messages = tuple[tuple[str, ...], tuple[str, ...]]
+#: The first line of an algorithm's entry, in the comment of its configuration.
+_ENTRY = re.compile(r"^title: ", flags=re.MULTILINE)
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
 MEASURED = ("benchmark.md",)
 #: The parts of a federation, and where a configuration names them.
@@ -75,6 +78,7 @@ PACKAGES = {
     "flsv.valuation": "Valuation before training",
     "flsv.valuation.features": "Features for valuation",
     "flsv.server": "The server",
+    "flsv.contrib": "Methods that others bring",
     "flsv.report": "A run's folder, its report, shares of a budget",
     "flsv.engines.ranks": "Several processes",
     "flsv.engines.flower": "Flower",
@@ -97,15 +101,29 @@ STABLE = (
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One entry of ``docs/algorithms.yaml``."""
+    """The entry of an algorithm: YAML in the comment at the top of its configuration, from ``title: `` on.
+
+    Args:
+        title: its name.
+        papers: links to its papers.
+        gives: what it gives.
+        not_for: when not to use it.
+        configs: its configurations. The first one has the entry.
+        needs: what it needs.
+        results: pages of ``docs/results``.
+        down: names of the tensors that the server sends to clients.
+        up: names of the tensors that clients send.
+    """
 
     title: str
-    configs: list[str]
     papers: list[str]
     gives: str
     not_for: str
+    configs: list[str]
     needs: str = ""
     results: list[str] = field(default_factory=list)
+    down: list[str] = field(default_factory=lambda: ["start"])
+    up: list[str] = field(default_factory=lambda: ["update"])
 
 
 def rendered(template: str, **given: Any) -> str:
@@ -113,12 +131,61 @@ def rendered(template: str, **given: Any) -> str:
     return TEMPLATES.get_template(template).render(site=globals(), **given).rstrip() + "\n"
 
 
-def algorithms() -> list[Algorithm]:
-    """All entries, in their order."""
-    return [
-        Algorithm(**entry)
-        for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())
-    ]
+@cache
+def algorithms() -> tuple[Algorithm, ...]:
+    """All algorithms, by their titles."""
+    entries = []
+    for path in CONFIGS.glob("*.yaml"):
+        text = comment(path.stem)
+        entry = _ENTRY.search(text)
+        if entry is not None:
+            facts = yaml.safe_load(text[entry.start() :])
+            facts.setdefault("configs", [path.stem])
+            entries.append(Algorithm(**facts))
+    entries.sort(key=lambda algorithm: algorithm.title.casefold())
+    return tuple(entries)
+
+
+def without_entry() -> list[str]:
+    """The configurations that are neither of an algorithm nor bring data."""
+    of_an_algorithm = set()
+    for algorithm in algorithms():
+        of_an_algorithm.update(algorithm.configs)
+
+    names = []
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        options = yaml.safe_load(path.read_text())
+        brings_data = "source" in options.get("data", {})
+        if path.stem not in of_an_algorithm and not brings_data:
+            names.append(path.stem)
+    return names
+
+
+def comment(config: str) -> str:
+    """The comment at the top of a configuration."""
+    lines = []
+    for line in (CONFIGS / f"{config}.yaml").read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.removeprefix("#")
+        lines.append(text.removeprefix(" "))
+    return "\n".join(lines)
+
+
+def crossings() -> dict[Messages, list[str]]:
+    """``{(down, up): configurations}``, what crosses in each direction, the most frequent first."""
+    configs: dict[Messages, list[str]] = {}
+    for algorithm in algorithms():
+        messages = (tuple(algorithm.down), tuple(algorithm.up))
+        trained = [config for config in algorithm.configs if parts(config)]
+        configs.setdefault(messages, []).extend(trained)
+    most_frequent = sorted(configs, key=lambda messages: -len(configs[messages]))
+    return {messages: configs[messages] for messages in most_frequent}
+
+
+def in_code(names: Iterable[str]) -> str:
+    """Names in the type of code, or "nothing"."""
+    return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
 def parts(config: str) -> dict[str, list[str]]:
@@ -160,12 +227,7 @@ def _homes() -> dict[str, str]:
 
 def about(config: str) -> str:
     """The text at the top of a configuration, without the commands."""
-    lines = []
-    for line in (CONFIGS / f"{config}.yaml").read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    text = "\n".join(lines)
+    text = _ENTRY.split(comment(config), maxsplit=1)[0]
     text = re.sub(
         r"^(?:Composes with any data|Composes with any data of images):.*$",
         "",
@@ -210,7 +272,9 @@ def page_of(each: Algorithm) -> str:
 
 
 def public_names(package: str) -> list[str]:
-    """``__all__`` of a package or module, without importing it."""
+    """``__all__`` of a package or module, without importing what it names."""
+    if package == CONTRIB:
+        return list(importlib.import_module(package).__all__)
     path = ROOT / Path(*package.split("."))
     stub = path / "__init__.pyi"
     if stub.exists():
@@ -294,6 +358,7 @@ def generated_pages() -> dict[str, str]:
         "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
         "reference/api.md": rendered("api.md", packages=PACKAGES, stable=STABLE),
         "reference/round.md": vocabulary_page(),
+        "reference/what_crosses.md": rendered("what_crosses.md", crossings=crossings()),
     }
     pages |= {page_of(algorithm): algorithm_page(algorithm) for algorithm in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
@@ -353,7 +418,11 @@ def on_config(config: Any) -> Any:
             section["Results"] = result_addresses()
         if "Reference" in section:
             written_pages = section["Reference"]
-            public_pages = ["reference/api.md", {"Attributes of a round": "reference/round.md"}]
+            public_pages = [
+                "reference/api.md",
+                {"Attributes of a round": "reference/round.md"},
+                "reference/what_crosses.md",
+            ]
             section["Reference"] = [*public_pages, *written_pages, *reference_navigation()]
     return config
 

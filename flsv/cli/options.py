@@ -126,6 +126,7 @@ PACKAGES = (
     "flsv",
     "flsv.aggregation",
     "flsv.attacks",
+    "flsv.contrib",
     "flsv.data",
     "flsv.filters",
     "flsv.metrics",

@@ -1,11 +1,11 @@
-"""docs/reference/what_crosses.md names all that crosses with every algorithm in configs/."""
+"""Each configuration's entry names all that crosses: the page of what crosses is made of them."""
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import docs_site
 import lightning as L
 import pytest
 
@@ -14,8 +14,6 @@ from flsv.cli.parser import make_cli
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
-NO_ALGORITHM = {"cifar10_resnet34", "digits", "fashion_mnist", "quickstart", "value"}
-ALGORITHMS = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NO_ALGORITHM)
 QUICK = [
     "--trainer.max_epochs=3", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1",
     "--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false",
@@ -33,24 +31,18 @@ class Listening(L.Callback):
         self.heard |= self.loop.channel.names()
 
 
-def documented() -> list[tuple[str, Crossed]]:
-    """The configurations in the table's rows, and what crosses in either direction."""
-    section = (ROOT / "docs" / "reference" / "what_crosses.md").read_text()
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
-    return [
-        (
-            config,
-            {(way, name) for way, cell in (("down", down), ("up", up)) for name in names(cell)},
-        )
-        for configs, down, up in rows
-        for config in names(configs)
-    ]
+def documented() -> dict[str, Crossed]:
+    """What crosses in either direction, by configuration."""
+    crossed_by_config = {}
+    for (down, up), configs in docs_site.crossings().items():
+        for config in configs:
+            crossed_by_config[config] = {("down", name) for name in down}
+            crossed_by_config[config] |= {("up", name) for name in up}
+    return crossed_by_config
 
 
-def names(cell: str) -> list[str]:
-    found = re.findall(r"`(\w+)`", cell)
-    assert ", ".join(f"`{name}`" for name in found) == cell.strip() or cell.strip() == "nothing"
-    return found
+DOCUMENTED = documented()
+ALGORITHMS = sorted(DOCUMENTED)
 
 
 @pytest.fixture
@@ -75,8 +67,12 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-def test_documented_table_of_messages_lists_every_algorithm_once() -> None:
-    assert sorted(config for config, _ in documented()) == ALGORITHMS
+def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages() -> None:
+    page = docs_site.generated_pages()["reference/what_crosses.md"]
+    assert "| `fedce` | `start`, `leave_self_out` | `update`, `leave_self_out` |" in page
+    assert "| `separate` | `start` | nothing |" in page
+    assert {"fedavg", "fedadam", "pfedsv"} < DOCUMENTED.keys()
+    assert "value" not in DOCUMENTED
 
 
 def installed(algorithm: str) -> Any:
@@ -95,7 +91,12 @@ def test_messages_of_each_algorithm_are_those_of_the_documented_table(
     crossed, algorithm: str
 ) -> None:
     plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
-    assert crossed(algorithm, *plain) == dict(documented())[algorithm]
+    messages = crossed(algorithm, *plain)
+    names: dict[str, list[str]] = {"down": [], "up": []}
+    for direction, name in sorted(messages):
+        names[direction].append(name)
+    lines = f"# down: {names['down']}\n# up: {names['up']}"
+    assert messages == DOCUMENTED[algorithm], f"configs/{algorithm}.yaml: its entry needs\n{lines}"
 
 
 @pytest.mark.slow
@@ -104,4 +105,4 @@ def test_metric_that_needs_initial_models_adds_their_upload_to_the_messages(
     crossed, algorithm: str
 ) -> None:
     # The quick start's own metric stays.
-    assert crossed(algorithm) == dict(documented())[algorithm] | {("up", "started_from")}
+    assert crossed(algorithm) == DOCUMENTED[algorithm] | {("up", "started_from")}

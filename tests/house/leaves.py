@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 LEAVES = (
     "flsv.attacks",
     "flsv.benchmark",
+    "flsv.contrib",
     "flsv.engines.flower",
     "flsv.engines.remote",
     "flsv.engines.vmap",

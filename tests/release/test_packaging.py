@@ -46,13 +46,14 @@ def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
 
 def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType) -> None:
     shown = hook.description(README, None, flsv.__version__)
-    assert [target for target in targets(shown) if not target.startswith("http")] == []
+    relative_targets = [target for target in targets(shown) if not target.startswith("http")]
+    words = " ".join(shown.split())
+    assert relative_targets == []
     assert "![" not in shown
-    assert re.search(r"\d+ published algorithms are", " ".join(shown.split()))
+    assert "Published algorithms are" in words
     # The code is not touched: an index shows what README.md shows.
-    assert re.findall(r"```.*?```", shown, flags=re.DOTALL) == re.findall(
-        r"```.*?```", README, flags=re.DOTALL
-    )
+    code_blocks = re.compile(r"```.*?```", flags=re.DOTALL)
+    assert code_blocks.findall(shown) == code_blocks.findall(README)
 
 
 @pytest.mark.slow

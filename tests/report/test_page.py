@@ -304,7 +304,11 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
 
 
 def test_every_metric_has_caveats_for_the_report() -> None:
-    assert {*flsv.metrics.__all__} - {"ContributionMetric"} == WORDS["caveats"].keys()
+    exported = {*flsv.metrics.__all__} - {"ContributionMetric"}
+    for name in exported:
+        entry = f"caveats:\n  {name}:\n    - What its values do not say."
+        assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
+    assert WORDS["caveats"].keys() <= exported
 
 
 def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:

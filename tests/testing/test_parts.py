@@ -1,7 +1,9 @@
 """Every part of a federation that flsv has passes the checks of :mod:`flsv.testing`."""
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -114,15 +116,6 @@ FILTERS: Sequence[Checks] = [
     update_filter(filters.OutlierFilter(exclude=True)),
     update_filter(filters.SampleCap(1.25)),
 ]
-#: What is exported beside the parts.
-BASES = {
-    "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
-    "MoreauSGD",
-    "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "JointUpload", "check_uploads",
-    "sanitize_report", "upload", "with_finite_check",
-}  # fmt: skip
-
-
 #: That train federations.
 IN_FITS = (
     *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal", "resumes_in_a_fit"),
@@ -130,7 +123,42 @@ IN_FITS = (
 )
 
 
-PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS]
+#: ``(package, base class, rows)``. An exported part that needs no arguments needs no row.
+TABLES = (
+    (aggregation, aggregation.Aggregator, aggregator, AGGREGATORS),
+    (personalization, personalization.Personalizer, personalizer, PERSONALIZERS),
+    (sampling, sampling.ClientSampler, sampler, SAMPLERS),
+    (algorithms, algorithms.ClientAlgorithm, algorithm, ALGORITHMS),
+    (attacks, uploads.Upload, upload, UPLOADS),
+    (uploads, uploads.Upload, upload, UPLOADS),
+    (filters, filters.UpdateFilter, update_filter, FILTERS),
+)
+
+
+def unlisted(room: ModuleType, base: type, rows: Sequence[Checks]) -> list[type]:
+    """The parts that a package exports and that have no row, without base classes."""
+    listed = {checks[0].case.name for checks in rows}
+    kinds = [getattr(room, name) for name in room.__all__ if name not in listed]
+    parts = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, base)]
+    return [kind for kind in parts if not inspect.isabstract(kind) and kind is not base]
+
+
+def without_a_row() -> list[Checks]:
+    """The checks of the parts that have no row, made without arguments."""
+    tables = []
+    for room, base, case, rows in TABLES:
+        for kind in unlisted(room, base, rows):
+            required = [
+                parameter.name
+                for parameter in inspect.signature(kind).parameters.values()
+                if parameter.default is parameter.empty
+            ]
+            if not required:
+                tables.append(case(kind()))
+    return tables
+
+
+PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS, without_a_row()]
 
 
 @dealt(PARTS, IN_FITS)
@@ -139,6 +167,8 @@ def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCh
 
 
 def test_every_exported_part_is_checked() -> None:
-    known = {checks[0].case.name for table in PARTS for checks in table}
-    for room in (aggregation, attacks, algorithms, filters, personalization, sampling, uploads):
-        assert set(room.__all__) <= known | BASES
+    checked = {checks[0].case.name for table in PARTS for checks in table}
+    for room, base, case, rows in TABLES:
+        for kind in unlisted(room, base, rows):
+            row = f"{case.args[0].__name__}: {kind.__name__}(...)"
+            assert kind.__name__ in checked, f"{__file__}: add to its tables a row of a {row}"

@@ -77,3 +77,12 @@ def test_layout_and_docstring_of_an_exempt_function_may_change() -> None:
 )
 def test_average_and_a_second_long_line_make_code_dense(counts: list[int], dense: bool) -> None:
     assert is_dense(counts, DENSITY_OF_CODE) is dense
+
+
+def test_a_leaf_of_contrib_is_neither_counted_nor_measured(packed_file: Path) -> None:
+    leaf = packed_file.parent / "contrib" / "packed.py"
+    leaf.parent.mkdir()
+    leaf.write_text(PACKED)
+    assert count_code.is_leaf(leaf)
+    assert not count_code.is_leaf(leaf.with_name("__init__.py"))
+    assert count_code.checked_files() == [packed_file]

@@ -35,7 +35,7 @@ from flsv.utilities.declared import (
 )
 
 PACKAGES = (
-    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.contrib", "flsv.data", "flsv.valuation.features", "flsv.filters",
     "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
     "flsv.uploads", "flsv.valuation",
 )  # fmt: skip

@@ -1,0 +1,28 @@
+"""Methods that other people bring: one file for each, with its paper and its owner.
+
+A file here is a leaf: nothing else in flsv imports it. CONTRIBUTING.md says what it must bring. A method that several
+federations have used can move to the package of its kind.
+
+Tier: contrib. A leaf may change or go with any minor version.
+"""
+
+import re
+from pathlib import Path
+
+import lazy_loader
+
+_CLASS = re.compile(r"^class ([A-Z]\w*)", flags=re.MULTILINE)
+
+
+def _classes() -> dict[str, list[str]]:
+    """Return the public classes of each leaf, ``{module: classes}``, without importing it."""
+    folder = Path(__file__).parent
+    classes = {}
+    for path in sorted(folder.glob("[!_]*.py")):
+        source = path.read_text(encoding="utf-8")
+        classes[path.stem] = _CLASS.findall(source)
+    return classes
+
+
+_CLASSES = _classes()
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=_CLASSES)

@@ -1,0 +1,69 @@
+"""What each file of flsv.contrib has to bring. A failure names the file and what to add to it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import flsv.contrib
+from flsv import aggregation, attacks, filters, metrics, personalization, sampling, uploads
+from flsv.training.algorithms import ClientAlgorithm
+
+ROOT = Path(flsv.contrib.__file__).parents[2]
+LEAVES = sorted(path.stem for path in (ROOT / "flsv/contrib").glob("*.py") if path.stem[0] != "_")
+#: Lines of the docstring at the top of a leaf.
+LINES = {
+    "Paper": 'Paper: authors, "title", venue and year, equation or algorithm, address',
+    "Owner": "Owner: who answers questions about it",
+}
+SECTIONS = {
+    "When not to use it": "When not to use it:\n        Where ...",
+    "Example": "Example:\n        >>> ...",
+}
+BASES = (
+    aggregation.Aggregator,
+    attacks.Attack,
+    filters.UpdateFilter,
+    metrics.ContributionMetric,
+    personalization.Personalizer,
+    sampling.ClientSampler,
+    ClientAlgorithm,
+    uploads.Upload,
+)
+
+
+def missing(file: str, text: str) -> str:
+    return f"{file}: add\n    {text}"
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
+    file = f"flsv/contrib/{leaf}.py"
+    tree = ast.parse((ROOT / file).read_text())
+    docstring = ast.get_docstring(tree) or ""
+    for name, line in LINES.items():
+        assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), missing(file, line)
+
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    assert classes, missing(file, "class Method(Aggregator): ...")
+    for node in classes:
+        part = getattr(flsv.contrib, node.name)
+        assert issubclass(part, BASES), f"{file}: {node.name} is a subclass of none of {BASES}"
+        for name, section in SECTIONS.items():
+            text = ast.get_docstring(node) or ""
+            assert f"\n{name}:\n" in text, missing(f"{file}: class {node.name}", section)
+
+    test_file = f"tests/contrib/test_{leaf}.py"
+    assert (ROOT / test_file).is_file(), missing(test_file, "a test against an own reference")
+    test = (ROOT / test_file).read_text()
+    for node in classes:
+        call = f"@parametrize_with_checks([{node.name}()])"
+        checks = re.search(rf"(parametrize_with_checks|check_\w+)\(.*\b{node.name}\(", test)
+        assert checks, missing(test_file, f"{call}\n    def test_checks(check): check()")
+
+
+def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for() -> None:
+    assert "fedexp" in LEAVES
+    assert "FedExP" in flsv.contrib.__all__
+    assert flsv.contrib.FedExP.__module__ == "flsv.contrib.fedexp"

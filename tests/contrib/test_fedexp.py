@@ -1,0 +1,83 @@
+"""FedExP against the formula in NumPy, and the checks of aggregators."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.contrib.fedexp import FedExP
+from flsv.core import ParameterSpace, Round
+from flsv.testing import parametrize_with_checks
+from flsv.testing.checks import PartCheck
+
+START = [1.0, 1.0, 0.0, 1.0]
+#: A network of two parameters, and the two statistics of a BatchNorm without parameters.
+NUM_PARAMETERS = 2
+
+
+def round_of(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Round:
+    network = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
+    return Round(
+        round_index=0,
+        client_ids=torch.arange(len(models)),
+        num_samples=torch.tensor(num_samples),
+        global_vector=torch.tensor(START),
+        client_vectors=torch.tensor(models),
+        space=ParameterSpace(network),
+    )
+
+
+def by_hand(models: Sequence[Sequence[float]], num_samples: Sequence[int], epsilon: float) -> float:
+    """The step size of the paper's Algorithm 1, with shares of the samples in place of 1/M."""
+    shares = np.array(num_samples) / np.sum(num_samples)
+    updates = (np.array(models) - START)[:, :NUM_PARAMETERS]
+    mean_squared_length = sum(shares * np.linalg.norm(updates, axis=1) ** 2)
+    squared_length_of_mean = np.linalg.norm(shares @ updates) ** 2
+    return max(1.0, mean_squared_length / (2 * (squared_length_of_mean + epsilon)))
+
+
+#: Updates that disagree, agree, and cancel each other. The statistics are much longer than they are.
+DISAGREE = [[2.0, 1.0, 50.0, 4.0], [1.0, 3.0, -30.0, 2.0], [0.0, 0.5, 10.0, 8.0]]
+AGREE = [[2.0, 1.5, 9.0, 4.0], [2.0, 1.5, 1.0, 2.0], [2.0, 1.5, 5.0, 3.0]]
+CANCEL = [[2.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize("models", [DISAGREE, AGREE, CANCEL], ids=["disagree", "agree", "cancel"])
+@pytest.mark.parametrize("num_samples", [[10, 10, 10], [30, 10, 20]])
+def test_fedexp_steps_are_those_of_the_formula(
+    models: Sequence[Sequence[float]], num_samples: Sequence[int]
+) -> None:
+    epsilon = 0.01
+    round = round_of(models, num_samples)
+    vector, weights = FedExP(epsilon=epsilon).aggregate(round, {})
+
+    step_size = by_hand(models, num_samples, epsilon)
+    shares = np.array(num_samples) / np.sum(num_samples)
+    moved = START + step_size * shares @ (np.array(models) - START)
+    torch.testing.assert_close(
+        weights.double(), torch.tensor(step_size * shares), check_dtype=False
+    )
+    torch.testing.assert_close(vector[:NUM_PARAMETERS].double(), parameters_of(moved))
+    # Statistics are averages, whatever the step.
+    averages = parameters_of(shares @ np.array(models), statistics=True)
+    torch.testing.assert_close(vector[NUM_PARAMETERS:].double(), averages)
+
+
+def parameters_of(vector: np.ndarray, statistics: bool = False) -> Tensor:
+    if statistics:
+        return torch.tensor(vector[NUM_PARAMETERS:])
+    return torch.tensor(vector[:NUM_PARAMETERS])
+
+
+def test_fedexp_extrapolates_where_updates_disagree_and_is_fedavg_where_they_agree() -> None:
+    assert FedExP().weights(round_of(DISAGREE, [1, 1, 1]), {}).sum() > 1.5
+    assert FedExP().weights(round_of(AGREE, [1, 1, 1]), {}).tolist() == pytest.approx([1 / 3] * 3)
+    assert FedExP().weights(round_of(AGREE[:1], [4]), {}).tolist() == [1.0]
+    assert FedExP().weights(round_of([START, START], [1, 3]), {}).tolist() == [0.25, 0.75]
+
+
+@parametrize_with_checks([FedExP()])
+def test_fedexp_passes_the_checks_of_aggregators(check: PartCheck) -> None:
+    check()
