@@ -135,7 +135,7 @@ class ShadowShapley(MeasuredMetric):
 
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
-    cost = "about one more fit, and the validations of every client's own model."
+    cost = "one to two more fits, validations included."
     values: Tensor
     errors: Tensor
     starts: Tensor
