@@ -133,12 +133,12 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
 # ---- the wheel, installed as a stranger does
 
 #: Of the extras: none of them may be there, or the test would not see that flsv needs it.
-EXTRAS = ("timm", "peft", "pyarrow", "flwr", "dp_accounting", "pytest", "hypothesis")
+EXTRAS = ("peft", "pyarrow", "flwr", "dp_accounting", "pytest", "hypothesis")
 FIT = "fit --config quickstart --data.partitioner.init_args.num_clients 3 --trainer.max_epochs 2"
 VALUE = "value --config quickstart --out values"
 OWN_LOOP = """
 import importlib.util, pathlib, sys
-import torch, flsv
+import torch, flsv, flsv.models
 
 assert pathlib.Path(flsv.__file__).is_relative_to(sys.prefix), flsv.__file__
 print("flsv", flsv.__version__, "on Python", sys.version.split()[0], "with torch", torch.__version__)
@@ -149,6 +149,7 @@ sent = [{"weight": torch.full((1, 1), value)} for value in (1.0, 3.0)]
 loader = [(torch.ones(4, 1), torch.ones(4, 1))]
 net, loss = torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss
 values = flsv.value_round(net, start, sent, loader, loss=loss)
+assert flsv.models.build_network("timm:resnet10t", 3, (3, 32, 32)).fc.out_features == 3
 # v: -1 of nobody (0), 0 of client 0 (1), -4 of client 1 (3), -1 of both (2).
 assert values["PartialFederatedShapley"].tolist() == [2.0, -2.0], values
 """

@@ -102,12 +102,8 @@ def _torchvision_maker(name: str) -> Callable[..., nn.Module]:
 
 def _timm_maker(name: str) -> Callable[..., nn.Module]:
     """Return the function that makes one of timm's networks."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigurationError(
-            f"Network {name!r} is looked for in timm, which is not installed: pip install timm. {_OTHER_NETWORKS}."
-        ) from error
+    import timm  # only now: it takes a second
+
     name_in_library = name.removeprefix("timm:")
     # Names with a prefix of their own are loaded from a hub or a folder.
     if not timm.is_model(name_in_library) and ":" not in name_in_library:

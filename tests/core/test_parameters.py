@@ -1,6 +1,7 @@
 """ParameterSpace against state_dict, which is how everybody else reads a module."""
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torchmetrics import MeanMetric
@@ -72,7 +73,6 @@ def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
 
 
 def test_head_of_timm_is_its_classifier() -> None:
-    timm = pytest.importorskip("timm")
     wrapper = nn.Module()
     wrapper.backbone = timm.create_model("resnet10t", num_classes=7)
     wrapper.projection = nn.Linear(3, 3)  # comes later, and is not the classifier

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import flsv
-from flsv import ConfigurationError
-from flsv.models import build_network
 
 ROOT = Path(flsv.__file__).parent
 #: Distributions by what is imported, where the names differ.
@@ -49,11 +47,11 @@ def imported() -> dict[str, list[str]]:
 def declared() -> set[str]:
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
-        r"^(?:dependencies|privacy|flower|lora|parquet|testing|timm) = \[(.*?)\]$",
+        r"^(?:dependencies|privacy|flower|lora|parquet|testing) = \[(.*?)\]$",
         text,
         flags=re.MULTILINE | re.DOTALL,
     )
-    assert len(lists) == 7
+    assert len(lists) == 6
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 
@@ -78,13 +76,6 @@ def test_packages_of_sites_are_imported_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert completed.stdout == "set()\n"
-
-
-def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigurationError, match="not installed: pip install timm"):
-        build_network("timm:resnet10t", 3, (3, 32, 32))
-    assert build_network("torchvision:resnet18", 3, (3, 32, 32)).fc.out_features == 3
 
 
 #: Requirements of flsv by its name alone, in a command or in the dependencies of a package.
