@@ -52,7 +52,11 @@ def declared() -> set[str]:
         flags=re.MULTILINE | re.DOTALL,
     )
     assert len(lists) == 6
-    return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
+    return {
+        name.lower()
+        for text_of_list in lists
+        for name in re.findall(r'"([A-Za-z][\w.-]*)', text_of_list)
+    }
 
 
 def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
