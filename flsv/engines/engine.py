@@ -35,7 +35,7 @@ from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelEvaluator, ModelScore
 from flsv.games.judges import LEAST, ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
-from flsv.games.output_metric import check_two_classes
+from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
@@ -208,9 +208,14 @@ class Engine:
         self, performance: ModelScore, asking: str, fewest_samples: int = 1
     ) -> None:
         """Check that clients hold out samples of two classes if ``performance`` compares classes."""
-        if self.data.no_classes is not None:
+        if not needs_two_classes(performance.of):
             return
         for client in range(self.data.num_clients):
+            if self.data.no_classes is not None:
+                num_samples = len(self.data.client_indices(client, "val"))
+                if num_samples >= fewest_samples:
+                    self.manager.any_task(client, "val", performance)  # reads masks' labels
+                continue
             owner = client_called(client, self.data.client_names)
             labels = self.data.client_labels(client, "val")
             if len(labels) >= fewest_samples:

@@ -48,6 +48,7 @@ MOST_BYTES = 2**28
 #: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
 JUDGES, COALITIONS = 4, 4
 UNLIKE = "judges coalitions as no other client does"
+_LEFT_OUT = "Coalitions are judged without it in this round."
 #: The most numbers of a model with which clients predict coalitions' outputs.
 MOST_KEPT = 2**22
 
@@ -261,13 +262,15 @@ class ClientJudges(VectorEvaluator):
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
         support = None
-        with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
+        with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
             warnings.simplefilter("always")
             support = self(model[None]).support
-        if missing := [client.id for client in self._clients if client.id not in self.answers]:
-            why = " ".join(str(each.message) for each in said)
+        missing = [client.id for client in self._clients if client.id not in self.answers]
+        if missing:
+            messages = [str(warning.message) for warning in recorded_warnings]
+            reasons = " ".join(message for message in messages if message.endswith(_LEFT_OUT))
             raise ConfigurationError(
-                f'judges="clients": clients {missing} do not judge models. {why}'
+                f'judges="clients": clients {missing} do not judge models. {reasons}'
             )
         if support is not None and not support.all():
             nobody = [
@@ -324,7 +327,7 @@ class ClientJudges(VectorEvaluator):
         try:
             return client.ask(judge_coalitions, models, trained, weights).cpu()
         except NoAnswer as why:
-            warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
+            warnings.warn(f"{why} {_LEFT_OUT}", stacklevel=2)
             return None
 
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
@@ -360,7 +363,7 @@ class ClientJudges(VectorEvaluator):
             question = partial(judge, **self._how)
             return client.ask(question, models).cpu()
         except NoAnswer as why:
-            warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
+            warnings.warn(f"{why} {_LEFT_OUT}", stacklevel=2)
             return None
 
     def _scores(self) -> Scores:

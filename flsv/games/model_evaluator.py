@@ -145,9 +145,9 @@ class ModelEvaluator(VectorEvaluator):
         """Check that the labels are of two classes if the metric compares classes."""
         labels = []
         for _, y in self._batches:
-            if not isinstance(y, Tensor) or y.is_floating_point() or y.ndim != 1:
+            if not isinstance(y, Tensor) or y.is_floating_point():
                 return  # the metric says what it takes
-            labels.append(y)
+            labels.append(y.flatten())
         for metric in self._metrics:
             check_two_classes(metric.metric, torch.cat(labels), self._asking)
 

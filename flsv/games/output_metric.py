@@ -183,7 +183,7 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
     if len(classes) == 1:
         name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
         raise ConfigurationError(
-            f"{owner}: the {len(labels)} samples on which models are scored are all of class "
+            f"{owner}: the {labels.numel()} labels by which models are scored are all of class "
             f"{int(classes)}, and {name} needs two classes. Hold out samples of another class as well, "
             'or take performance="balanced_accuracy", which needs one.'
         )

@@ -36,8 +36,9 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
-from helpers.fits import fit, trainer_for
+from helpers.fits import federated, fit, never, trainer_for
 from helpers.models import Plain, network
+from helpers.tasks import Segmentation
 
 HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 CLIENTS = (4, 1, 2, 3)
@@ -345,10 +346,58 @@ def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
     kind: str, tmp_path: Path
 ) -> None:
     model = NeverTrained(nn.Linear(FEATURES, 2))
-    message = r"client 2 \('Zurich'\): the \d+ samples .* of class 1, .* Hold out samples of"
+    message = r"client 2 \('Zurich'\): the \d+ labels .* of class 1, .* Hold out samples of"
 
     with pytest.raises(ConfigurationError, match=message):
         fit(loop({"m": BY_CLIENTS[kind]()}), tmp_path, model, hospitals())
+
+
+def scans(masks_of_zurich: Tensor) -> FederatedDataModule:
+    """Images with masks, which are no classes of samples."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 1, 4, 4, generator=generator)
+    masks = (x[:, 0] > 0).long()
+    clients = {
+        "Cleveland": (x, masks),
+        "Budapest": (x + 1, masks),
+        "Zurich": (x, masks_of_zurich.expand(90, 4, 4).clone()),
+    }
+    return FederatedDataModule(
+        clients=clients,
+        splits=Splits(server_val=0.1, client_val=0.3),
+        batch_size=16,
+    )
+
+
+BY_CLIENTS_OF_MASKS: dict[str, Any] = {
+    "the clients": lambda: PartialFederatedShapley(performance=BinaryAUROC(), judges="clients"),
+    "a client's model": lambda: ContributionEstimation(performance=BinaryAUROC()),
+}
+
+
+@pytest.mark.parametrize("kind", BY_CLIENTS_OF_MASKS)
+def test_client_whose_masks_have_one_class_is_named_before_training(
+    kind: str, tmp_path: Path
+) -> None:
+    message = r"client 2 \('Zurich'\): .*the 400 labels .* of class 0, .* Hold out samples of"
+    nothing_found = torch.zeros(4, 4, dtype=torch.long)
+
+    with pytest.raises(ConfigurationError, match=message):
+        fit(
+            loop({"m": BY_CLIENTS_OF_MASKS[kind]()}),
+            tmp_path,
+            never(Segmentation),
+            scans(nothing_found),
+        )
+
+
+def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Path) -> None:
+    data = Segmentation.data()
+    data.item = lambda index: (torch.ones(1, 4, 4), torch.zeros(4, 4, dtype=torch.long))
+    metrics = {"m": PartialFederatedShapley(performance=BinaryAUROC())}
+
+    with pytest.raises(ConfigurationError, match="'m'.* the 176 labels .* of class 0"):
+        fit(loop(metrics), tmp_path, never(Segmentation), federated(data))
 
 
 def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path: Path) -> None:

@@ -296,6 +296,21 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         remote.fit()
 
 
+def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own log says why, and the server only learns where."""
+    zeros = torch.tensor([int(label) == 0 for _, label in load_image_data("digits").train])  # type: ignore[arg-type]
+    owners = torch.where(zeros, LACKING, torch.arange(len(zeros)) % LACKING).tolist()
+    monkeypatch.setattr(sites, "groups", lambda: owners)
+    by_auroc = {"m": PartialFederatedShapley(performance="auroc", judges="clients")}
+    remote = Remotely(tmp_path, lambda: fedavg(metrics=by_auroc), client_val=0.3)
+
+    named = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
+    with pytest.raises(ConfigurationError, match=named):
+        remote.fit(rounds=1)
+
+
 LACKING = 2  # the site in Osaka
 CLASSES = 7  # that it has
 
