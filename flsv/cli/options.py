@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import textwrap
@@ -22,11 +23,14 @@ from jsonargparse import (
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.configs import check_file, find_config
+from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 BY_NAME = "federation.metrics"
+_OPTIMIZERS = ("optimizer", "lr_scheduler")
+_PARTS = tuple(f"federation.{role}" for role in ROLES)
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart). Of several, a later one overrides, and adds "
     "to federation.metrics by name. --print_config shows the result."
@@ -36,21 +40,25 @@ CONFIG_HELP = (
 class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
 
-    An optimizer or a schedule of another class than in an earlier file begins anew: the learning rate of SGD means
-    nothing to Adam.
+    An optimizer, a schedule or a part of the federation that is of another class than in an earlier file begins anew:
+    the learning rate of SGD means nothing to Adam.
     """
 
     def __call__(
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
+        text = values
         if isinstance(values, str) and not set("{\n") & set(values):
             path = find_config(values)
             check_file(path)
             values = str(path)
-            for key, section in _optimizers_in(yaml.safe_load(path.read_text("utf-8"))):
-                earlier_section = cfg.get(key)
-                if _class_of(earlier_section) not in (None, _class_of(section)):
-                    cfg[key] = None
+            text = path.read_text("utf-8")
+        for key, section in _parts_in(yaml.safe_load(text)):
+            earlier_section = cfg.get(key)
+            if not isinstance(earlier_section, Mapping | Namespace):
+                continue
+            if _class_of(earlier_section) not in (None, _class_of(section)):
+                cfg[key] = None
 
         earlier_metrics = cfg.get(BY_NAME)
         super().__call__(parser, cfg, values, option_string)
@@ -59,35 +67,52 @@ class ConfigFile(ActionConfigFile):
             cfg[BY_NAME] = {**earlier_metrics, **metrics}
 
 
-def with_merged_metrics(words: Sequence[str]) -> list[str]:
-    """Return a command line in which ``--federation.metrics {...}`` adds to the metrics of files, as a file does."""
-    section, name = BY_NAME.split(".")
+def with_merged_options(words: Sequence[str]) -> list[str]:
+    """Return a command line whose options change a configuration as a later file does.
+
+    ``--federation.metrics {...}`` adds to the metrics of files, and what is of another class begins anew.
+    """
     merged = []
     remaining_words = iter(words)
     for word in remaining_words:
-        option, equals_sign, value = word.partition("=")
-        if option != f"--{BY_NAME}":
+        option, equals_sign, text = word.partition("=")
+        keys = option.removeprefix("--").removesuffix(".class_path").split(".")
+        is_part = ".".join(keys) in _PARTS or keys[-1] in _OPTIMIZERS
+        if not option.startswith("--") or not (is_part or option == f"--{BY_NAME}"):
             merged.append(word)
             continue
+
         if not equals_sign:
-            value = next(remaining_words, "")
-        if value.lstrip().startswith("{"):
-            merged += ["--config", f"{{{section}: {{{name}: {value}}}}}"]
+            text = next(remaining_words, "")
+        section = yaml.safe_load(text)
+        is_part_with_class = is_part and _class_of(section) is not None
+        if is_part_with_class or isinstance(section, Mapping):
+            merged += ["--config", _nested(keys, section)]
         else:
-            merged += [option, value]
+            merged += [option, text]
     return merged
 
 
-def _optimizers_in(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield ``(key, section)`` of a configuration's optimizers and learning-rate schedules that name a class."""
+def _nested(keys: Sequence[str], section: Any) -> str:
+    """Return a configuration, as a text, that has only the section of these keys."""
+    if keys[0] == "model" and keys[1] != "init_args":  # jsonargparse lets options leave it out
+        keys = ["model", "init_args", *keys[1:]]
+    for key in reversed(keys):
+        section = {key: section}
+    return yaml.safe_dump(section, default_flow_style=True, width=math.inf)
+
+
+def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(key, section)`` of a configuration's sections that begin anew with another class."""
     if not isinstance(config, Mapping):
         return
     for name, section in config.items():
         key = f"{path}.{name}" if path else str(name)
-        if name in ("optimizer", "lr_scheduler") and _class_of(section) is not None:
+        is_part = key in _PARTS or name in _OPTIMIZERS
+        if is_part and _class_of(section) is not None:
             yield key, section
         else:
-            yield from _optimizers_in(section, key)
+            yield from _parts_in(section, key)
 
 
 def _class_of(section: Any) -> str | None:

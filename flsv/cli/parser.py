@@ -34,7 +34,7 @@ from flsv.cli.options import (
     ConfigFile,
     FitParser,
     import_parts,
-    with_merged_metrics,
+    with_merged_options,
 )
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.core import find_loop
@@ -133,7 +133,7 @@ class FederatedCLI(LightningCLI):
         if words is None:
             words = sys.argv[1:]
         if isinstance(words, list):
-            words = with_merged_metrics(words)
+            words = with_merged_options(words)
             options["args"] = words
         self._command = next(iter(words), None)
         self._new_folder: Path | None = None

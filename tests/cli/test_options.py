@@ -141,14 +141,14 @@ OPTIMIZERS = {
 SECTION = "model: {class_path: ClassifierClient, init_args: {optimizer: {class_path: %s}}}"
 
 
-def configuration(folder, names):
-    """The configuration of a command line with these files, one after the other."""
+def configuration(folder, names, *options):
+    """The configuration of a command line with these files, one after the other, and further options."""
     words = []
     for name in names:
         path = folder / f"{name}.yaml"
         path.write_text(SECTION % OPTIMIZERS[name])
         words += ["--config", str(path)]
-    config = make_cli(words, run=False).config.as_dict()
+    config = make_cli([*words, *options], run=False).config.as_dict()
     del config["config"]
     return config
 
@@ -158,6 +158,41 @@ def test_optimizer_of_another_class_in_a_later_file_begins_anew(tmp_path):
     alone = configuration(tmp_path, ["adam"])
     after_sgd = configuration(tmp_path, ["sgd", "adam"])
     assert after_sgd == alone
+
+
+ADAM = {
+    "in full": ["--model.init_args.optimizer=torch.optim.Adam"],
+    "short": ["--model.optimizer", "Adam"],
+    "class path": ["--model.init_args.optimizer.class_path=Adam"],
+    "section": ["--model.init_args.optimizer={class_path: Adam}"],
+    "configuration": ["--config={model: {init_args: {optimizer: {class_path: Adam}}}}"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
+    alone = configuration(tmp_path, ["adam"])
+    for words in ADAM.values():
+        assert configuration(tmp_path, ["sgd"], *words) == alone
+
+    faster = configuration(tmp_path, ["sgd"], *ADAM["short"], "--model.optimizer.lr=0.25")
+    optimizer = faster["model"]["init_args"]["optimizer"]
+    assert optimizer["init_args"]["lr"] == 0.25
+    assert optimizer["init_args"]["weight_decay"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_aggregator_of_another_class_begins_anew(tmp_path):
+    path = tmp_path / "averages.yaml"
+    path.write_text(
+        "federation: {aggregator: {class_path: FedAvg, init_args: {server_lr: 0.125}}}"
+    )
+    words = ["--config=quickstart", f"--config={path}"]
+    same_class = make_cli([*words, "--federation.aggregator=FedAvg"], run=False).loop.aggregator
+    other_class = make_cli([*words, "--federation.aggregator", "TrimmedMean"], run=False)
+
+    assert same_class.server_lr == 0.125
+    assert other_class.loop.aggregator.server_lr == 1
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
