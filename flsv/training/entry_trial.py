@@ -10,14 +10,14 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from flsv.training.module_attributes import ModuleAttributes
-from flsv.training.swapped_optimizer import is_optimizer
+from flsv.training.swapped_optimizer import held_optimizers, is_optimizer
 from flsv.utilities.errors import listed
 from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
 from flsv.utilities.reachable import GENERATORS, Part, is_closed, walk
@@ -43,12 +43,14 @@ _MANY = 1000
 class EntryTrial:
     """Comparison of what the first two clients of a fit find, beyond what is swapped between them.
 
-    A module's vector, buffers, plain attributes and random generators are each client's, as are optimizers. What
-    closures, objects of libraries, classes and modules outside of the model hold is not.
+    A module's vector, buffers, plain attributes and random generators are each client's, as are optimizers' states,
+    options and plain attributes. What closures, objects of libraries, classes and modules outside of the model hold is
+    not.
     """
 
-    def __init__(self, module: nn.Module, round_index: int) -> None:
-        self._module = module
+    def __init__(self, trainer: L.Trainer, round_index: int) -> None:
+        self._module = trainer.lightning_module
+        self._optimizers = held_optimizers(trainer)
         self._round_index = round_index
         self._values = self._hidden_values()
         self._states: list[tuple[str, ObjectState]] = []
@@ -81,6 +83,10 @@ class EntryTrial:
         for path, value in attributes.hidden_values("module"):
             if not isinstance(value, _SWAPPED) and not is_optimizer(value):
                 values[path] = value
+        for swapped in self._optimizers:
+            for path, value in swapped.hidden_values().items():
+                if not isinstance(value, _SWAPPED):
+                    values[path] = value
         return values
 
     def _hidden_parts(self) -> Iterator[Part]:

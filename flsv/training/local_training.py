@@ -114,7 +114,7 @@ class LocalTraining:
         """Compare what the fit's first two clients find."""
         if not self._is_entry_tried:
             self._is_entry_tried = True
-            self._entry_trial = EntryTrial(self.state.module, round_index)
+            self._entry_trial = EntryTrial(self.trainer, round_index)
         elif self._entry_trial is not None:
             self._entry_trial.warn_of_changes(round_index)
             self._entry_trial = None

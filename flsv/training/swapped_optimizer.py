@@ -66,6 +66,16 @@ class SwappedOptimizer:
         ids_of_holder = set(map(id, self.holder.param_groups))
         return [group for group in groups if id(group) not in ids_of_holder]
 
+    def hidden_values(self) -> dict[str, Any]:
+        """Return the attributes that are not swapped, by their paths."""
+        values = {}
+        for name, value in _attributes_of(self.optimizer).items():
+            holds_optimizers: list[SwappedOptimizer] = []
+            _collect(name, value, self.optimizer, holds_optimizers)
+            if not is_plain(value) and not holds_optimizers:
+                values[f"{self.name}.{name}"] = value
+        return values
+
     def remember_federations_options(self) -> None:
         """Store the options that :meth:`leave` restores."""
         self._federations = options_of(self._groups)

@@ -150,14 +150,12 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
             assert all(map(torch.equal, run(path=path), whole)), path
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("make", "first"), [(WeightAveraging, True), (ema, False)])
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
-    tmp_path, first
+    tmp_path, make, first
 ):
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        trainer = trainer_for(
-            None, tmp_path, rounds, callbacks=both_orders(WeightAveraging(), first)[1]
-        )
+        trainer = trainer_for(None, tmp_path, rounds, callbacks=both_orders(make(), first)[1])
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
         return trainer, module
 

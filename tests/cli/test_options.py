@@ -184,9 +184,7 @@ def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_aggregator_of_another_class_begins_anew(tmp_path):
     path = tmp_path / "averages.yaml"
-    path.write_text(
-        "federation: {aggregator: {class_path: FedAvg, init_args: {server_lr: 0.125}}}"
-    )
+    path.write_text("federation: {aggregator: {class_path: FedAvg, init_args: {server_lr: 0.125}}}")
     words = ["--config=quickstart", f"--config={path}"]
     same_class = make_cli([*words, "--federation.aggregator=FedAvg"], run=False).loop.aggregator
     other_class = make_cli([*words, "--federation.aggregator", "TrimmedMean"], run=False)

@@ -18,6 +18,7 @@ from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -141,6 +142,28 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> 
     assert torch.equal(rounds["private"].num_steps, rounds["free"].num_steps)
     assert rounds["free"].losses.isfinite().all()
     assert rounds["private"].losses.isnan().all()
+
+
+class RefusesPrivacy(ClientAlgorithm):
+    """Algorithm that cannot work with noise."""
+
+    def check_fit(self, trainer: Any, config: Any) -> None:
+        (optimizer,) = trainer.optimizers
+        if config.private:
+            raise ConfigurationError(f"{type(optimizer).__name__} would fit noise")
+
+
+def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> None:
+    watching = Watching()
+    loop = FederatedLoop(
+        client_algorithm=RefusesPrivacy(),
+        personalizer=watching,  # type: ignore[arg-type]
+        uploads=[GaussianPrivacy(1.0, 1.0)],
+        seed=5,
+    )
+    with pytest.raises(ConfigurationError, match="SGD would fit noise"):
+        fit(loop, tmp_path, plain(), rounds=1)
+    assert not watching.rounds
 
 
 @pytest.mark.parametrize(

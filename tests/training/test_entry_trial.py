@@ -124,6 +124,41 @@ def test_what_passes_from_client_to_client_is_named_once(tmp_path: Path, kind: s
     assert len(warnings_of_passing) == 1
 
 
+class CountsInObject(torch.optim.SGD):
+    """SGD that holds an object, as of a library, whose state is not the optimizer's."""
+
+    def __init__(self, parameters: Any, hidden: Callable[[], Any]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.hidden = hidden()
+
+    def step(self, closure: Any = None) -> Any:
+        if isinstance(self.hidden, AverageMeter):
+            self.hidden.update(1.0)
+        else:
+            self.hidden()
+        return super().step(closure)
+
+
+class Averages(Plain):
+    def __init__(self, hidden: Callable[[], Any]) -> None:
+        super().__init__(network(batch_norm=False))
+        self.make_hidden = hidden
+
+    def configure_optimizers(self) -> Any:
+        return CountsInObject(self.parameters(), self.make_hidden)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "name"),
+    [(AverageMeter, "optimizers.0.hidden"), (counter, "optimizers.0.hidden.count")],
+)
+def test_what_passes_in_an_optimizer_is_named(
+    tmp_path: Path, hidden: Callable[[], Any], name: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"training changes {name} of Averages"):
+        fit(FederatedLoop(seed=3), tmp_path, Averages(hidden), rounds=1)
+
+
 @pytest.mark.parametrize("kind", ["namespace", "constant"])
 def test_what_is_shared_on_purpose_or_constant_is_not_named(
     tmp_path: Path,
