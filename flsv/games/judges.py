@@ -273,12 +273,12 @@ class ClientJudges(VectorEvaluator):
                 f'judges="clients": clients {missing} do not judge models. {reasons}'
             )
         if support is not None and not support.all():
-            nobody = [
-                self._data.class_names[place]
-                for place in (support == 0).nonzero().flatten().tolist()
-            ]
+            unjudged = []
+            for class_name, num_samples in zip(self._data.class_names, support.tolist()):
+                if num_samples == 0:
+                    unjudged.append(class_name)
             raise ConfigurationError(
-                f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one '
+                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {LEAST} samples of one '
                 f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
                 "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
             )

@@ -150,22 +150,28 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
             assert all(map(torch.equal, run(path=path), whole)), path
 
 
-@pytest.mark.parametrize(("make", "first"), [(WeightAveraging, True), (ema, False)])
+@pytest.mark.parametrize(("make", "is_first"), [(WeightAveraging, True), (ema, False)])
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
-    tmp_path, make, first
+    tmp_path, make, is_first
 ):
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        trainer = trainer_for(None, tmp_path, rounds, callbacks=both_orders(make(), first)[1])
-        trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
+        _, callbacks, _ = both_orders(make(), is_first)
+        trainer = trainer_for(None, tmp_path, rounds, callbacks=callbacks)
+        module = Plain()
+        trainer.fit(module, toy_data(), ckpt_path=path)
         return trainer, module
 
-    trainer, module = run(2)
-    trainer.save_checkpoint(path := tmp_path / "end.ckpt")
-    saved = torch.load(path, weights_only=False)
-    assert all(
-        torch.equal(value, saved["state_dict"][name]) for name, value in module.state_dict().items()
-    )
-    assert torch.equal(vector(run(4, path)[1]), vector(run(4)[1]))
+    trainer, delivered_module = run(2)
+    path = tmp_path / "end.ckpt"
+    trainer.save_checkpoint(path)
+    checkpoint = torch.load(path, weights_only=False)
+    saved_state = checkpoint["state_dict"]
+    for name, value in delivered_module.state_dict().items():
+        assert torch.equal(value, saved_state[name])
+
+    _, resumed_module = run(4, path)
+    _, uninterrupted_module = run(4)
+    assert torch.equal(vector(resumed_module), vector(uninterrupted_module))
 
 
 class Fails(Plain):

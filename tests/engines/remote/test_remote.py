@@ -300,14 +300,20 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own log says why, and the server only learns where."""
-    zeros = torch.tensor([int(label) == 0 for _, label in load_image_data("digits").train])  # type: ignore[arg-type]
-    owners = torch.where(zeros, LACKING, torch.arange(len(zeros)) % LACKING).tolist()
+    owners = []
+    for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
+        owner = LACKING if int(label) == 0 else index % LACKING
+        owners.append(owner)
     monkeypatch.setattr(sites, "groups", lambda: owners)
-    by_auroc = {"m": PartialFederatedShapley(performance="auroc", judges="clients")}
-    remote = Remotely(tmp_path, lambda: fedavg(metrics=by_auroc), client_val=0.3)
 
-    named = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
-    with pytest.raises(ConfigurationError, match=named):
+    metric = PartialFederatedShapley(performance="auroc", judges="clients")
+    remote = Remotely(
+        tmp_path,
+        lambda: fedavg(metrics={"m": metric}),
+        client_val=0.3,
+    )
+    message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
+    with pytest.raises(ConfigurationError, match=message):
         remote.fit(rounds=1)
 
 
