@@ -278,8 +278,8 @@ class ClientJudges(VectorEvaluator):
                 if num_samples == 0:
                     unjudged.append(class_name)
             raise ConfigurationError(
-                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {LEAST} samples of one '
-                f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
+                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {LEAST} samples of '
+                f"one of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
                 "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
             )
 
