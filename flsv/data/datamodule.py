@@ -15,11 +15,18 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv.data.corruption import Corruption
-from flsv.data.federated_data import FederatedData, partition_data, with_client, without_flagged
+from flsv.data.federated_data import (
+    FederatedData,
+    data_without_encoder,
+    partition_data,
+    with_client,
+    without_flagged,
+)
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
-from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner, Splits
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner, Splits
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
+from flsv.data.sources.agreed import AgreedEncoder, TableSummary
 from flsv.data.sources.base import Files, Reading, SourceData, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
@@ -133,12 +140,9 @@ class FederatedDataModule(FederationView):
     ) -> None:
         super().__init__()
         check = partial(check_argument, type(self).__name__)
-        for name, value, kind in (
-            ("splits", splits, Splits),
-            ("files", files, Files),
-            ("loader", loader, Loader),
-        ):
-            check(name, value, kind)
+        check("splits", splits, Splits)
+        check("files", files, Files)
+        check("loader", loader, Loader)
         batch_size = check("batch_size", batch_size, Count | None)
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
@@ -149,7 +153,8 @@ class FederatedDataModule(FederationView):
             raise ConfigurationError(
                 "columns needs a table, no data module, and labels, the column to predict."
             )
-        label, group = (each if isinstance(each, str) else None for each in (labels, groups))
+        label = labels if isinstance(labels, str) else None
+        group = groups if isinstance(groups, str) else None
         self._reading = Reading(files, label, group, as_columns(columns), pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
@@ -175,6 +180,7 @@ class FederatedDataModule(FederationView):
             GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         )
         check("partitioner", self.partitioner, Partitioner)
+        self._reading = replace(self._reading, alone=isinstance(self.partitioner, OneClient))
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
             check("corruptions", corruption, Corruption)
@@ -193,6 +199,7 @@ class FederatedDataModule(FederationView):
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._stale = True
+        self._is_site = False
         self._dealt: FederatedData | None = None
         self._dropped = 0
         if self._module is not None:
@@ -241,6 +248,9 @@ class FederatedDataModule(FederationView):
         if self._undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._undecided = False
+        if source.summary is not None:
+            self._wait_for_encoder(source)
+            return
         self._dealt = partition_data(
             source,
             self.partitioner,
@@ -259,6 +269,17 @@ class FederatedDataModule(FederationView):
             samples = int(self.num_samples.sum())
             self._dealt = without_flagged(self, self._dealt, self.splits.detector)
             self._dropped = samples - int(self.num_samples.sum())
+
+    def _wait_for_encoder(self, source: SourceData) -> None:
+        """Split a site's rows, whose features are made when the sites have agreed on an encoder."""
+        if not self._is_site:
+            raise ConfigurationError(
+                "A table of one site alone cannot be encoded, because means and categories are "
+                "those of all sites, which agree on them at the start of a deployment. Outside of one, set "
+                "columns: {encoder: ...} to an encoder that was agreed on before, or give arrays (X, y)."
+            )
+        self._dealt = data_without_encoder(source, self.partitioner, self.splits)
+        self._stale = False
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage."""
@@ -281,8 +302,34 @@ class FederatedDataModule(FederationView):
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
+        self._is_site = True
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
+        self.setup("fit")
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Return whether these data are a site's table that waits for the encoder of all sites."""
+        return self._data.summary is not None
+
+    @property
+    def encoder(self) -> AgreedEncoder | None:
+        """The encoder that was given to this table, as an option or by :meth:`encode`."""
+        return self._reading.columns.agreed
+
+    def table_summary(self) -> TableSummary:
+        """Return what a site tells about its table, so that all sites can agree on one encoder."""
+        if self._data.summary is None:
+            raise ConfigurationError("only a table that has no encoder yet is summarized.")
+        return self._data.summary(self.client_indices(0))
+
+    def encode(self, encoder: AgreedEncoder) -> None:
+        """Encode a site's table by the encoder of all sites."""
+        if encoder == self.encoder:
+            return
+        columns = replace(self._reading.columns, encoder=encoder.to_plain())
+        self._reading = replace(self._reading, columns=columns)
+        self._stale = True
         self.setup("fit")
 
     def join(self, name: str, client_data: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,7 @@ from flsv.data.partition import (
     partition_counts,
     split_federation,
 )
+from flsv.data.sources.agreed import TableSummary
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.sources.columns import ColumnCard
 from flsv.utilities.errors import ConfigurationError, listed
@@ -49,6 +50,7 @@ class FederatedData:
     columns: tuple[ColumnCard, ...] = ()
     by_rarity: bool = False
     draws: WeightedDraws | None = None
+    summary: Callable[[Tensor], TableSummary] | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -208,6 +210,28 @@ def _split(
             "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
         )
     return splits
+
+
+def data_without_encoder(
+    source: SourceData,
+    partitioner: Partitioner,
+    options: Splits,
+) -> FederatedData:
+    """Split the rows of one site's table, which have no features before the sites agree on an encoder."""
+    classes = find_classes(source.train, source.class_names, {})
+    splits = _split(source, classes, partitioner, options, groups=None)
+    no_changes = torch.zeros(len(classes.labels), dtype=torch.bool)
+    return FederatedData(
+        source.train,
+        val=None,
+        test=None,
+        splits=splits,
+        classes=classes,
+        train_options={},
+        eval_options={},
+        differs=no_changes,
+        summary=source.summary,
+    )
 
 
 def with_client(

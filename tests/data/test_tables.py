@@ -330,7 +330,7 @@ def encoded(columns, came=CAME, typed=False):
         frame = frame.replace("", None)
         table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")}))
     encoder = TableEncoder(Columns(**columns), "ill")
-    return encoder, encoder.features(table, np.ones(4, dtype=bool)).numpy()
+    return encoder, encoder.features(table, [np.arange(4)]).numpy()
 
 
 @pytest.mark.parametrize("typed", [False, True])

@@ -29,6 +29,7 @@ from flsv.data.labels import (
     positive_last,
 )
 from flsv.data.loaders import WeightedDraws, tensors_of
+from flsv.data.sources.agreed import TableSummary
 from flsv.data.sources.columns import ColumnCard, Columns
 from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
@@ -75,6 +76,8 @@ class SourceData:
         columns: one :class:`ColumnCard` per column of a table, or empty for other data.
         fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
             inputs are standardized and encoded by these samples. None if inputs need no such fit.
+        summary: a function of the indices of a site's training samples. It returns what the site tells about its table.
+            None unless the inputs of a site wait for the encoder of all sites.
     """
 
     train: Dataset
@@ -94,6 +97,7 @@ class SourceData:
     pooled: bool = False
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
+    summary: Callable[[Tensor], TableSummary] | None = None
 
 
 @checked
@@ -128,6 +132,7 @@ class Reading:
         group: the column with each row's client, or None without such a column.
         columns: options by which the other columns become inputs.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
+        alone: whether the data are those of one site, which knows nothing of the other sites' data.
     """
 
     files: Files = field(default_factory=Files)
@@ -135,6 +140,7 @@ class Reading:
     group: str | None = None
     columns: Columns = field(default_factory=Columns)
     pos_label: str | bool | int | None = None
+    alone: bool = False
 
 
 def image_tensor(

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.groups import check_spelling
+from flsv.data.sources.agreed import LARGEST, AgreedEncoder
 from flsv.data.sources.notation import (
     ambiguous_point,
     are_dates,
@@ -31,7 +32,7 @@ from flsv.data.sources.table import (
     texts_by_file,
     words_of,
 )
-from flsv.utilities.declared import Rules, check_argument, checked
+from flsv.utilities.declared import Count, Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -58,10 +59,10 @@ class Columns:
     others. Rows without a target are left out, with a warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
-    small influence on the other clients' features. On several machines the clients would have to send the count, the
-    sum and the sum of squares of each column. The clients have to agree beforehand on the columns, the categories'
-    names (the union over the clients' training rows), the classes' names (the union over all rows) and which columns
-    have missing values.
+    small influence on the other clients' features. On several machines each site tells the count, the sum and the sum
+    of squares of each column of numbers, and how many rows have each category and class
+    (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are the same to the bit in
+    one process.
 
     A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
     and the result is divided by their standard deviation. Squared errors are then shares of the target's variance.
@@ -88,6 +89,11 @@ class Columns:
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
         classes: names of all classes. None: all labels in the tables, which then have to share labels. Any other label
             is refused.
+        min_rows: smallest number of a client's rows of which the client tells something. A category or class with fewer
+            rows, and numbers or missing values of fewer rows, count as if the client had none. A category that no
+            client tells becomes zeros. A class that no client tells is refused, unless ``classes`` names it.
+        encoder: an encoder that was agreed on beforehand, as ``sites.json`` of an earlier run has it. Then nothing is
+            fitted, and no site tells anything about its table.
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -114,6 +120,8 @@ class Columns:
     dates: dict[str, str] | None = None
     date_format: list[str] | str | None = None
     classes: list[str] | None = None
+    min_rows: Count = 1
+    encoder: dict[str, Any] | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.
@@ -137,6 +145,22 @@ class Columns:
             }
         else:
             self.gaps = _texts(self.gaps)
+        self.agreed = None if self.encoder is None else AgreedEncoder.from_plain(self.encoder)
+        has_classes = self.agreed is not None and self.agreed.classes is not None
+        if self.agreed is not None and has_classes != (self.task == "classification"):
+            raise ConfigurationError(
+                f"Columns(task={self.task!r}): its encoder has classes {self.agreed.classes}."
+            )
+
+    def __repr__(self) -> str:
+        """Show all options but newer ones that have their defaults: runs are resumed only with the same text."""
+        newer = ("min_rows", "encoder")
+        shown = []
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in newer or value != option.default:
+                shown.append(f"{option.name}={value!r}")
+        return f"Columns({', '.join(shown)})"
 
     def check_roles(self, target: str, group: str | None) -> None:
         """Raise ConfigurationError if the column ``target`` or ``group`` has another role as well."""
@@ -219,8 +243,6 @@ _KINDS = {
     "empty": "",
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: Approximately the largest number of single precision.
-LARGEST = 1e38
 #: Largest number of different values that may still be categories.
 FEW = 10
 #: Largest number of problems that a message lists.
@@ -268,61 +290,47 @@ def _kind_and_numbers(
 
 
 def read_columns(
-    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
-) -> list[ColumnCard]:
-    """Read the columns ``names`` of all concatenated tables, with the same categories in each table.
+    table: Table,
+    names: Sequence[str],
+    columns: Columns,
+) -> tuple[list[ColumnCard], dict[str, ColumnError]]:
+    """Read the columns ``names`` of all concatenated tables.
 
-    ``fit``, bool ``[N]``, marks the training rows.
-
-    Raises:
-        ConfigurationError: columns cannot be used. One message names all of them, with options that may help.
+    Return the columns, and errors by the names of those that cannot be used, for :func:`raise_problems`.
     """
     cards: list[ColumnCard] = []
-    problems: list[ColumnError] = []
+    problems: dict[str, ColumnError] = {}
     for name in names:
         try:
-            cards.append(_card(table, name, fit, columns))
+            cards.append(_card(table, name, columns))
         except ColumnError as error:
-            problems.append(error)
-    if problems:
-        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        options = json.dumps(columns.repaired(problems), ensure_ascii=False)
-        raise ConfigurationError(
-            "\n".join(
-                [
-                    *map(str, problems[:_LISTED]),
-                    *more,
-                    "These options may help (in Python columns={...}):",
-                ]
-            )
-            + f"\n  columns: {options}"
-        )
-    return cards
+            problems[name] = error
+    return cards, problems
 
 
-def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:
+def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
+    """Raise one ConfigurationError that lists ``problems``, if there are any, and options that may help."""
+    if not problems:
+        return
+    lines = list(map(str, problems[:_LISTED]))
+    if len(problems) > _LISTED:
+        lines.append(f"and {len(problems) - _LISTED} more")
+    lines.append("These options may help (in Python columns={...}):")
+    options = json.dumps(columns.repaired(problems), ensure_ascii=False)
+    lines.append(f"  columns: {options}")
+    raise ConfigurationError("\n".join(lines))
+
+
+def _card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
-    if values[fit].isna().all():
-        raise ColumnError(
-            f"{table.path}: no training row has a value of {name!r}.", {"exclude": [name]}
-        )
-    if kind != WORDS:
-        return ColumnCard(name, kind, values)
-
-    categories = sorted(values[fit].dropna().unique())
-    if len(categories) > columns.max_categories:
-        raise ColumnError(
-            f"{table.path}: {name!r} has {len(categories)} different values, more than "
-            f"max_categories={columns.max_categories}. Identifiers and free text cannot be features.",
-            {"exclude": [name]},
-        )
-    is_number = np.isfinite(parsed(values))
-    places = places_of_words(table, values.mask(is_number))  # 07 and 7 may be two codes
-    try:
-        check_spelling(places, f"{table.path}: {name!r}", places)
-    except ConfigurationError as error:
-        raise ColumnError(str(error), {"exclude": [name]}) from error
-    return ColumnCard(name, kind, values, categories)
+    if kind == WORDS:
+        is_number = np.isfinite(parsed(values))
+        places = places_of_words(table, values.mask(is_number))  # 07 and 7 may be two codes
+        try:
+            check_spelling(places, f"{table.path}: {name!r}", places)
+        except ConfigurationError as error:
+            raise ColumnError(str(error), {"exclude": [name]}) from error
+    return ColumnCard(name, kind, values)
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:

@@ -260,24 +260,43 @@ class TableData(CSVData):
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = self.encoder
-        files = [encoder.rows(file) for file in (train, test) if file is not None]
-        groups = self.groups_of(files[0])
-        splits = self.split(len(files[0]), groups)
-        table, sizes = one_table(files), list(map(len, files))
-        fit = np.zeros(len(table), dtype=bool)
-        fit[splits["train"]] = True
-        classes = encoder.classes(files[0])
-        sets = encoder.encoded(table, sizes, fit)
-        cards = encoder.cards(sizes[0])
+        train = encoder.rows(train)
+        tables = [train]
+        if test is not None:
+            test = encoder.rows(test)
+            tables.append(test)
+        groups = self.groups_of(train)
+        splits = self.split(len(train), groups)
+        train_rows = splits["train"]
+
+        classes = encoder.classes(train)
+        train_set, *test_sets = encoder.encoded(
+            one_table(tables),
+            [len(table) for table in tables],
+            _rows_by_group(train_rows, groups),
+        )
+        cards = encoder.cards(len(train))
         self.columns_read = tuple(
-            replace(card, values=card.values.iloc[splits["train"]]) for card in cards
+            replace(card, values=card.values.iloc[train_rows]) for card in cards
         )
-        self.keep(
-            sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes
-        )
+        test_tensors = test_sets[0].tensors if test_sets else None
+        self.keep(train_set.tensors, splits, groups, test_tensors, classes)
         if self.test_set is not None:
-            table = files[0].take(splits["test"]) if test is None else files[1]
-            self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)
+            table_of_tests = test
+            if table_of_tests is None:
+                table_of_tests = train.take(splits["test"])
+            self.test_set.row_names = table_of_tests.row_names(
+                self.columns.exclude or (),
+                self.group,
+            )
+
+
+def _rows_by_group(rows: np.ndarray, groups: np.ndarray | None) -> list[np.ndarray]:
+    """Divide the positions of training rows by the rows' groups, if there are any."""
+    if groups is None:
+        return [rows]
+    group_of_row = groups[rows]
+    return [rows[group_of_row == group] for group in np.unique(group_of_row)]
 
 
 _WORD = re.compile(r"\w+")

@@ -5,9 +5,8 @@ It is fitted on the training rows only. The clients are groups of one table's co
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,34 +14,44 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, plain_names
-from flsv.data.labels import chosen_by_rarity, in_order, positive_last
+from flsv.data.labels import chosen_by_rarity
+from flsv.data.sources.agreed import LARGEST, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.columns import LARGEST, ColumnCard, Columns, read_columns, without_gaps
+from flsv.data.sources.columns import (
+    ColumnCard,
+    Columns,
+    raise_problems,
+    read_columns,
+    without_gaps,
+)
 from flsv.data.sources.notation import parsed
+from flsv.data.sources.summaries import (
+    agreed_classes,
+    agreed_encoder,
+    frequent,
+    moments_of_enough,
+    summarize_column,
+)
 from flsv.data.sources.table import (
     Table,
+    by_file,
     category_names,
     one_table,
     places_of_words,
-    texts_by_file,
-    without_point_zero,
     words_of,
 )
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 
 class TableEncoder:
     """Encoder that turns the tables of clients and server, which have the same columns, into features and targets.
 
     Attributes:
+        agreed: by what columns become features, once they do.
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``.
         read: a :class:`ColumnCard` for each column from which features were made.
         target_mean, target_std: mean and standard deviation of a standardized target, else 0 and 1. A prediction times
@@ -52,22 +61,40 @@ class TableEncoder:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
         >>> table = Table("wards.csv", frame)
         >>> encoder = TableEncoder(Columns(), "ill")
-        >>> fit = np.array([True, True, True])
-        >>> encoder.features(table, fit).tolist(), encoder.feature_names
+        >>> rows_by_client = [np.array([0, 1]), np.array([2])]
+        >>> encoder.features(table, rows_by_client).tolist(), encoder.feature_names
         ([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], ('age', 'age missing'))
-        >>> encoder.classes(table), encoder.targets(table, fit)
+        >>> encoder.classes(table), encoder.targets(table)
         (('no', 'yes'), tensor([0, 1, 0]))
     """
 
     def __init__(
-        self, columns: Columns, target: str, group: str | None = None, pos_label: Any = None
+        self,
+        columns: Columns,
+        target: str,
+        group: str | None = None,
+        pos_label: Any = None,
     ) -> None:
         columns.check_roles(target, group)
-        self.columns, self.target, self.group, self.pos_label = columns, target, group, pos_label
-        self.target_mean, self.target_std = 0.0, 1.0
-        self.feature_names: tuple[str, ...] = ()
+        self.columns = columns
+        self.target = target
+        self.group = group
+        self.pos_label = pos_label
+        self.agreed: AgreedEncoder | None = columns.agreed
         self.read: tuple[ColumnCard, ...] = ()
         self._classes: tuple[str, ...] | None = None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return () if self.agreed is None else self.agreed.feature_names
+
+    @property
+    def target_mean(self) -> float:
+        return 0.0 if self.agreed is None else self.agreed.target_mean
+
+    @property
+    def target_std(self) -> float:
+        return 1.0 if self.agreed is None else self.agreed.target_scale
 
     def rows(self, table: Table) -> Table:
         """Return the rows that have a target. Warn if others are left out."""
@@ -80,119 +107,166 @@ class TableEncoder:
             return table.take(np.flatnonzero(~missing))
         return table
 
-    def features(self, table: Table, fit: np.ndarray) -> Tensor:
+    def features(
+        self,
+        table: Table,
+        rows_by_client: Sequence[np.ndarray],
+    ) -> Tensor:
         """Encode numbers, categories, and marks of missing values as features, float32 ``[N, D]``.
 
-        ``fit``, bool ``[N]``, marks the training rows, on which the encoder is fitted.
+        ``rows_by_client`` has the positions of each client's training rows, on which the encoder is fitted, unless the
+        options have an encoder.
         """
-        self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
-        kinds = {
-            kind: [each.name for each in self.read if each.kind == kind]
-            for kind in (r.kind for r in self.read)
+        unreadable = self.read_table(table)
+        self.agreed = self.columns.agreed
+        if self.agreed is None:
+            self.agreed = self._fitted(table, rows_by_client, unreadable)
+        raise_problems(list(unreadable.values()), self.columns)
+        self._log_kinds(table)
+
+        numbers = [np.zeros((len(table), 0))]
+        words = []
+        marks = []
+        cards = {card.name: card for card in self.read}
+        for code in self.agreed.columns:
+            card = cards[code.name]
+            if code.categories is None:
+                numbers.append(_standardized(card.values, code))
+            else:
+                words.append(_one_hot(card.values, code.categories))
+                cards[code.name] = replace(card, categories=list(code.categories))
+            if code.gaps:
+                is_missing = card.values.isna().to_numpy(dtype=np.float64)
+                marks.append(is_missing[:, None])
+        self.read = tuple(cards.values())
+        features = np.concatenate([*numbers, *words, *marks], axis=1)
+        return torch.from_numpy(features.astype(np.float32))
+
+    def read_table(self, table: Table) -> dict[str, ColumnError]:
+        """Read the columns that become features, and store them in :attr:`read`. Return errors of unusable ones."""
+        cards, problems = read_columns(table, self.names(table), self.columns)
+        self.read = tuple(cards)
+        if self.columns.agreed is None:
+            return problems
+
+        kinds = {code.name: code.kind for code in self.columns.agreed.columns}
+        for card in cards:
+            has_values = card.values.notna().any()
+            if has_values and card.kind != kinds[card.name]:
+                raise ConfigurationError(
+                    f"{table.path}: {card.name!r} has {card.kind}, and the encoder that was agreed on "
+                    f"expects {kinds[card.name]}."
+                )
+        return problems
+
+    def _fitted(
+        self,
+        table: Table,
+        rows_by_client: Sequence[np.ndarray],
+        unreadable: Mapping[str, ColumnError],
+    ) -> AgreedEncoder:
+        if self.columns.min_rows == 1:
+            # Since sums are exact, the clients' summaries together are that of all their rows.
+            rows_by_client = [np.concatenate(rows_by_client)]
+        summaries = {}
+        for client, rows in enumerate(rows_by_client):
+            summaries[f"client {client}"] = self.summary(table, rows)
+        return agreed_encoder(
+            summaries,
+            self.columns,
+            target=self.target,
+            classes=self._classes,
+            names=self.names(table),
+            where=str(table.path),
+            unreadable=unreadable,
+        )
+
+    def summary(
+        self,
+        table: Table,
+        rows: np.ndarray,
+        num_rows: int | None = None,
+    ) -> TableSummary:
+        """Return what a client tells about its table, of which :meth:`read_table` has read the columns.
+
+        Args:
+            table: the table, with the rows of this client and perhaps of others.
+            rows: positions of the client's training rows.
+            num_rows: number of the first rows, in which the client counts classes. None: classes are not counted.
+        """
+        min_rows = self.columns.min_rows
+        columns = {}
+        for card in self.read:
+            columns[card.name] = summarize_column(card, rows, min_rows)
+        target_column = table.column(self.target, "target")
+
+        classes = None
+        if num_rows is not None and self.columns.task == "classification":
+            labels = category_names(target_column)
+            classes = frequent(labels.iloc[:num_rows], min_rows)
+
+        target = None
+        if self.columns.standardize_target:
+            numbers = self._numbers(table, target_column)[rows]
+            target = moments_of_enough(numbers, min_rows)
+        return TableSummary(self.settings(), columns, classes, target)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that all clients must share, in values of JSON's types.
+
+        How a client's own file writes numbers, dates and gaps is not among them.
+        """
+        shared = ("task", "classes", "standardize_target", "max_categories", "min_rows")
+        return {
+            "target": self.target,
+            "pos_label": self.pos_label,
+            "columns": {option: getattr(self.columns, option) for option in shared},
         }
+
+    def _log_kinds(self, table: Table) -> None:
+        names_by_kind: dict[str, list[str]] = {}
+        for card in self.read:
+            names_by_kind.setdefault(card.kind, []).append(card.name)
         lines = [
             f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"
         ]
-        rank_zero_info(
-            "\n".join(
-                [*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]
-            )
-        )
-        frame = pd.DataFrame({each.name: each.values for each in self.read})
-        return torch.from_numpy(
-            self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32)
-        )
-
-    def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """Return scikit-learn's unfitted transformer of the columns :attr:`read`, and set :attr:`feature_names`."""
-        numbers = [each.name for each in self.read if each.categories is None]
-        words = {each.name: each.categories for each in self.read if each.categories is not None}
-        gappy = [each.name for each in self.read if each.values[fit].isna().any()]
-        one_hot = [
-            f"{name}={category}" for name, categories in words.items() for category in categories
-        ]
-        self.feature_names = (*numbers, *one_hot, *(f"{name} missing" for name in gappy))
-        scale = make_pipeline(
-            # Row by row in memory: sums are the same to the bit for every origin of the frame.
-            FunctionTransformer(np.ascontiguousarray),
-            StandardScaler(),
-            SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
-        )
-        encode = OneHotEncoder(
-            categories=list(words.values()), handle_unknown="ignore", sparse_output=False
-        )
-        mark = MissingIndicator(features="all")
-        parts = [
-            ("numbers", scale, numbers),
-            ("categories", encode, list(words)),
-            ("gaps", mark, gappy),
-        ]
-        return ColumnTransformer(parts, sparse_threshold=0)
+        for kind, names in names_by_kind.items():
+            lines.append(f"  {kind}: {listed(names, 20)}")
+        rank_zero_info("\n".join(lines))
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
         """Return the class names, the positive one of two last, or None for regression.
 
         They are stored for :meth:`targets`.
         """
-        if self.columns.task == "classification":
+        if self.columns.agreed is not None:
+            self._classes = self.columns.agreed.classes
+        elif self.columns.task == "classification":
             values = category_names(table.column(self.target, "target"))
-            if self.columns.classes is None:
-                names = in_order(values.unique().tolist())
-                self._check_labels(table, values, names)
-            else:
-                names = in_order(without_point_zero(self.columns.classes))
-            counts = values.value_counts().reindex(names, fill_value=0).tolist()
-            self._classes = positive_last(names, counts, self.pos_label)
+            counts = {}
+            for part, labels in zip(table.parts, by_file(table, values)):
+                counts[str(part.path)] = frequent(labels, self.columns.min_rows)
+            self._classes = agreed_classes(
+                counts,
+                self.columns,
+                target=self.target,
+                pos_label=self.pos_label,
+                where=str(table.path),
+                places=places_of_words(table, values),
+            )
         return self._classes
 
-    def _check_labels(
-        self,
-        table: Table,
-        values: pd.Series,
-        names: Sequence[str],
-    ) -> None:
-        target = f"target {self.target!r}"
-        most_classes = max(2, len(values) // 2)
-        if not 2 <= len(names) <= most_classes:
-            raise ConfigurationError(
-                f"{table.path}: {target} has {len(names)} different values in {len(values)} rows, "
-                "which cannot be classes. Name another column; to predict a number, set task: "
-                "regression in columns."
-            )
-        check_spelling(names, f"{table.path}: {target}", places_of_words(table, values))
-
-        labels_by_table = [set(texts) for texts in texts_by_file(table, values)]
-        joined = _joined_labels(labels_by_table)
-        paths = []
-        for part, labels in zip(table.parts, labels_by_table):
-            if not labels <= joined:
-                paths.append(str(part.path))
-        if paths:
-            raise ConfigurationError(
-                f"{listed(paths)}: {target} has no label of {listed(sorted(joined), 8, repr)}, "
-                "which the other tables have. Write the classes the same way everywhere. If all "
-                f'these are classes, name them: columns: {{"classes": {json.dumps(names)}}}.'
-            )
-
-    def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
+    def targets(self, table: Table) -> Tensor:
         """Return each row's class index, int64 ``[N]``, or its number, float32 ``[N]``.
 
-        Numbers are standardized by the rows ``fit`` if the options say so.
+        Numbers are standardized, once :meth:`features` has made features, if the options say so.
         """
         column = table.column(self.target, "target")
         if self._classes is not None:
             return self._class_indices(table, column, self._classes)
 
         numbers = self._numbers(table, column)
-        if self.columns.standardize_target and fit is not None:
-            self.target_mean = float(numbers[fit].mean())
-            self.target_std = float(numbers[fit].std())
-            if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(
-                    f"{table.path}: all training rows have the same {self.target!r} (target)."
-                )
-        standardized = (numbers - self.target_mean) / self.target_std
-        return torch.from_numpy(standardized).float()
+        return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def _class_indices(
         self,
@@ -225,14 +299,20 @@ class TableEncoder:
         return numbers
 
     def encoded(
-        self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None
+        self,
+        table: Table,
+        sizes: Sequence[int],
+        rows_by_client: Sequence[np.ndarray] | None = None,
     ) -> list[TensorDataset]:
         """Encode a table as data sets of consecutive rows, one data set for each number of rows in ``sizes``.
 
-        ``fit``, bool ``[N]``, marks the training rows. Without it, samples have a target but no features.
+        ``rows_by_client`` has the positions of each client's training rows. Without it, samples have a target but no
+        features.
         """
-        features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
-        pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
+        features = torch.zeros(len(table), 0)
+        if rows_by_client is not None:
+            features = self.features(table, rows_by_client)
+        pairs = zip(features.split(list(sizes)), self.targets(table).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, rows: int) -> tuple[ColumnCard, ...]:
@@ -241,24 +321,43 @@ class TableEncoder:
 
     def names(self, table: Table) -> list[str]:
         """Return the columns to use as features, including those that only some concatenated tables have."""
-        for argument in ("features", "categorical", "dates", "exclude", "gaps"):
-            named = getattr(self.columns, argument) or ()
-            for name in () if argument == "gaps" and isinstance(named, list) else named:
-                replace(table, together=()).column(name, argument)
-        taken = {self.target, self.group, *(self.columns.exclude or ())}
-        return [name for name in self.columns.features or table.frame.columns if name not in taken]
+        if self.columns.agreed is not None:
+            return [code.name for code in self.columns.agreed.columns]
+        for argument in ("features", "categorical", "dates", "exclude"):
+            self._check_present(table, argument, getattr(self.columns, argument))
+        if isinstance(self.columns.gaps, dict):
+            self._check_present(table, "gaps", self.columns.gaps)
+
+        no_features = {self.target, self.group}
+        no_features.update(self.columns.exclude or ())
+        candidates = self.columns.features or table.frame.columns
+        return [name for name in candidates if name not in no_features]
+
+    def _check_present(
+        self,
+        table: Table,
+        argument: str,
+        names: Iterable[str] | None,
+    ) -> None:
+        """Raise ColumnError if no table has one of the columns that an option names."""
+        for name in names or ():
+            replace(table, together=()).column(name, argument)
 
 
-def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
-    """Return the labels of the first table that has some, and of all tables that share a label with these."""
-    joined = next(filter(None, labels_by_table), set())
-    num_labels = 0
-    while len(joined) > num_labels:
-        num_labels = len(joined)
-        for labels in labels_by_table:
-            if joined & labels:
-                joined = joined | labels
-    return joined
+def _standardized(values: pd.Series, code: ColumnCode) -> np.ndarray:
+    """Return float64 ``[N, 1]``. A gap is 0, the mean."""
+    numbers = values.to_numpy(dtype=np.float64)
+    standardized = (numbers - code.mean) / code.scale
+    return np.nan_to_num(standardized, nan=0.0)[:, None]
+
+
+def _one_hot(words: pd.Series, categories: Sequence[str]) -> np.ndarray:
+    """Return float64 ``[N, number of categories]``. A gap, and a word that is no category, is a row of zeros."""
+    indices = pd.Index(categories, dtype=object).get_indexer(words.astype(object))
+    is_category = indices >= 0
+    features = np.zeros((len(words), len(categories)))
+    features[np.flatnonzero(is_category), indices[is_category]] = 1.0
+    return features
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
@@ -287,36 +386,54 @@ def tables_source(
 ) -> SourceData:
     """Return the source of the clients' and the held-out tables.
 
-    Its function ``fitted`` makes the features once the training rows are known.
+    Its function ``fitted`` makes the features once the training rows are known. The source of one site alone has
+    ``summary`` in its place, unless the options have an encoder.
     """
-    first = next(iter(tables.values()))
+    first_table = next(iter(tables.values()))
     if reading.label is None:
-        has = f"It has {listed(first.frame.columns, 20)}."
         raise ConfigurationError(
-            f"{first.path} is a table: set labels, the column to predict. {has}"
+            f"{first_table.path} is a table: set labels, the column to predict. It has "
+            f"{listed(first_table.frame.columns, 20)}."
         )
-    if clients:  # for messages: a file has a name of its own
-        tables = {
-            name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
-            for name, table in tables.items()
-        }
-    encoder = TableEncoder(reading.columns, reading.label, reading.group, reading.pos_label)
+    if clients:
+        tables = {name: _with_owner(table, name) for name, table in tables.items()}
+    encoder = TableEncoder(
+        reading.columns,
+        reading.label,
+        group=reading.group,
+        pos_label=reading.pos_label,
+    )
     train = [encoder.rows(table) for table in tables.values()]
-    held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
+    held_out_tables = {}
+    for name, table in held_out.items():
+        if table is not None:
+            held_out_tables[name] = encoder.rows(table)
     groups, names = _groups(train, reading.group, tuple(tables), clients)
-    table = one_table([*train, *held.values()])
-    sizes = [sum(map(len, train)), *map(len, held.values())]
+    table = one_table([*train, *held_out_tables.values()])
+    sizes = [
+        sum(map(len, train)),
+        *map(len, held_out_tables.values()),
+    ]
+    if reading.alone and reading.columns.agreed is None:
+        return _untold(encoder, table, sizes[0])
     classes = encoder.classes(one_table(train)) or ()
 
-    def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        fit = None
-        if fit_rows is not None:
-            fit = np.zeros(len(table), dtype=bool)
-            fit[torch.cat(list(fit_rows)).numpy()] = True
-        whole, *rest = encoder.encoded(table, sizes, fit)
-        sets: dict[str, Any] = dict(zip(held, rest))
-        for name, part in held.items():
-            sets[name].row_names = part.row_names(reading.columns.exclude or (), reading.group)
+    def found(samples_by_client: Sequence[Tensor] | None) -> SourceData:
+        rows_by_client = None
+        columns_read: tuple[ColumnCard, ...] = ()
+        fitted: Callable[..., SourceData] | None = found
+        if samples_by_client is not None:
+            rows_by_client = [samples.numpy() for samples in samples_by_client]
+            fitted = None
+        whole, *held_out_sets = encoder.encoded(table, sizes, rows_by_client)
+        if rows_by_client is not None:
+            columns_read = encoder.cards(sizes[0])
+        sets: dict[str, Any] = dict(zip(held_out_tables, held_out_sets))
+        for name, part in held_out_tables.items():
+            sets[name].row_names = part.row_names(
+                reading.columns.exclude or (),
+                reading.group,
+            )
         return SourceData(
             whole,
             **sets,
@@ -325,13 +442,35 @@ def tables_source(
             group_names=names,
             clients=clients,
             labeled=True,
-            by_rarity=chosen_by_rarity(classes, reading.pos_label),
-            columns=() if fit is None else encoder.cards(sizes[0]),
-            fitted=found if fit is None else None,
+            by_rarity=by_rarity,
+            columns=columns_read,
+            fitted=fitted,
         )
 
+    by_rarity = chosen_by_rarity(classes, reading.pos_label)
+    if reading.columns.agreed is not None:
+        by_rarity = False
+        return found([])
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return found(None)
+
+
+def _with_owner(table: Table, client: str) -> Table:
+    """Return a table whose path, in messages, names its client. A file has a name of its own."""
+    if not table.typed:
+        return table
+    return replace(table, path=f"the {table.path} of {client!r}")
+
+
+def _untold(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
+    """Return the source of one site's rows, which have neither features nor targets before the sites agree on them."""
+
+    def summary(samples: Tensor) -> TableSummary:
+        unreadable = encoder.read_table(table)
+        raise_problems(list(unreadable.values()), encoder.columns)
+        return encoder.summary(table, samples.numpy(), num_rows)
+
+    return SourceData(TensorDataset(torch.zeros(num_rows, 0)), labeled=True, summary=summary)
 
 
 def _groups(

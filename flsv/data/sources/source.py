@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
@@ -40,7 +41,6 @@ from flsv.data.sources.base import (
     is_pair_of_arrays,
     one_numbering,
 )
-from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.named import (
     folder_by_client,
     has_class_folders,
@@ -185,6 +185,19 @@ def open_source(
     return _own_source(
         {"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining
     )
+
+
+def tables_source(
+    tables: Mapping[str, Table],
+    held_out: Mapping[str, Table | None],
+    reading: Reading,
+    clients: bool,
+) -> SourceData:
+    """Return the source of the clients' and the held-out tables."""
+    # Loaded here, since most data are no tables.
+    make_source = resolve_name("flsv.data.sources.encoder:tables_source")
+    source: SourceData = make_source(tables, held_out, reading, clients)
+    return source
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,355 @@
+"""AgreedEncoder, by which a table becomes features, and the summaries of clients' tables from which it is made.
+
+Sums are exact: a sum of floating-point numbers is a fraction. So the encoder does not depend on the order of rows and
+clients, nor on whether the clients are in one process.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from flsv.utilities.digest import digest
+from flsv.utilities.errors import ConfigurationError
+
+#: Approximately the largest number of single precision.
+LARGEST = 1e38
+_FRACTION = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number, sum and sum of squares of some numbers. Both sums are exact.
+
+    Example:
+        >>> both = Moments.of(np.array([1e16, 1.0])) + Moments.of(np.array([-1e16]))
+        >>> both.count, float(both.total)
+        (3, 1.0)
+    """
+
+    count: int = 0
+    total: Fraction = Fraction(0)
+    squares: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, numbers: np.ndarray) -> Moments:
+        """Return the moments of finite numbers, float64 ``[N]``."""
+        fractions, exponents = np.frexp(numbers)
+        mantissas = np.ldexp(fractions, 53).astype(np.int64)
+        total = Fraction(0)
+        squares = Fraction(0)
+        for exponent in np.unique(exponents).tolist():
+            integers = mantissas[exponents == exponent].tolist()
+            unit = Fraction(2) ** (exponent - 53)
+            total += sum(integers) * unit
+            squares += sum(integer * integer for integer in integers) * unit**2
+        return cls(len(numbers), total, squares)
+
+    def __add__(self, moments: Moments) -> Moments:
+        return Moments(
+            count=self.count + moments.count,
+            total=self.total + moments.total,
+            squares=self.squares + moments.squares,
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean, rounded once."""
+        return float(self.total / self.count)
+
+    @property
+    def variance(self) -> Fraction:
+        """Variance with the denominator N, exact."""
+        mean = self.total / self.count
+        return self.squares / self.count - mean**2
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation, with the denominator N."""
+        variance = self.variance
+        if not variance:
+            return 0.0
+        # The variance itself may be too small for a float.
+        num_bits = variance.numerator.bit_length() - variance.denominator.bit_length()
+        halvings = num_bits // 2
+        scaled_variance = variance / Fraction(4) ** halvings
+        return math.ldexp(math.sqrt(scaled_variance), halvings)
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation, or 1 if the numbers are constant up to rounding, as in scikit-learn."""
+        epsilon = Fraction(sys.float_info.epsilon)
+        rounding_of_sums = self.count * epsilon * self.variance
+        rounding_of_mean = (self.total * epsilon) ** 2
+        if self.variance <= rounding_of_sums + rounding_of_mean:
+            return 1.0
+        return self.deviation
+
+    def to_plain(self) -> list[Any]:
+        sums = [str(self.total), str(self.squares)]
+        return [self.count, *sums]
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Moments:
+        count, *texts = plain
+        total, squares = map(_fraction, texts)
+        moments = cls(_count(count), total, squares)
+        is_too_large = squares > count * Fraction(LARGEST) ** 2
+        if is_too_large or squares * count < total**2:
+            raise ValueError("sums that no numbers have")
+        return moments
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """What a client tells about a column of its table.
+
+    Args:
+        kind: kind of the column, such as ``"numbers"``, or "" if the client's table has no value in it.
+        missing: number of training rows without a value, or 0 if they are fewer than ``Columns.min_rows``.
+        moments: of the training rows' numbers, all 0 if they are fewer than ``min_rows``. None for words.
+        categories: ``{word: number of training rows}``, for words that ``min_rows`` training rows have. None for
+            numbers.
+    """
+
+    kind: str
+    missing: int
+    moments: Moments | None = None
+    categories: Mapping[str, int] | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "kind": self.kind,
+            "missing": self.missing,
+        }
+        if self.moments is not None:
+            plain["moments"] = self.moments.to_plain()
+        if self.categories is not None:
+            plain["categories"] = dict(self.categories)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> ColumnSummary:
+        _check_names(plain, {"kind", "missing", "moments", "categories"})
+        moments = plain.get("moments")
+        categories = plain.get("categories")
+        if (moments is None) == (categories is None):
+            raise ValueError("neither numbers nor words")
+        return cls(
+            kind=_text(plain["kind"]),
+            missing=_count(plain["missing"]),
+            moments=None if moments is None else Moments.from_plain(moments),
+            categories=None if categories is None else _counts(categories),
+        )
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """All that a client tells about its table, so that all clients encode their tables alike.
+
+    Args:
+        settings: what the table was read by: target, positive class and options of columns.
+        columns: a summary of each column that is a feature, by name.
+        classes: ``{class: number of rows}``, for classes that ``min_rows`` rows have. None for regression.
+        target: moments of a target that is standardized. None for any other.
+    """
+
+    settings: Mapping[str, Any]
+    columns: Mapping[str, ColumnSummary]
+    classes: Mapping[str, int] | None = None
+    target: Moments | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the summary as values of JSON's types."""
+        columns = {}
+        for name, column in self.columns.items():
+            columns[name] = column.to_plain()
+        plain: dict[str, Any] = {
+            "settings": dict(self.settings),
+            "columns": columns,
+        }
+        if self.classes is not None:
+            plain["classes"] = dict(self.classes)
+        if self.target is not None:
+            plain["target"] = self.target.to_plain()
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> TableSummary:
+        """Read a summary that a client has sent. Any fault is a ValueError, KeyError or TypeError."""
+        _check_names(plain, {"settings", "columns", "classes", "target"})
+        columns = {}
+        for name, column in dict(plain["columns"]).items():
+            columns[_text(name)] = ColumnSummary.from_plain(column)
+        classes = plain.get("classes")
+        target = plain.get("target")
+        return cls(
+            settings=dict(plain["settings"]),
+            columns=columns,
+            classes=None if classes is None else _counts(classes),
+            target=None if target is None else Moments.from_plain(target),
+        )
+
+
+@dataclass(frozen=True)
+class ColumnCode:
+    """How a column becomes features.
+
+    Args:
+        name: name of the column.
+        kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
+        mean: what is subtracted from numbers.
+        scale: by what numbers are divided then.
+        categories: words that have a feature, in this order. None for numbers.
+        gaps: whether there is a feature that is 1 for rows without a value.
+    """
+
+    name: str
+    kind: str
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] | None = None
+    gaps: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {"kind": self.kind}
+        if self.categories is None:
+            plain |= {"mean": self.mean, "scale": self.scale}
+        else:
+            plain["categories"] = list(self.categories)
+        return {**plain, "gaps": self.gaps}
+
+    @classmethod
+    def from_plain(cls, name: str, plain: Mapping[str, Any]) -> ColumnCode:
+        _check_names(plain, {"kind", "mean", "scale", "categories", "gaps"})
+        categories = plain.get("categories")
+        usual_kind = "numbers" if categories is None else "categories"
+        code = cls(
+            name=_text(name),
+            kind=_text(plain.get("kind", usual_kind)),
+            mean=float(plain.get("mean", 0.0)),
+            scale=float(plain.get("scale", 1.0)),
+            categories=None if categories is None else tuple(map(_text, categories)),
+            gaps=bool(plain.get("gaps", False)),
+        )
+        is_finite = math.isfinite(code.mean) and math.isfinite(code.scale)
+        if not is_finite or code.scale <= 0:
+            raise ValueError(f"{name!r}: mean {code.mean}, scale {code.scale}")
+        if (code.kind == "categories") == (categories is None):
+            raise ValueError(f"{name!r}: only columns of kind 'categories' have categories")
+        if len(set(code.categories or ())) < len(code.categories or ()):
+            raise ValueError(f"{name!r}: a category twice")
+        return code
+
+
+@dataclass(frozen=True)
+class AgreedEncoder:
+    """How all clients' tables become features and targets.
+
+    Args:
+        columns: how each column becomes features.
+        classes: names of the classes, in the order of their numbers. None for regression.
+        target_mean: what is subtracted from a target that is a number.
+        target_scale: by what it is divided then.
+
+    Example:
+        >>> columns = {"age": {"mean": 62.0, "scale": 14.0}}
+        >>> encoder = AgreedEncoder.from_plain({"columns": columns, "classes": ["no", "yes"]})
+        >>> encoder.columns
+        (ColumnCode(name='age', kind='numbers', mean=62.0, scale=14.0, categories=None, gaps=False),)
+    """
+
+    columns: tuple[ColumnCode, ...]
+    classes: tuple[str, ...] | None = None
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features: numbers, then each word of each column, then marks of missing values."""
+        numbers = []
+        words = []
+        marks = []
+        for code in self.columns:
+            if code.categories is None:
+                numbers.append(code.name)
+            else:
+                words += [f"{code.name}={word}" for word in code.categories]
+            if code.gaps:
+                marks.append(f"{code.name} missing")
+        return (*numbers, *words, *marks)
+
+    @property
+    def hash(self) -> str:
+        """Return a fingerprint, 12 hexadecimal digits."""
+        content = digest([self.to_plain(), self.feature_names])
+        return content.hex()[:12]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the encoder as values of JSON's types, as ``Columns(encoder=...)`` takes them."""
+        columns = {}
+        for code in self.columns:
+            columns[code.name] = code.to_plain()
+        return {
+            "columns": columns,
+            "classes": None if self.classes is None else list(self.classes),
+            "target_mean": self.target_mean,
+            "target_scale": self.target_scale,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> AgreedEncoder:
+        """Read what :meth:`to_plain` returns. Raise ConfigurationError for anything else."""
+        try:
+            _check_names(plain, {"columns", "classes", "target_mean", "target_scale"})
+            codes = []
+            for name, code in dict(plain["columns"]).items():
+                codes.append(ColumnCode.from_plain(name, code))
+            classes = plain.get("classes")
+            return cls(
+                columns=tuple(codes),
+                classes=None if classes is None else tuple(map(_text, classes)),
+                target_mean=float(plain.get("target_mean", 0.0)),
+                target_scale=float(plain.get("target_scale", 1.0)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError(
+                f"encoder: {error!s:.200}. Expected the encoder that a run's sites.json has."
+            ) from error
+
+
+def _fraction(text: Any) -> Fraction:
+    if not isinstance(text, str) or not _FRACTION.fullmatch(text):
+        raise ValueError(f"{text!r:.80} is no sum")
+    return Fraction(text)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.80} is no number of rows")
+    return value
+
+
+def _counts(plain: Mapping[str, Any]) -> dict[str, int]:
+    counts = {}
+    for word, count in dict(plain).items():
+        counts[_text(word)] = _count(count)
+    return counts
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+def _check_names(plain: Mapping[str, Any], names: set[str]) -> None:
+    if not isinstance(plain, Mapping) or plain.keys() - names:
+        raise ValueError(f"{sorted(plain)!r:.200}: expected {sorted(names)}")

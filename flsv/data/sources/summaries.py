@@ -1,0 +1,323 @@
+"""What clients tell about their tables, and how the encoder that all use is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from flsv.data.groups import check_spelling
+from flsv.data.labels import in_order, positive_last
+from flsv.data.sources.agreed import (
+    AgreedEncoder,
+    ColumnCode,
+    ColumnSummary,
+    Moments,
+    TableSummary,
+)
+from flsv.data.sources.columns import WORDS, ColumnCard, Columns, raise_problems
+from flsv.data.sources.notation import parsed
+from flsv.data.sources.table import without_point_zero
+from flsv.utilities.errors import ColumnError, ConfigurationError, listed
+
+
+def summarize_column(
+    card: ColumnCard,
+    rows: np.ndarray,
+    min_rows: int,
+) -> ColumnSummary:
+    """Return what a client tells about a column, ``rows`` being the positions of its training rows."""
+    values = card.values.iloc[rows]
+    num_missing = int(values.isna().sum())
+    kind = card.kind
+    if card.values.isna().all():
+        kind = ""
+    present = values.dropna()
+
+    moments = None
+    categories = None
+    if card.kind == WORDS:
+        categories = frequent(present, min_rows)
+    else:
+        moments = moments_of_enough(present.to_numpy(dtype=np.float64), min_rows)
+    return ColumnSummary(
+        kind=kind,
+        missing=num_missing if num_missing >= min_rows else 0,
+        moments=moments,
+        categories=categories,
+    )
+
+
+def moments_of_enough(numbers: np.ndarray, min_rows: int) -> Moments:
+    """Return the moments of numbers, or those of none if they are fewer than ``min_rows``."""
+    if len(numbers) < min_rows:
+        return Moments()
+    return Moments.of(numbers)
+
+
+def frequent(words: Iterable[str], min_rows: int) -> dict[str, int]:
+    """Count words, sorted, and leave out those that occur fewer than ``min_rows`` times."""
+    counts = {}
+    for word, count in sorted(Counter(words).items()):
+        if count >= min_rows:
+            counts[word] = count
+    return counts
+
+
+def _together(parts: Iterable[Moments | None]) -> Moments:
+    total = Moments()
+    for part in parts:
+        if part is not None:
+            total = total + part
+    return total
+
+
+def encoder_of_sites(summaries: Mapping[str, TableSummary]) -> AgreedEncoder:
+    """Make the encoder of sites' summaries, ``{site: summary}``, which hold the options by which tables are read.
+
+    Raises:
+        ConfigurationError: the tables do not fit together, or sites read them by other options. The message names the
+            sites and what to do.
+    """
+    settings = {site: summary.settings for site, summary in summaries.items()}
+    first_site = next(iter(settings))
+    agreed_settings = settings[first_site]
+    for site, settings_of_site in settings.items():
+        if settings_of_site != agreed_settings:
+            raise ConfigurationError(
+                f"{site} reads its table by {settings_of_site!s:.600}, and {first_site} by "
+                f"{agreed_settings!s:.600}. Give all sites the same labels, pos_label and columns."
+            )
+    columns = Columns(**agreed_settings["columns"])
+    target = agreed_settings["target"]
+
+    counts = {}
+    for site, summary in summaries.items():
+        counts[site] = summary.classes or {}
+    classes = agreed_classes(
+        counts,
+        columns,
+        target=target,
+        pos_label=agreed_settings["pos_label"],
+        where="the sites' tables",
+    )
+    names: dict[str, None] = {}
+    for summary in summaries.values():
+        names |= dict.fromkeys(summary.columns)
+    return agreed_encoder(
+        summaries,
+        columns,
+        target=target,
+        classes=classes,
+        names=names,
+        where="the sites' tables",
+    )
+
+
+def agreed_encoder(
+    summaries: Mapping[str, TableSummary],
+    columns: Columns,
+    target: str,
+    classes: tuple[str, ...] | None,
+    names: Iterable[str],
+    where: str,
+    unreadable: Mapping[str, ColumnError] = MappingProxyType({}),
+) -> AgreedEncoder:
+    """Make the encoder of clients' summaries, ``{client: summary}``.
+
+    ``target`` is the column to predict, ``classes`` are the names of its classes, ``names`` those of the features'
+    columns, of which some are ``unreadable``.
+
+    Raises:
+        ConfigurationError: the tables do not fit together. The message names the clients and options that may help.
+    """
+    codes: list[ColumnCode] = []
+    problems: list[ColumnError] = []
+    for name in names:
+        if name in unreadable:
+            problems.append(unreadable[name])
+            continue
+        try:
+            codes.append(_code(name, summaries, columns, where))
+        except ColumnError as error:
+            problems.append(error)
+    raise_problems(problems, columns)
+
+    target_mean = 0.0
+    target_scale = 1.0
+    if columns.standardize_target:
+        moments = _together(summary.target for summary in summaries.values())
+        if not moments.count or moments.deviation <= 1e-12 * abs(moments.mean):
+            raise ConfigurationError(
+                f"{where}: all training rows have the same {target!r} (target)."
+            )
+        target_mean = moments.mean
+        target_scale = moments.deviation
+    return AgreedEncoder(tuple(codes), classes, target_mean, target_scale)
+
+
+def _code(
+    name: str,
+    summaries: Mapping[str, TableSummary],
+    columns: Columns,
+    where: str,
+) -> ColumnCode:
+    parts = {}
+    lacking = []
+    for client, summary in summaries.items():
+        if name in summary.columns:
+            parts[client] = summary.columns[name]
+        else:
+            lacking.append(client)
+    if lacking:
+        raise ColumnError(
+            f"{listed(lacking)}: no column {name!r}, which others have.",
+            {"exclude": [name]},
+        )
+    kind = _common_kind(name, parts)
+    has_gaps = any(part.missing for part in parts.values())
+    if kind == WORDS:
+        categories = _common_categories(name, parts, columns, where)
+        return ColumnCode(name, kind, categories=tuple(categories), gaps=has_gaps)
+
+    moments = _together(part.moments for part in parts.values())
+    if not moments.count:
+        raise ColumnError(
+            f"{where}: no training row has a value of {name!r}{_of_enough_rows(columns)}.",
+            {"exclude": [name]},
+        )
+    return ColumnCode(
+        name,
+        kind,
+        mean=moments.mean,
+        scale=moments.scale,
+        gaps=has_gaps,
+    )
+
+
+def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
+    clients_by_kind: dict[str, list[str]] = {}
+    for client, part in parts.items():
+        if part.kind:
+            clients_by_kind.setdefault(part.kind, []).append(client)
+    if len(clients_by_kind) > 1:
+        described = [
+            f"{kind} at {listed(clients)}" for kind, clients in sorted(clients_by_kind.items())
+        ]
+        option = "categorical" if WORDS in clients_by_kind else "exclude"
+        raise ColumnError(f"{name!r} has {' and '.join(described)}.", {option: [name]})
+    return next(iter(clients_by_kind), "")
+
+
+def _common_categories(
+    name: str,
+    parts: Mapping[str, ColumnSummary],
+    columns: Columns,
+    where: str,
+) -> list[str]:
+    clients_by_word: dict[str, list[str]] = {}
+    for client, part in parts.items():
+        for word in part.categories or ():
+            clients_by_word.setdefault(word, []).append(client)
+    if not clients_by_word:
+        raise ColumnError(
+            f"{where}: no training row has a value of {name!r}{_of_enough_rows(columns)}.",
+            {"exclude": [name]},
+        )
+    is_number = np.isfinite(parsed(clients_by_word))
+    words = [word for word, skip in zip(clients_by_word, is_number) if not skip]
+    try:
+        check_spelling(words, f"{where}: {name!r}", clients_by_word)
+    except ConfigurationError as error:
+        raise ColumnError(str(error), {"exclude": [name]}) from error
+    if len(clients_by_word) > columns.max_categories:
+        raise ColumnError(
+            f"{where}: {name!r} has {len(clients_by_word)} different values, more than "
+            f"max_categories={columns.max_categories}. Identifiers and free text cannot be features.",
+            {"exclude": [name]},
+        )
+    return sorted(clients_by_word)
+
+
+def _of_enough_rows(columns: Columns) -> str:
+    if columns.min_rows == 1:
+        return ""
+    return f" that {columns.min_rows} rows of a client have (min_rows)"
+
+
+def agreed_classes(
+    counts_by_part: Mapping[str, Mapping[str, int]],
+    columns: Columns,
+    target: str,
+    pos_label: object,
+    where: str,
+    places: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[str, ...] | None:
+    """Return the class names, the positive one of two last, or None for regression.
+
+    ``counts_by_part`` has the number of rows of each class in each table, ``places`` the lines with each class.
+    """
+    if columns.task != "classification":
+        return None
+    counts: Counter[str] = Counter()
+    owners: dict[str, list[str]] = {}
+    for part, counts_of_part in counts_by_part.items():
+        counts.update(counts_of_part)
+        for label in counts_of_part:
+            owners.setdefault(label, []).append(part)
+
+    if columns.classes is None:
+        names = in_order(list(counts))
+        column_name = f"target {target!r}"
+        _check_number(names, counts.total(), f"{where}: {column_name}", columns)
+        check_spelling(names, f"{where}: {column_name}", places or owners)
+        _check_joined(counts_by_part, names, column_name)
+    else:
+        names = in_order(without_point_zero(columns.classes))
+    return positive_last(names, [counts[name] for name in names], pos_label)
+
+
+def _check_number(
+    names: Sequence[str],
+    num_rows: int,
+    column_name: str,
+    columns: Columns,
+) -> None:
+    most_classes = max(2, num_rows // 2)
+    if not 2 <= len(names) <= most_classes:
+        raise ConfigurationError(
+            f"{column_name} has {len(names)} different values{_of_enough_rows(columns)} in {num_rows} rows, "
+            "which cannot be classes. Name another column; to predict a number, set task: "
+            "regression in columns."
+        )
+
+
+def _check_joined(
+    counts_by_part: Mapping[str, Mapping[str, int]],
+    names: Sequence[str],
+    column_name: str,
+) -> None:
+    labels_by_part = {part: set(counts) for part, counts in counts_by_part.items()}
+    joined = _joined_labels(list(labels_by_part.values()))
+    apart = [part for part, labels in labels_by_part.items() if not labels <= joined]
+    if apart:
+        raise ConfigurationError(
+            f"{listed(apart)}: {column_name} has no label of {listed(sorted(joined), 8, repr)}, "
+            "which the other tables have. Write the classes the same way everywhere. If all "
+            f'these are classes, name them: columns: {{"classes": {json.dumps(names)}}}.'
+        )
+
+
+def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
+    """Return the labels of the first table that has some, and of all tables that share a label with these."""
+    joined = next(filter(None, labels_by_table), set())
+    num_labels = 0
+    while len(joined) > num_labels:
+        num_labels = len(joined)
+        for labels in labels_by_table:
+            if joined & labels:
+                joined = joined | labels
+    return joined
