@@ -22,11 +22,12 @@ from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.attacks import Attack, Collusion
-from flsv.configuration.identity import Identity, sample_hashes, versions
+from flsv.configuration.identity import Identity, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.games.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import version_settings
 
 #: Environment variable with the folder of the data.
 ROOT = "FLSV_DATA_ROOT"
@@ -143,7 +144,7 @@ class Federation:
             if each.name not in ELSEWHERE
         }
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
-        return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
+        return Identity({**version_settings(), **told}, sample_hashes(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:

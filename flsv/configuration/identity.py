@@ -22,7 +22,7 @@ from flsv.configuration.federation_config import ROLES, FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
-from flsv.utilities.formats import PACKAGES, package_versions
+from flsv.utilities.formats import PACKAGES, version_settings
 from flsv.utilities.seeding import seed_or_default
 
 #: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if
@@ -145,14 +145,9 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
     return Identity(texts, sample_hashes(data))
 
 
-def versions() -> dict[str, str]:
-    """Return ``{"version of ...": version}`` of flsv, torch and lightning."""
-    return {f"version of {name}": number for name, number in package_versions().items()}
-
-
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return ``{dotted name: text}`` of the options and the code of ``flsv fit`` that determine its results."""
-    settings = versions() | option_texts(config)
+    settings = version_settings() | option_texts(config)
     for section in filter(config.get, SECTIONS):
         for name, value in _leaves(config[section], section):
             if name not in settings or not name.endswith("class_path"):

@@ -31,10 +31,11 @@ from torch.serialization import default_restore_location
 from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.patches import callbacks_of
-from flsv.configuration.identity import Identity, versions
+from flsv.configuration.identity import Identity
 from flsv.core import ALONE, Ranks
 from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import version_settings
 
 __all__ = ["FederatedStrategy", "ranks_of_environment", "started_by_script"]
 
@@ -247,7 +248,7 @@ class FederatedStrategy(ParallelStrategy):
                 "(a Timer) would stop one rank in the middle of a round, by its own clock. Leave it out, and say "
                 "max_epochs."
             )
-        settings = {**versions(), **identity.settings}
+        settings = {**version_settings(), **identity.settings}
         _check_alike(self.ranks, replace(identity, settings=settings))
         return self.ranks.broadcast(0, seed, "the seed")
 

@@ -16,6 +16,8 @@ CHECKPOINT_FORMAT = 1
 READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
 #: Packages that a run's numbers depend on.
 PACKAGES = ("flsv", "torch", "lightning")
+#: The beginning of a setting's name that tells a package's version.
+VERSION_OF = "version of "
 
 
 def package_versions() -> dict[str, str]:
@@ -56,13 +58,33 @@ def check_format(
     )
 
 
-def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
-    """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
+def version_settings() -> dict[str, str]:
+    """Return ``{"version of ...": version}`` of what a run's numbers depend on."""
+    return {f"{VERSION_OF}{name}": number for name, number in package_versions().items()}
+
+
+def stored_package_versions(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return ``{package: version}`` from settings that :func:`version_settings` is among."""
+    stored = {}
+    for name, value in settings.items():
+        if name.startswith(VERSION_OF):
+            stored[name.removeprefix(VERSION_OF)] = value
+    return stored
+
+
+def version_changes(stored_versions: Mapping[str, str]) -> list[str]:
+    """Describe the packages whose version is another one than the stored."""
     changes = []
     for name, present in package_versions().items():
         stored = stored_versions.get(name)
         if stored is not None and stored != present:
             changes.append(f"{name} is {present} and was {stored}")
+    return changes
+
+
+def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
+    """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
+    changes = version_changes(stored_versions)
     if changes:
         warnings.warn(
             f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "

@@ -12,12 +12,19 @@ from typing import Any
 from flsv.utilities.atomic_files import append, replacing, whole_lines
 from flsv.utilities.csv_files import Cell, csv_text, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.formats import (
+    VERSION_OF,
+    stored_package_versions,
+    version_changes,
+    warn_of_versions,
+)
 
 
 class ResultFile:
     """CSV file of results to which rows are appended.
 
-    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. If the
+    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. Versions
+    of packages among them are a warning, since numbers may change. If the
     process was killed while writing, the last result is dropped: all rows that agree with the last row in the first
     ``key`` columns.
     """
@@ -43,14 +50,20 @@ class ResultFile:
         lines = whole_lines(path) if path.is_file() else []
         if not lines:
             return
-        differences = self._differences(lines[0])
-        if anew and differences:
+        stored_settings = self._stored_settings(lines[0])
+        differences = self._differences(stored_settings)
+        stored_versions = stored_package_versions(stored_settings)
+        if anew and (differences or version_changes(stored_versions)):
             return
         if differences:
             raise ConfigurationError(
                 f"{path} holds results of other settings: {listed(differences)}. Go on with those, move the file away, "
                 "or name another folder."
             )
+        warn_of_versions(str(path), stored_versions)
+        if self._settings is not None:
+            # Rows of that version stay, so the file goes on saying so.
+            self._settings |= stored_settings
         self._read_back(lines, list(columns)[:key])
 
     def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
@@ -88,19 +101,26 @@ class ResultFile:
             file.write(content)
         self._is_begun = True
 
-    def _differences(self, first_line: str) -> list[str]:
-        """Describe the settings that differ from those in the file's first line."""
+    def _stored_settings(self, first_line: str) -> dict[str, str]:
+        """Read the settings from the file's first line."""
         if self._settings is None:
-            return []
+            return {}
         try:
-            stored_settings = dict(json.loads(first_line.removeprefix("# ")))
-        except (ValueError, TypeError, RecursionError):
-            return ["its first line does not say of which"]
+            return dict(json.loads(first_line.removeprefix("# ")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{self.path} holds results of other settings: its first line does not say of which. Move the file "
+                "away, or name another folder."
+            ) from error
+
+    def _differences(self, stored_settings: Mapping[str, str]) -> list[str]:
+        """Describe the settings that differ from the file's, without versions of packages."""
+        settings = self._settings or {}
         differences = []
-        for name in {**stored_settings, **self._settings}:
-            value = self._settings.get(name)
+        for name in {**stored_settings, **settings}:
+            value = settings.get(name)
             stored_value = stored_settings.get(name)
-            if value != stored_value:
+            if value != stored_value and not name.startswith(VERSION_OF):
                 differences.append(f"{name} is {value} and was {stored_value}")
         return differences
 

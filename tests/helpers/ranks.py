@@ -165,7 +165,7 @@ def other_data(folder: str, how: str) -> None:
         elif how == "module":
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
-            strategy.versions = lambda: {"version of flsv": "9.9"}
+            strategy.version_settings = lambda: {"version of flsv": "9.9"}
     data = FederatedDataModule((train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
     fit(Path(folder), (loop, module, data, options))
 

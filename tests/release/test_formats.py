@@ -1,0 +1,73 @@
+"""Run folders that an earlier version of flsv has written, each read by this one."""
+# format_1 is what 2.0.0.dev0 left of these commands, without TensorBoard's files and the best checkpoint:
+#   flsv fit --config quickstart --data.partitioner.init_args.num_clients 3 --data.splits.max_samples 300 \
+#     --model.init_args.network_args '{hidden: [4]}' --trainer.max_epochs 2 --trainer.default_root_dir runs
+#   flsv retrain runs/lightning_logs/version_0 --seeds 1 --trainings singles
+# A later format gets a folder beside it. None is ever written anew.
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flsv.cli import main
+from flsv.utilities.errors import VersionWarning
+from helpers.pages import text_of
+from helpers.runs import rows
+
+FOLDERS = sorted(Path(__file__).parent.glob("format_*"))
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+def stored_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(request.param, tmp_path / "run"))
+
+
+def contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
+    """Return the rows of single rounds' metrics in a run's table."""
+    table = []
+    for row in rows(run / "contributions.csv"):
+        if row["metric"] == "cssv" and int(row["round"]) < before_round:
+            table.append((row["round"], row["client"], row["class"], row["value"]))
+    return table
+
+
+def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
+    stored_run: Path, tmp_path: Path
+) -> None:
+    command = [
+        "fit",
+        f"--config={stored_run / 'config.yaml'}",
+        f"--ckpt_path={stored_run / 'checkpoints' / 'last.ckpt'}",
+        f"--trainer.default_root_dir={tmp_path / 'resumed'}",
+        "--trainer.max_epochs=3",
+        "--trainer.enable_progress_bar=false",
+        "--quiet",
+    ]
+    assert main(command) == 0
+    (resumed,) = (tmp_path / "resumed" / "lightning_logs").glob("version_*")
+    stored = contributions(stored_run, before_round=2)
+    assert stored
+    assert contributions(resumed, before_round=2) == stored
+    assert len(contributions(resumed, before_round=3)) == len(stored) * 3 / 2
+
+
+def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -> None:
+    assert main(["report", str(stored_run)]) == 0
+    assert "client 2" in text_of(stored_run / "report.html")
+
+    scores = (stored_run / "retrained_scores.csv").read_text()
+    values = [row["value"] for row in rows(stored_run / "retrained.csv")]
+    (stored_run / "retrained.csv").unlink()
+    assert main(["retrain", str(stored_run), "--seeds=1", "--trainings=singles"]) == 0
+    assert (stored_run / "retrained_scores.csv").read_text() == scores
+    assert [row["value"] for row in rows(stored_run / "retrained.csv")] == values
+
+
+def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_run: Path) -> None:
+    scores = stored_run / "retrained_scores.csv"
+    text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
+    scores.write_text(text)
+    with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
+        assert main(["retrain", str(stored_run), "--seeds=1", "--trainings=singles"]) == 0
+    assert scores.read_text() == text
