@@ -138,13 +138,12 @@ class Federation:
     @cached_property
     def identity(self) -> Identity:
         """Settings, versions and hashes of data on which all metrics' values in this federation depend."""
-        said = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name not in ELSEWHERE
-        }
-        told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
-        return Identity({**version_settings(), **told}, sample_hashes(self.datamodule()))
+        settings = version_settings()
+        for field in fields(self):
+            if field.name not in ELSEWHERE:
+                value = getattr(self, field.name)
+                settings[field.name] = json.dumps(value, sort_keys=True)
+        return Identity(settings, sample_hashes(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:

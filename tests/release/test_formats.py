@@ -16,6 +16,7 @@ from helpers.pages import text_of
 from helpers.runs import rows
 
 FOLDERS = sorted(Path(__file__).parent.glob("format_*"))
+RETRAIN = ["retrain", "--seeds=1", "--trainings=singles"]
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
@@ -24,28 +25,32 @@ def stored_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
-    """Return the rows of single rounds' metrics in a run's table."""
+    """Return the cells of a round-wise metric in a run's table."""
     table = []
     for row in rows(run / "contributions.csv"):
-        if row["metric"] == "cssv" and int(row["round"]) < before_round:
-            table.append((row["round"], row["client"], row["class"], row["value"]))
+        metric = row.pop("metric")
+        is_earlier = int(row["round"]) < before_round
+        if metric == "cssv" and is_earlier:
+            table.append(tuple(row.values()))
     return table
 
 
 def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
     stored_run: Path, tmp_path: Path
 ) -> None:
+    config = stored_run / "config.yaml"
+    checkpoint = stored_run / "checkpoints" / "last.ckpt"
     command = [
         "fit",
-        f"--config={stored_run / 'config.yaml'}",
-        f"--ckpt_path={stored_run / 'checkpoints' / 'last.ckpt'}",
+        f"--config={config}",
+        f"--ckpt_path={checkpoint}",
         f"--trainer.default_root_dir={tmp_path / 'resumed'}",
         "--trainer.max_epochs=3",
-        "--trainer.enable_progress_bar=false",
         "--quiet",
     ]
     assert main(command) == 0
-    (resumed,) = (tmp_path / "resumed" / "lightning_logs").glob("version_*")
+
+    resumed = tmp_path / "resumed" / "lightning_logs" / "version_0"
     stored = contributions(stored_run, before_round=2)
     assert stored
     assert contributions(resumed, before_round=2) == stored
@@ -59,7 +64,7 @@ def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -
     scores = (stored_run / "retrained_scores.csv").read_text()
     values = [row["value"] for row in rows(stored_run / "retrained.csv")]
     (stored_run / "retrained.csv").unlink()
-    assert main(["retrain", str(stored_run), "--seeds=1", "--trainings=singles"]) == 0
+    assert main([*RETRAIN, str(stored_run)]) == 0
     assert (stored_run / "retrained_scores.csv").read_text() == scores
     assert [row["value"] for row in rows(stored_run / "retrained.csv")] == values
 
@@ -69,5 +74,5 @@ def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_r
     text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
     scores.write_text(text)
     with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
-        assert main(["retrain", str(stored_run), "--seeds=1", "--trainings=singles"]) == 0
+        assert main([*RETRAIN, str(stored_run)]) == 0
     assert scores.read_text() == text
