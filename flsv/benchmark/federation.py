@@ -139,10 +139,10 @@ class Federation:
     def identity(self) -> Identity:
         """Settings, versions and hashes of data on which all metrics' values in this federation depend."""
         settings = version_settings()
-        for field in fields(self):
-            if field.name not in ELSEWHERE:
-                value = getattr(self, field.name)
-                settings[field.name] = json.dumps(value, sort_keys=True)
+        for option in fields(self):
+            if option.name not in ELSEWHERE:
+                value = getattr(self, option.name)
+                settings[option.name] = json.dumps(value, sort_keys=True)
         return Identity(settings, sample_hashes(self.datamodule()))
 
     @cached_property
