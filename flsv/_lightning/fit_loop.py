@@ -34,6 +34,7 @@ class FederatedFitLoop(_FitLoop):
         after_fit: called when all hooks of the fit's end have run.
         begun: whether the hooks of the round's start have run, which are not called again for a checkpoint's epoch.
         within: whether a round is unfinished.
+        batch: the client's batch that is trained on, else None.
     """
 
     before_round: Callable[[], Any] = staticmethod(lambda: None)
@@ -42,6 +43,7 @@ class FederatedFitLoop(_FitLoop):
     after_fit: Callable[[], Any] = staticmethod(lambda: None)
     begun = False
     within = False
+    batch: Any = None
     _is_last_epoch = True
     _is_idle = False
     _first_batch_index = 0
@@ -62,6 +64,10 @@ class FederatedFitLoop(_FitLoop):
         epoch: Any = self.epoch_loop
         self.remember()
 
+        def begin_batch(trainer: Any, module: Any, batch: Any, index: int) -> None:
+            self.batch = batch
+            begin(batch)
+
         def end_batch(
             trainer: Any,
             module: Any,
@@ -69,10 +75,11 @@ class FederatedFitLoop(_FitLoop):
             batch: Any,
             index: int,
         ) -> None:
+            self.batch = None
             end(step_loss(trainer, outputs))
 
         callback_of_loop = LambdaCallback(
-            on_train_batch_start=lambda trainer, module, batch, index: begin(batch),
+            on_train_batch_start=begin_batch,
             on_train_batch_end=end_batch,
             on_train_epoch_end=lambda trainer, module: self.remember(),
         )

@@ -6,7 +6,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
@@ -40,6 +40,7 @@ from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
+from flsv.training.training_step import is_on_types, note_on_types
 
 _EARLY = "the epoch ended before the round's last batch"
 
@@ -467,10 +468,8 @@ class LightningFit:
             if self.federation is not None:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
                 self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
+            self._add_note(exception)
             if self.loop.within:
-                exception.add_note(
-                    f"flsv: {self.place()} (clients are counted from 0, rounds from 1)"
-                )
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
         finally:  # even if restoring the module failed, the folder's lock is released
@@ -479,6 +478,20 @@ class LightningFit:
             self.reports.stopped()
         if isinstance(exception, SIGTERMException):
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
+
+    def _add_note(self, exception: BaseException) -> None:
+        """Add to an error who has trained when, and the types of the batch if torch has refused them."""
+        batch = self.loop.batch
+        if not self.loop.within and is_on_types(exception):
+            with suppress(Exception):  # the first error is the one to tell
+                batch = next(iter(self.data.val_dataloader()))
+        note = note_on_types(exception, batch)
+        if self.loop.within:
+            exception.add_note(
+                f"flsv: {self.place()} (clients are counted from 0, rounds from 1). {note}".strip()
+            )
+        elif note:
+            exception.add_note(f"flsv: {self.place()}. {note}")
 
     def close(self, failed: bool = False) -> None:
         """Undo the changes to the trainer and its module, and close the reports."""

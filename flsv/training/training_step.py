@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: What torch's messages on tensors of other types have in common.
+_OF_TYPES = re.compile(
+    r"dtype|scalar type|Tensor\) and weight type|not implemented for '|result type", re.IGNORECASE
+)
 
 
 def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
@@ -36,4 +43,23 @@ def training_loss(outputs: Any) -> Tensor:
         description = f"a tensor {list(loss.shape)}"
     raise ConfigurationError(
         f"training_step gives {description}, and a loss, one number, is needed for every batch."
+    )
+
+
+def is_on_types(error: BaseException) -> bool:
+    """Return whether an error is torch's on the types of tensors."""
+    return _OF_TYPES.search(str(error)) is not None
+
+
+def note_on_types(error: BaseException, batch: Any) -> str:
+    """Describe the types of a batch, if an error is torch's on the types of tensors. Empty otherwise."""
+    types = []
+    for value in tree_leaves(batch):
+        if isinstance(value, Tensor):
+            types.append(f"{value.dtype} {list(value.shape)}")
+    if not types or not is_on_types(error):
+        return ""
+    return (
+        f"The batch holds {listed(types)}. Most layers take torch.float32, and losses take classes as torch.int64: "
+        "convert them in the data set or in the module, as in x.float() and y.long()."
     )

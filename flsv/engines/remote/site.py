@@ -53,6 +53,7 @@ from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
+from flsv.training.training_step import note_on_types
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.digest import digest
@@ -498,12 +499,23 @@ class SiteVisit(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._batches_told.restore()
 
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        loop = trainer.fit_loop
+        if not isinstance(loop, FederatedFitLoop):
+            return
+        note = note_on_types(exception, loop.batch)
+        if note:
+            exception.add_note(f"flsv: {note}")
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._batches_told.restore()
         self._steps_told.restore()
         self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._data.warn_of_growth()
         self._forward_schedules(trainer)
         space, self._store, self._holder = opened_state(
             trainer, self._data, self._config, self._packet, self.kept

@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE, FedNova, GeometricMedian, TrimmedMean
@@ -23,6 +25,7 @@ from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
+from helpers import sites
 from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 _plain, _tensors = pack(torch.zeros(7))
@@ -344,3 +347,48 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
     honest_mean = (sent[100] + sent[102]) / 2
     clusters = loop.strategies["personalizer"]._clusters
     torch.testing.assert_close(clusters[0], honest_mean)
+
+
+class Samples(list[Any]):
+    """A data set whose samples can be changed."""
+
+
+def with_samples(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> list[Samples]:
+    """Let each site have changed samples, and return them as the sites are made."""
+    samples_of_sites: list[Samples] = []
+    load = sites.SiteData.train_dataloader
+
+    def train_dataloader(data: sites.SiteData) -> DataLoader[Any]:
+        samples = Samples(map(change, load(data).dataset))
+        samples_of_sites.append(samples)
+        return DataLoader(samples, batch_size=48)  # type: ignore[arg-type]  # map-style
+
+    patch.setattr(sites.SiteData, "train_dataloader", train_dataloader)
+    return samples_of_sites
+
+
+def as_integers(sample: Any) -> Any:
+    x, y = sample
+    return x.int(), y
+
+
+def test_sites_log_names_types_that_torch_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_samples(monkeypatch, as_integers)
+    with pytest.raises(RuntimeError, match="no site sent a model"):
+        Remotely(tmp_path, FederatedLoop).fit(rounds=1)
+    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    notes = [note for error in errors for note in getattr(error, "__notes__", [])]
+    assert any("torch.int32 [48, 1, 8, 8]" in note for note in notes)
+
+
+def test_data_that_grow_at_a_site_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples_of_sites = with_samples(monkeypatch, tuple)
+    remote = Remotely(tmp_path, FederatedLoop)
+    for samples in samples_of_sites:
+        samples.append(samples[0])
+    with pytest.warns(UserWarning, match="has grown from .* not trained on"):
+        remote.fit(rounds=1)
