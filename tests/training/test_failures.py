@@ -87,37 +87,51 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
 def with_types(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
     """Two clients whose samples have these types, as they were stored."""
     x, y = toy_sets()[0].tensors
-    stored = TensorDataset((10 * x).to(inputs), y.clamp(max=1).to(labels))
+    inputs_stored = (10 * x).to(inputs)
+    labels_stored = y.to(labels)
+    stored = TensorDataset(inputs_stored, labels_stored)
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
-TYPES = {
-    "integers": (torch.int32, torch.int64, r"torch\.int32 \[8, \d+\], torch\.int64 \[8\]"),
-    "truth values": (torch.bool, torch.int64, r"torch\.bool \[8, \d+\]"),
-    "doubles": (torch.float64, torch.int64, r"torch\.float64 \[8, \d+\]"),
-    "small labels": (torch.float32, torch.int32, r"torch\.float32 \[8, \d+\], torch\.int32 \[8\]"),
+INPUTS = {
+    "integers": torch.int32,
+    "truth values": torch.bool,
+    "doubles": torch.float64,
+    "small labels": torch.float32,
 }
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", INPUTS)
 def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(
     tmp_path: Path, kind: str
 ) -> None:
-    inputs, labels, types = TYPES[kind]
+    inputs = INPUTS[kind]
+    labels = torch.int64
+    if kind == "small labels":
+        labels = torch.int32
     data = with_types(inputs, labels)
     with pytest.raises(RuntimeError) as error:
         fit(federation(), tmp_path, Plain(), data, rounds=1)
+
     notes = "\n".join(error.value.__notes__)
-    assert re.search(f"'Boston'.* round 1.* {types}", notes)
+    assert re.search(r"'Boston'.* round 1", notes)
+    assert f"The batch holds {inputs} [8, 6], {labels} [8]" in notes
     assert "x.float()" in notes
 
 
 def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
-    x, y = toy_sets()[0].tensors
-    stored = TensorDataset((10 * x).to(torch.int32), y)
-    data = FederatedDataModule(toy_sets()[0], SizePartitioner([1, 1]), val=stored, batch_size=8)
+    train = toy_sets()[0]
+    x, y = train.tensors
+    integers = (10 * x).to(torch.int32)
+    data = FederatedDataModule(
+        train,
+        SizePartitioner([1, 1]),
+        val=TensorDataset(integers, y),
+        batch_size=8,
+    )
     with pytest.raises(RuntimeError) as error:
         fit(federation(), tmp_path, Plain(), data, rounds=1, num_sanity_val_steps=1)
+
     notes = "\n".join(error.value.__notes__)
     assert re.search(r"at the server.* torch\.int32", notes)
 

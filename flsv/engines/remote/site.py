@@ -7,7 +7,6 @@ import importlib
 import inspect
 import logging
 import re
-import secrets
 import signal
 import time
 import warnings
@@ -45,7 +44,7 @@ from flsv.engines.remote.messages import (
     update_packet,
 )
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
-from flsv.engines.remote.site_memory import SiteMemory, SiteState
+from flsv.engines.remote.site_memory import SiteMemory, SiteState, own_secret
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.personalization.base import OWN_MODEL
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
@@ -346,20 +345,6 @@ def opened_state(
     initial_model, trained, sent = models
     local.set_models(initial_model, trained, sent=sent, tell=tell)
     return space, store, local
-
-
-def own_secret(folder: Path) -> str:
-    """Return the site's secret text, drawn at the first call and stored in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "secret"
-    if not path.is_file():
-        with replacing(path, private=True) as file:
-            file.write(secrets.token_hex(32).encode())
-    if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
-        raise ConfigurationError(
-            f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another."
-        )
-    return secret
 
 
 def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,18 @@ class SiteMemory:
             weights_only=True,
         )
         return states
+
+
+def own_secret(folder: Path) -> str:
+    """Return the site's secret text, drawn at the first call and stored in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "secret"
+    if not path.is_file():
+        with replacing(path, private=True) as file:
+            file.write(secrets.token_hex(32).encode())
+    secret = path.read_text()
+    if not re.fullmatch(r"[0-9a-f]{64}", secret):
+        raise ConfigurationError(
+            f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another."
+        )
+    return secret
