@@ -6,7 +6,6 @@ import hmac
 import importlib
 import inspect
 import logging
-import re
 import signal
 import time
 import warnings
@@ -54,7 +53,6 @@ from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.training.training_step import note_on_types
 from flsv.uploads import UploadContext, sanitize_report, upload
-from flsv.utilities.atomic_files import replacing
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs

@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
-from flsv.engines.remote.site_memory import own_secret
-from flsv.engines.remote.site_memory import SiteMemory
+from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
