@@ -152,11 +152,18 @@ class Round:
 
     @cached_property
     def client_updates(self) -> Tensor:
-        """Return each client's model minus the model that it started from, ``[k, P]``.
+        """Return each client's parameters minus those that it started from, ``[k, p]`` for p parameters, without
+        buffers (BatchNorm's statistics), which :attr:`state_updates` has.
 
         This is a second matrix of the size of ``client_vectors``. :attr:`matrix` computes norms and products without
         it.
         """
+        parameters = slice(self.space.num_parameters)
+        return self.matrix.updates(parameters)
+
+    @cached_property
+    def state_updates(self) -> Tensor:
+        """Return each client's model minus the model that it started from, buffers included, ``[k, P]``."""
         return self.matrix.updates(slice(None))
 
     @cached_property

@@ -27,9 +27,9 @@ TOLD_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client v
 
 
 #: The attributes of a :class:`flsv.Round`. k is the cohort's size, n the number of clients, P the length of a model's
-#: vector, M the number of classes, D the number of weights per class in the classifier head. :class:`Attribute`
-#: explains the columns. A mark sets one of its flags: "loop" means that ``outside`` is False, "internal" that
-#: ``is_argument`` is False. The need "updates" implies the mark "of updates".
+#: vector, p that of its parameters, M the number of classes, D the number of weights per class in the classifier head.
+#: :class:`Attribute` explains the columns. A mark sets one of its flags: "loop" means that ``outside`` is False,
+#: "internal" that ``is_argument`` is False. The need "updates" implies the mark "of updates".
 TABLE = """
 attribute | what it is | shape | known after | needs | marks
 round_index | the round's number, from 0 | number | training | |
@@ -41,7 +41,8 @@ senders | who sent an update, excluded clients last | int64 [s] | training | |
 inclusion_probabilities | the chances with which they were drawn | [k] | training | | per client
 global_vector | the global model at the start of the round | [P] | training | |
 client_vectors | the clients' models | [k, P] | training | updates | per client
-client_updates | the models minus those that clients started from | [k, P] | training | updates | per client, of starts
+client_updates | the parameters minus those at their start | [k, p] | training | updates | per client, of starts
+state_updates | the same with buffers (BatchNorm's statistics) | [k, P] | training | updates | per client, of starts
 start_vectors | the models that clients started from, or None | [k, P] | training | | per client, of starts
 client_heads | the updates' classifier heads | [k, M, D+1] | training | updates, head | per client, of starts
 client_head_weights | the models' classifier heads | [k, M, D+1] | training | updates, head | per client

@@ -174,7 +174,7 @@ class CoalitionUtility:
     """Coalition game of a round's cohort.
 
     The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
-    update (a row of ``round.client_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its weights
+    update (a row of ``round.state_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its weights
     sum to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S,
     without ``server_lr``, because other sums can make a running variance negative.
 

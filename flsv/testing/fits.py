@@ -6,6 +6,7 @@ import copy
 import reprlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial, partialmethod
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import ClientEvaluation
+from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
@@ -48,6 +50,23 @@ class TinyClassifier(ClassifierClient):
         super().__init__(
             network, num_classes=NUM_CLASSES, optimizer=partial(torch.optim.SGD, lr=0.1)
         )
+
+
+class TinyNormalized(ClassifierClient):
+    """Classifier with BatchNorm, whose statistics are buffers."""
+
+    def __init__(self) -> None:
+        linear = nn.Linear(FEATURES, NUM_CLASSES)
+        network = nn.Sequential(nn.BatchNorm1d(FEATURES), linear)
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        super().__init__(network, num_classes=NUM_CLASSES, optimizer=optimizer)
+
+
+class TinyStill(TinyClassifier):
+    """Classifier whose gradients are 0, so that clients do not move."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return 0 * super().training_step(batch, batch_idx)
 
 
 class Turns(ClientSampler):
@@ -85,13 +104,21 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(
-    order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False
+    order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False, **options: Any
 ) -> FederatedDataModule:
-    """Return a data module of a server and four clients, of which number ``order[i]`` has ``samples_of(i)``."""
-    clients = {
-        f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)
-    }
-    return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
+    """Return a data module of a server and four clients, of which number ``order[i]`` has ``samples_of(i)``.
+
+    ``options`` replace arguments of the data module.
+    """
+    clients = {}
+    for number in range(NUM_CLIENTS):
+        client = list(order).index(number)
+        clients[f"site {number}"] = samples_of(client, alike)
+
+    options.setdefault("val", samples_of(-1))
+    options.setdefault("batch_size", 4)
+    options.setdefault("splits", _SPLITS)
+    return FederatedDataModule(clients=clients, **options)
 
 
 class Fit(L.Callback):
@@ -108,6 +135,10 @@ class Fit(L.Callback):
         self.contributions.append({name: value.clone() for name, value in values.items()})
         if self.checkpoint is not None and trainer.current_epoch == 1:
             trainer.save_checkpoint(self.checkpoint)
+
+    def of_rounds(self, count: int) -> dict[str, Any]:
+        """Return the models and values after each of the first ``count`` rounds."""
+        return {"models": self.models[:count], "contributions": self.contributions[:count]}
 
     def results(self) -> dict[str, Any]:
         """Return the final model, the metrics' results and the loop's state, by name."""
@@ -176,9 +207,10 @@ class FitCase(Case):
         rounds: int = ROUNDS,
         data: Any = None,
         checkpoint: Path | None = None,
-        start: Path | None = None,
+        ckpt_path: Path | None = None,
+        module: L.LightningModule | None = None,
     ) -> Fit:
-        """Train a loop and return the record of the fit."""
+        """Train a loop and return the record of the fit. Without ``module`` it is the case's."""
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
         trainer = L.Trainer(
@@ -188,8 +220,16 @@ class FitCase(Case):
             num_sanity_val_steps=0,
             **options,
         )
-        trainer.fit(self.module(), tiny_data() if data is None else data, ckpt_path=start)
+        if module is None:
+            module = self.module()
+        if data is None:
+            data = tiny_data()
+        trainer.fit(module, data, ckpt_path=ckpt_path)
         return fit
+
+    def has_own_module(self) -> bool:
+        """Return whether the part needs a module of its own, so that the checks cannot take another."""
+        return self._module is not TinyClassifier
 
     @cached_property
     def folder(self) -> Path:
@@ -205,20 +245,22 @@ class FitCase(Case):
     def expect_the_same(
         self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any
     ) -> None:
-        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, unless it was refused."""
+        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, or is refused."""
         loop = None
         try:
             loop = self.make(**changes)
-            other = fit(loop)
+            changed_fit = fit(loop)
         except ConfigurationError as error:
-            done = loop.round_index if loop is not None else 0
-            ensure(done == 0, f"a refusal after {done} rounds: {error}")
-            return
-        mine, theirs = (
-            {"models": each.models[:rounds], "contributions": each.contributions[:rounds]}
-            for each in (other, self.uninterrupted)
-        )
-        expect_same(mine, theirs, rtol)
+            rounds_done = 0
+            if loop is not None:
+                rounds_done = loop.round_index
+            ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
+            raise AssertionError(
+                f"a refusal: {error} If it is meant, name this check in expected_failures, with the reason"
+            ) from error
+
+        results = changed_fit.of_rounds(rounds)
+        expect_same(results, self.uninterrupted.of_rounds(rounds), rtol)
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
@@ -226,14 +268,15 @@ def resumes_in_a_fit(case: FitCase) -> None:
     everything that the next round needs from state_dict."""
     if case.in_a_loop:
         whole = case.uninterrupted
-        expect_same(case.fit(case.make(), start=whole.checkpoint).results(), whole.results())
+        expect_same(case.fit(case.make(), ckpt_path=whole.checkpoint).results(), whole.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding, or are refused
-    before the first round. A part refuses settings that cannot be batched by a ConfigurationError in its
-    begin(federation)."""
-    if case.sees_clients:
+    """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding. A part refuses
+    settings that cannot be batched by a ConfigurationError in its begin(federation), and its author declares that."""
+    # The engine refuses every client algorithm.
+    arguments = {**case.loop, **case.placed(case.part)}
+    if case.sees_clients and "client_algorithm" not in arguments:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
 
@@ -255,6 +298,67 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     }
     theirs = {"model": other["model"], "starts": back, "weights": other["weights"][list(ORDER)]}
     expect_same(theirs, mine, 1e-4)
+
+
+def finite(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
+    """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
+    fit = case.fit(case.make([cohort]), rounds=1, **options)
+    # If an aggregate is not finite, the model stays, and the weights are 0.
+    weights: Any = fit.loop.state.weights
+    ensure(weights.nan_to_num().any(), f"the weights {weights.tolist()} or a model not finite")
+    models = {"the global model": fit.models[0]}
+    for client, model in fit.loop.state.starts.items():
+        models[f"the start of client {client}"] = model
+    for name, model in models.items():
+        ensure(model.isfinite().all(), f"{name} with entries that are not finite")
+    return fit
+
+
+def one_client_is_enough(case: FitCase) -> None:
+    """Check that a round of one client ends with finite models and weights. A cohort of one has no others: do not
+    divide by their number."""
+    finite(case, cohort=COHORTS[0][:1])
+
+
+def updates_may_be_zero(case: FitCase) -> None:
+    """Check that a round in which no client moves ends with finite models and weights. Do not divide by the length of
+    an update."""
+    if not case.has_own_module():
+        finite(case, module=TinyStill())
+
+
+def statistics_stay_valid(case: FitCase) -> None:
+    """Check that a module with BatchNorm keeps finite statistics, and variances of at least 0. Average buffers with
+    weights that sum to 1, as round.combine does."""
+    if case.has_own_module():
+        return
+    module = TinyNormalized()
+    data = tiny_data(batch_size=max(SIZES))
+    fit = finite(case, module=module, data=data)
+    fit.loop.space.write(module, fit.models[0])
+    variances = module.state_dict()["network.0.running_var"]
+    ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
+
+
+def validation_is_declared(case: FitCase) -> None:
+    """Check that without a validation set at the server a fit is refused before the first round if a part declares
+    that it needs one, and else ends. Name what the part reads of a round in needs, such as needs = ("play",)."""
+    if not case.in_a_loop:
+        return
+    splits = replace(_SPLITS, server_val=0.0)
+    data = tiny_data(val=None, splits=splits)
+    loop = case.make()
+    parts = [*loop.strategies.values(), *loop.metrics.values()]
+    is_needed = any("validation" in needs_of(part, only_required=True) for part in parts)
+    try:
+        case.fit(loop, rounds=1, data=data)
+    except ConfigurationError as error:
+        ensure(loop.round_index == 0, f"a refusal after {loop.round_index} rounds: {error}")
+        ensure(
+            is_needed, f"a refusal, and no part declares that it needs a validation set: {error}"
+        )
+        return
+    ensure(not is_needed, "a fit without the validation set that a part declares to need")
 
 
 def state_is_saved(case: FitCase) -> None:
@@ -362,8 +466,21 @@ def sides_are_apart(case: FitCase) -> None:
     expect_same(apart.results(), case.uninterrupted.results())
 
 
+ODD_ROUNDS = (
+    one_client_is_enough,
+    updates_may_be_zero,
+    statistics_stay_valid,
+    validation_is_declared,
+)
 IN_A_FIT = (
     sides_are_apart, clients_permuted_in_a_fit, state_is_saved, resumes_in_a_fit, vmap_is_equal,
 )  # fmt: skip
-AggregatorCase.checks = (is_one, pickles, weights_are_given, *IN_A_FIT)
-ClientAlgorithmCase.checks = (is_one, pickles, reports_are_declared, trains_alone, *IN_A_FIT)
+AggregatorCase.checks = (is_one, pickles, weights_are_given, *IN_A_FIT, *ODD_ROUNDS)
+ClientAlgorithmCase.checks = (
+    is_one,
+    pickles,
+    reports_are_declared,
+    trains_alone,
+    *IN_A_FIT,
+    *ODD_ROUNDS,
+)

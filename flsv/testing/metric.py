@@ -7,13 +7,14 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.core import Channel, Client, LocalData, Round, Split
+from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.metrics import ContributionMetric
@@ -31,6 +32,13 @@ NEVER = 4
 ORDER = (3, 0, 4, 1, 2)
 
 
+#: ``{argument: function of the round}``.
+Given = Mapping[str, Callable[[Round], Any]]
+#: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
+#: BatchNorm, whose statistics stay or move far.
+Odd = Literal["alone", "still", "normalized", "other statistics"]
+
+
 class Rounds:
     """Sequence of four prepared rounds of five clients, always the same."""
 
@@ -40,24 +48,48 @@ class Rounds:
 
     def __init__(
         self,
-        given: Mapping[str, Callable[[Round], Any]] | None = None,
+        fields: Given | None = None,
         order: Sequence[int] = range(NUM_CLIENTS),
         dtype: torch.dtype = torch.float32,
+        odd: Odd | None = None,
     ) -> None:
-        self._given, self.order, self._dtype = dict(given or {}), list(order), dtype
-        module = nn.Linear(FEATURES, NUM_CLASSES)
-        self._module = module.to(dtype)
+        self._fields = dict(fields or {})
+        self.order = list(order)
+        self._dtype = dtype
+        self._odd = odd
+        self._module = self._new_module().to(dtype)
         self.space = ParameterSpace(self._module)
         self.channel = Channel()
-        population = NUM_CLIENTS * self._labels.bincount(minlength=NUM_CLASSES)
-        self.locals: list[LocalData] = [None] * NUM_CLIENTS  # type: ignore[list-item]  # filled below
-        for client, number in enumerate(self.order):
-            self.locals[number] = self._holder(f"client {number}", client, population)
-        self.clients = [
-            Client(number, local, self.channel) for number, local in enumerate(self.locals)
-        ]
+
+        class_counts = self._labels.bincount(minlength=NUM_CLASSES)
+        population = NUM_CLIENTS * class_counts
+        self.locals: list[LocalData] = []
+        for number in range(NUM_CLIENTS):
+            client = self.order.index(number)
+            self.locals.append(self._holder(f"client {number}", client, population))
+        self.clients = []
+        for number, local in enumerate(self.locals):
+            self.clients.append(Client(number, local, self.channel))
         self.server = self._holder("the server", NUM_CLIENTS, population, guarded=False)
-        self.games = CoalitionGames(self._evaluator(self._batches(NUM_CLIENTS, "val")))
+        evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
+        self.games = CoalitionGames(evaluator)
+
+    def _new_module(self) -> nn.Module:
+        linear = nn.Linear(FEATURES, NUM_CLASSES)
+        if self._odd in ("normalized", "other statistics"):
+            return nn.Sequential(linear, nn.BatchNorm1d(NUM_CLASSES, affine=False))
+        return linear
+
+    def _oddly(self, update: Tensor) -> Tensor:
+        """Return a client's update ``[P]`` as these rounds have it."""
+        if self._odd == "still":
+            return torch.zeros_like(update)
+        statistics = update[self.space.num_parameters :]
+        if self._odd == "other statistics":
+            statistics.abs_().add_(1).mul_(100)
+        else:
+            statistics.zero_()
+        return update
 
     @property
     def _labels(self) -> Tensor:
@@ -90,28 +122,28 @@ class Rounds:
 
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
-        who = sorted(self.cohorts[index], key=lambda client: self.order[client])
-        numbers = [self.order[client] for client in who]
-        start = self.normal(self.space.size, of=("start", index))
-        vectors = torch.stack(
-            [start + self.normal(self.space.size, of=("update", index, client)) for client in who]
-        )
-        self.channel.begin_round()
-        for client, number, vector in zip(who, numbers, vectors):
-            self.locals[number].set_models(start, vector)
-            self.channel.send(number, "down", "start", start[: 3 + index])
-            self.channel.send(number, "up", "update", vector[: 2 + client])
-        ids = torch.tensor(numbers)
-        samples = torch.tensor([SAMPLES + client for client in who])
+        cohort = self.cohorts[index]
+        if self._odd == "alone":
+            cohort = cohort[:1]
+        clients = sorted(cohort, key=lambda client: self.order[client])
+        numbers = [self.order[client] for client in clients]
+        initial_model = self.normal(self.space.size, of=("start", index))
+        models = []
+        for client in clients:
+            update = self.normal(self.space.size, of=("update", index, client))
+            models.append(initial_model + self._oddly(update))
+
+        self._exchange(index, clients, initial_model, models)
+        samples = torch.tensor([SAMPLES + client for client in clients])
         round = Round(
-            index,
-            ids,
-            samples,
-            start,
-            vectors,
-            self.space,
-            losses=torch.tensor([1.0 + client for client in who]),
-            num_steps=torch.tensor([2 + client for client in who]),
+            round_index=index,
+            client_ids=torch.tensor(numbers),
+            num_samples=samples,
+            global_vector=initial_model,
+            client_vectors=torch.stack(models),
+            space=self.space,
+            losses=torch.tensor([1.0 + client for client in clients]),
+            num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[number] for number in numbers],
             all_clients=self.clients,
             server_data=self.server,
@@ -123,12 +155,31 @@ class Rounds:
         self.games.begin(round)
         weights = samples / samples.sum()
         round = round.aggregated(round.combine(weights), weights)
-        return replace(round, reports={name: make(round) for name, make in self._given.items()})
+        reports = {}
+        for name, report_of in self._fields.items():
+            reports[name] = report_of(round)
+        return replace(round, reports=reports)
+
+    def _exchange(
+        self,
+        index: int,
+        clients: Sequence[int],
+        initial_model: Tensor,
+        models: Sequence[Tensor],
+    ) -> None:
+        """Let the clients have trained these models, and count messages of different lengths."""
+        self.channel.begin_round()
+        sent_down = initial_model[: 3 + index]
+        for client, model in zip(clients, models):
+            number = self.order[client]
+            self.locals[number].set_models(initial_model, model)
+            sent_up = model[: 2 + client]
+            self.channel.send(number, "down", "start", sent_down)
+            self.channel.send(number, "up", "update", sent_up)
 
 
 EVERY = range(len(COHORTS))
 HALF = len(COHORTS) // 2
-Given = Mapping[str, Callable[[Round], Any]]
 
 
 class MetricCase(fits.FitCase):
@@ -266,6 +317,52 @@ def clients_permuted(case: MetricCase) -> None:
     )
 
 
+def expect_numbers(case: MetricCase, odd: Odd) -> None:
+    """Raise AssertionError if a client of an odd round has no value, unless update refuses the round."""
+    client_ids = list(COHORTS[0])
+    if odd == "alone":
+        client_ids = client_ids[:1]
+    try:
+        metric = case.fed([0], odd=odd)
+    except ValueError:
+        return
+
+    values = metric.compute()
+    overall_values = metric.per_client(values)[client_ids]
+    rows = values.reshape(NUM_CLIENTS, -1)[client_ids]
+    is_empty = rows.isnan().all(1) | overall_values.isnan()
+    ordinary_values = case.fed([0]).compute()
+    has_values_later = ordinary_values.isnan().all()
+    message = f"{rows.tolist()}, overall {overall_values.tolist()}, for clients {client_ids}"
+    ensure(has_values_later or not is_empty.any(), message)
+    ensure(not rows.isinf().any(), message)
+
+
+def alone_is_a_number(case: MetricCase) -> None:
+    """Check that a client that is alone in a round has a value, or that update raises ValueError. Do not divide by the
+    number of the others, or by the length of their sum."""
+    expect_numbers(case, "alone")
+
+
+def still_is_a_number(case: MetricCase) -> None:
+    """Check that clients whose updates are 0 have values, or that update raises ValueError. Add a small number to
+    lengths that you divide by."""
+    expect_numbers(case, "still")
+
+
+def buffers_do_not_count(case: MetricCase) -> None:
+    """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
+    client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
+    if {"validation", "answers", "client validation"} & {*needs_of(case.part)}:
+        return
+    value = case.fed(odd="normalized").compute()
+    other_value = case.fed(odd="other statistics").compute()
+    ensure(
+        equal(value, other_value, rtol=1e-4),
+        f"{other_value.tolist()} with other statistics instead of {value.tolist()}",
+    )
+
+
 def inputs_stay(case: MetricCase) -> None:
     """Check that update does not change its arguments, and draws random numbers from the round's generator only."""
     arguments = case.arguments(case.rounds()[0])
@@ -360,8 +457,9 @@ def guide_says_the_unit(case: MetricCase) -> None:
 
 _FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)
 _OF_CONTRIBUTIONS: Sequence[Check] = (
-    one_row_per_client, never_seen_is_nan, clients_permuted, guide_says_the_unit, fits.resumes_in_a_fit,
-    fits.vmap_is_equal,
+    one_row_per_client, never_seen_is_nan, clients_permuted, alone_is_a_number, still_is_a_number,
+    buffers_do_not_count, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
+    fits.validation_is_declared,
 )  # fmt: skip
 _OF_ALL: Sequence[Check] = (
     inputs_stay, reset_forgets, forward_counts_once, parts_merge, copies_go_on, resumes_bitwise, any_precision,

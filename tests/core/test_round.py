@@ -40,11 +40,15 @@ def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
 def test_client_updates_and_heads_are_differences_from_the_clients_start(starts):
     round = make_round(starts)
     origin = round.start_vectors if starts else round.global_vector
-    assert torch.equal(round.client_updates, round.client_vectors - origin)
+    differences = round.client_vectors - origin
+    assert torch.equal(round.state_updates, differences)
+    num_parameters = round.space.num_parameters
+    assert num_parameters < round.space.size
+    assert torch.equal(round.client_updates, differences[:, :num_parameters])
     expected = round.space.head.rows(round.client_updates)
     assert torch.equal(round.client_heads, expected)
     assert round.client_heads.shape == (2, 3, 7)
-    torch.testing.assert_close(round.matrix.norms(), round.client_updates.double().norm(dim=1))
+    torch.testing.assert_close(round.matrix.norms(), round.state_updates.double().norm(dim=1))
 
 
 def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers():

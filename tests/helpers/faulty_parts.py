@@ -1,6 +1,6 @@
 """Parts with one fault each, for the checks to find: by check, with the options of its case."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,41 @@ class NoUnit(Norm):
         return Guide(unit="", sign="more is better.", needs="nothing.", cost="nothing.")
 
 
+class CountsBuffers(Norm):
+    """Takes BatchNorm's statistics for updates."""
+
+    def update(self, client_ids: Tensor, state_updates: Tensor) -> None:
+        super().update(client_ids, state_updates)
+
+
+class ComparesWithOthers(Norm):
+    """Has no value for a client alone."""
+
+    def value(self, updates: Tensor) -> Tensor:
+        return updates.std(0).sum()
+
+
+class DividesByLength(Norm):
+    """Has no value for a client that has not moved."""
+
+    def value(self, updates: Tensor) -> Tensor:
+        lengths = updates.norm(dim=1)
+        return lengths / lengths
+
+
+def with_games(round: Any) -> Tensor:
+    """The updates, and in passing a game that the part has not declared."""
+    assert round.games
+    return round.client_updates
+
+
+class PlaysInSecret(Norm):
+    """Reads a game that it has not declared."""
+
+    needs = ("client_updates",)
+    round_fields: ClassVar[dict[str, Any]] = {"client_updates": with_games}
+
+
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
@@ -109,6 +144,14 @@ METRICS: list[Fault] = [
     ("states_move", KeepsScale(), {}),
     ("guide_says_the_unit", NoUnit(), {}),
     ("resumes_in_a_fit", COUNTS, {}),
+]
+
+
+METRICS += [
+    ("alone_is_a_number", ComparesWithOthers(), {}),
+    ("still_is_a_number", DividesByLength(), {}),
+    ("buffers_do_not_count", CountsBuffers(), {}),
+    ("validation_is_declared", PlaysInSecret(), {}),
 ]
 
 
@@ -145,6 +188,38 @@ AGGREGATORS: list[Fault] = [
     ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
     ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
     ("resumes_in_a_fit", CountsRounds(), {}),
+]
+
+
+class NeedsTwo(FedAvg):
+    """Divides by the number of the other clients."""
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        shares = super().weights(round, contributions)
+        return shares / (len(round) - 1)
+
+
+class NeedsMovement(FedAvg):
+    """Divides by the lengths of updates."""
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        lengths = round.matrix.norms()
+        return super().weights(round, contributions) * lengths / lengths
+
+
+class Extrapolates(FedAvg):
+    """Moves statistics as if they were parameters."""
+
+    def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        weights = self.weights(round, contributions).to(round.client_vectors)
+        mean_update = weights @ round.state_updates
+        return round.global_vector - 10 * mean_update.abs(), weights
+
+
+AGGREGATORS += [
+    ("one_client_is_enough", NeedsTwo(), {}),
+    ("updates_may_be_zero", NeedsMovement(), {}),
+    ("statistics_stay_valid", Extrapolates(), {}),
 ]
 
 

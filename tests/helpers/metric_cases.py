@@ -37,14 +37,19 @@ class MoreRounds(Rounds):
     def __getitem__(self, index: int) -> Round:
         round = super().__getitem__(index)
         numbers = round.client_ids.tolist()
-        who = [self.order.index(number) for number in numbers]
+        cohort = [self.order.index(number) for number in numbers]
         views = self.normal(NUM_CLIENTS, NUM_CLIENTS, of=("views", index))
-        seen = torch.full_like(views, float("nan"))
-        seen[:, self.order] = views.masked_fill(views < -1, float("nan"))
-        seen[:, self.order[NEVER]] = float("nan")
+        peer_values = torch.full_like(views, float("nan"))
+        peer_values[:, self.order] = views.masked_fill(views < -1, float("nan"))
+        peer_values[:, self.order[NEVER]] = float("nan")
+
         trained = self.coalitions(numbers, round.global_vector, round.client_vectors)
-        later = round.personalized(seen[who]).with_coalitions(trained)
-        return replace(later, reports={name: make(later) for name, make in self._given.items()})
+        round = round.personalized(peer_values[cohort])
+        round = round.with_coalitions(trained)
+        reports = {}
+        for name, report_of in self._fields.items():
+            reports[name] = report_of(round)
+        return replace(round, reports=reports)
 
     def coalitions(
         self, numbers: Sequence[int], start: Tensor, vectors: Tensor
@@ -111,9 +116,13 @@ def of(metric: Any, **options: Any) -> list[PartCheck]:
     return checks_of(OwnMetricCase(metric, **options))
 
 
+NO_DEPLOYMENT = {"remote_is_equal": "a deployment gives no answers about samples"}
 METRICS = [
     of(metrics.BlendedContribution(decay=0.7)),
-    of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1)),
+    of(
+        metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1),
+        expected_failures=NO_DEPLOYMENT,
+    ),
     of(metrics.ClassSpecificShapley(momentum=0.6)),
     of(metrics.ClassSpecificShapley(weighting="samples")),
     of(metrics.CoalitionValue(estimator="leave_one_out", fold="sum")),
@@ -122,7 +131,11 @@ METRICS = [
     of(metrics.CosineGradientShapley(alpha=0.7)),
     of(metrics.CumulativeShapley()),
     of(metrics.DecayedShapley(decay=0.7)),
-    of(metrics.DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
+    of(
+        metrics.DomainRelevance(alpha=0.4),
+        personalizer=PFedSV("mine"),
+        expected_failures={"alone_is_a_number": "its value is what other clients find in it"},
+    ),
     of(metrics.GradientAgreement()),
     of(metrics.GradientAgreement(balanced=True)),
     of(metrics.GradientShapley(momentum=0.5)),
@@ -138,7 +151,10 @@ METRICS = [
     of(metrics.ShadowShapley()),
     of(metrics.ShadowShapley(performance="negative_loss")),
     of(metrics.SurrogateFederatedShapley()),
-    of(metrics.WassersteinContribution(features="pixels", support=1, iterations=1)),
+    of(
+        metrics.WassersteinContribution(features="pixels", support=1, iterations=1),
+        expected_failures=NO_DEPLOYMENT,
+    ),
 ]
 
 

@@ -88,11 +88,22 @@ def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path)
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), expected, rtol=0.02)
 
 
-def test_gradient_agreement_refuses_balance_without_classes_and_wrong_shapes() -> None:
+def test_gradient_agreement_refuses_balance_without_classes() -> None:
     with pytest.raises(ConfigurationError, match="no classes to balance"):
         GradientAgreement(loss="val_loss", balanced=True)
+
+
+@pytest.mark.parametrize(
+    ("num_products", "num_updates", "message"),
+    [(2, 3, r"client_updates \[k=2, p\]"), (3, 2, "gradient_products")],
+)
+def test_gradient_agreement_refuses_wrong_shapes(
+    num_products: int, num_updates: int, message: str
+) -> None:
     metric = GradientAgreement(num_clients=3)
-    with pytest.raises(ValueError, match=r"client_updates \[k=2, P\]"):
-        metric.update(torch.arange(2), torch.zeros(2), torch.zeros(3, 4), torch.ones(2))
-    with pytest.raises(ValueError, match="gradient_products"):
-        metric.update(torch.arange(2), torch.zeros(3), torch.zeros(2, 4), torch.ones(2))
+    client_ids = torch.arange(2)
+    products = torch.zeros(num_products)
+    updates = torch.zeros(num_updates, 4)
+    num_samples = torch.ones(2)
+    with pytest.raises(ValueError, match=message):
+        metric.update(client_ids, products, updates, num_samples)

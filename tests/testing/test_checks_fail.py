@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, equal
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
@@ -59,6 +60,15 @@ def test_expected_failures_are_allowed_only_if_they_fail() -> None:
         ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."
     ):
         parametrize_with_checks([3])
+
+
+def test_a_refusal_that_nobody_has_declared_is_a_failure() -> None:
+    def refuse(loop: Any) -> Any:
+        raise ConfigurationError("not in this loop.")
+
+    case = AggregatorCase(FedAvg())
+    with pytest.raises(AssertionError, match=r"a refusal: not in this loop\. If it is meant, name"):
+        case.expect_the_same(refuse, rounds=1, rtol=0.0)
 
 
 def test_equal_takes_nan_as_equal_only_to_nan() -> None:

@@ -12,7 +12,7 @@ from helpers.part_cases import dealt
 
 OF_THE_BENCHMARK = [of(SampleCount()), of(TrainingLoss())]
 #: That train federations.
-IN_FITS = ("vmap_is_equal", "remote_is_equal", "resumes_in_a_fit")
+IN_FITS = ("vmap_is_equal", "remote_is_equal", "resumes_in_a_fit", "validation_is_declared")
 
 
 @dealt([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)

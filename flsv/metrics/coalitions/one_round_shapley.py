@@ -140,6 +140,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         return {
             **super().round_fields,
             "utility": self._game_of_run,
+            "client_updates": "state_updates",
         }
 
     def _game_of_run(self, round: Round) -> Game:
@@ -169,7 +170,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             client_ids: ``[k]``, the ids of the round's k clients.
             round_index: the round's index, from 0.
             global_vector: ``[P]``, the model before the round.
-            client_updates: ``[k, P]``, the clients' updates.
+            client_updates: ``[k, P]``, the clients' updates with buffers, a round's ``state_updates``.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
             utility: a function from the initial model ``[P]``, the updates ``[n, P]`` and their weights to the game.
             generator: the estimator's generator of random numbers.

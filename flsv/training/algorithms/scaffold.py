@@ -120,7 +120,7 @@ class SCAFFOLD(ClientAlgorithm):
         return {RATES: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
-        updates = round.client_updates[:, : round.space.num_parameters]
+        updates = round.client_updates
         rates = round.reports[RATES].to(updates)[:, None]
         variate = self._variate.to(updates)
         # A client whose learning rates were all 0 has not moved.
