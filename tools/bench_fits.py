@@ -1,6 +1,7 @@
 """What ShadowShapley costs, in fits of the federation: processor time and elapsed time with and without the metric.
 
     python tools/bench_fits.py [--networks mlp lenet resnet18] [--clients 5 7] [--cores 1 2] [--repeats 3]
+    python tools/bench_fits.py --networks lenet --clients 7 --rounds 40
     python tools/bench_fits.py --options both all
 
 Each fit runs in a fresh process with one torch thread, on one or two cores: FedAvg with SGD, 8 rounds on scikit-learn's
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from itertools import product
 from typing import Any
 
 OPTIONS: dict[str, dict[str, Any] | None] = {
@@ -61,7 +64,7 @@ def federation(network: str, clients: int) -> tuple[Any, Any, int]:
     return ClassifierClient("lenet5", optimizer=sgd), data, 8
 
 
-def fit(network: str, clients: int, option: str, cores: int) -> None:
+def fit(rounds: str, option: str, network: str, clients: str, cores: str) -> None:
     """Fit in this process, and print its seconds as JSON."""
     import logging
     import warnings
@@ -72,11 +75,11 @@ def fit(network: str, clients: int, option: str, cores: int) -> None:
     from flsv import FederatedLoop, Reporting
     from flsv.metrics import ShadowShapley
 
-    os.sched_setaffinity(0, range(cores))
+    os.sched_setaffinity(0, range(int(cores)))
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    module, data, rounds = federation(network, clients)
+    module, data, default_rounds = federation(network, int(clients))
     chosen = OPTIONS[option]
     metrics = {} if chosen is None else {"value": ShadowShapley(**chosen)}
     loop = FederatedLoop(
@@ -84,7 +87,7 @@ def fit(network: str, clients: int, option: str, cores: int) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
-            max_epochs=rounds,
+            max_epochs=int(rounds) or default_rounds,
             callbacks=[loop],
             accelerator="cpu",
             default_root_dir=folder,
@@ -94,28 +97,36 @@ def fit(network: str, clients: int, option: str, cores: int) -> None:
             enable_model_summary=False,
         )
         data.setup("fit")  # reading and dealing out is not what is measured
-        elapsed, before = -time.monotonic(), processor()
+
+        processor_at_start = processor_seconds()
+        time_at_start = time.monotonic()
         trainer.fit(module, data)
-        elapsed += time.monotonic()
+        elapsed = time.monotonic() - time_at_start
+        processor = processor_seconds() - processor_at_start
     if metrics:
         assert not loop.contributions["value"].isnan().any()
-    print(json.dumps({"processor": processor() - before, "elapsed": elapsed}))
+    print(json.dumps({"processor": processor, "elapsed": elapsed}))
 
 
-def processor() -> float:
+def processor_seconds() -> float:
     """Return the processor seconds of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    seconds = 0.0
+    for processes in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(processes)
+        seconds += usage.ru_utime + usage.ru_stime
+    return seconds
 
 
 def measured(repeats: int, *case: Any) -> dict[str, float]:
     """Return the least seconds of some fits, each in a fresh process."""
     command = [sys.executable, __file__, "--case", *map(str, case)]
-    found = [
-        json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        for _ in range(repeats)
-    ]
-    return {name: min(each[name] for each in found) for name in found[0]}
+    smallest = {"processor": math.inf, "elapsed": math.inf}
+    for _ in range(repeats):
+        completed = subprocess.run(command, check=True, capture_output=True)
+        seconds = json.loads(completed.stdout)
+        for name in smallest:
+            smallest[name] = min(smallest[name], seconds[name])
+    return smallest
 
 
 def main() -> None:
@@ -123,38 +134,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "resnet18"])
-    parser.add_argument("--clients", nargs="+", type=int, default=[5, 7])
-    parser.add_argument(
-        "--options",
-        nargs="+",
-        default=["default"],
-        choices=[each for each in OPTIONS if each != "none"],
-    )
-    parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
+    choices = [name for name in OPTIONS if name != "none"]
+    case_names = ("ROUNDS", "OPTION", "NETWORK", "CLIENTS", "CORES")
+    several = partial(parser.add_argument, nargs="+")
+    several("--networks", default=["mlp", "lenet", "resnet18"])
+    several("--clients", type=int, default=[5, 7])
+    several("--options", default=["default"], choices=choices)
+    several("--cores", type=int, default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--case", nargs=4, metavar=("NETWORK", "CLIENTS", "OPTION", "CORES"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--rounds", type=int, default=0, help="0: 8, and 2 of resnet18")
+    parser.add_argument("--case", nargs=5, metavar=case_names, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
-        network, clients, option, cores = options.case
-        fit(network, int(clients), option, int(cores))
+        fit(*options.case)
         return
+
     print("network,clients,cores,coalitions,fit_s,with_s,processor_ratio,elapsed_ratio")
-    for network in options.networks:
-        for clients in options.clients:
-            for cores in options.cores:
-                alone = measured(options.repeats, network, clients, "none", cores)
-                for option in options.options:
-                    found = measured(options.repeats, network, clients, option, cores)
-                    ratios = [found[name] / alone[name] for name in ("processor", "elapsed")]
-                    seconds = alone["processor"], found["processor"]
-                    cells = [
-                        *(f"{each:.2f}" for each in seconds),
-                        *(f"{ratio:.2f}" for ratio in ratios),
-                    ]
-                    print(",".join([network, str(clients), str(cores), option, *cells]), flush=True)
+    measure = partial(measured, options.repeats, options.rounds)
+    for case in product(options.networks, options.clients, options.cores):
+        alone = measure("none", *case)
+        for option in options.options:
+            valued = measure(option, *case)
+            numbers = [
+                alone["processor"],
+                valued["processor"],
+                valued["processor"] / alone["processor"],
+                valued["elapsed"] / alone["elapsed"],
+            ]
+            ratios = [f"{number:.2f}" for number in numbers]
+            print(*case, option, *ratios, sep=",", flush=True)
 
 
 if __name__ == "__main__":
