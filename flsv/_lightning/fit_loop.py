@@ -5,6 +5,7 @@ half-trained weights, from which no run can be resumed. Therefore a checkpoint s
 model, Lightning's progress and the states of callbacks, optimizers and schedulers as they were at the round's start,
 before any ``on_train_epoch_start``. The resumed round calls these hooks again. A checkpoint saved after aggregation,
 but before Lightning has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
+Such a checkpoint also gets the values for which Lightning steps its plateau schedulers only when the epoch is closed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from flsv._lightning.patches import Patch, PatchedAttributes
 from flsv.utilities.errors import ConfigurationError
+
+#: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
+_PLATEAU_VALUES = "plateau_values"
 
 
 class FederatedFitLoop(_FitLoop):
@@ -44,6 +48,7 @@ class FederatedFitLoop(_FitLoop):
     begun = False
     within = False
     batch: Any = None
+    _has_stepped_plateaus = False
     _is_last_epoch = True
     _is_idle = False
     _first_batch_index = 0
@@ -52,6 +57,8 @@ class FederatedFitLoop(_FitLoop):
         # Lightning's own state, in the place of a new one.
         self.__dict__.update(trainer.fit_loop.__dict__)
         self._waiting: list[Callable[[], Any]] = []
+        # A checkpoint's values for schedulers, until these are stepped.
+        self._plateau_values: dict[int, Tensor] = {}
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
     def begin(
@@ -114,9 +121,11 @@ class FederatedFitLoop(_FitLoop):
         progress: Any = self.epoch_progress.total
         num_started = progress.started
         self.begun = False
+        self._step_plateaus()
         self.before_round()
         self.within = True
         super().on_advance_start()
+        self._has_stepped_plateaus = False
         self.begun = progress.started > num_started
 
     def advance(self) -> None:
@@ -179,7 +188,9 @@ class FederatedFitLoop(_FitLoop):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.within:
-            return deepcopy(self._between)
+            state = deepcopy(self._between)
+            state["state_dict"].pop(_PLATEAU_VALUES, None)  # they have been stepped
+            return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
         for part in ("total", "current"):
             epochs = loop["epoch_progress"][part]
@@ -190,6 +201,42 @@ class FederatedFitLoop(_FitLoop):
             batches["processed"] = batches["ready"]
             batches["completed"] = batches["ready"]
         return loop
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        values = self._plateau_values
+        if self.begun and not self.within and not self._has_stepped_plateaus:
+            values = self._values_for_plateaus()
+        return {**super().on_save_checkpoint(), _PLATEAU_VALUES: values}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self._plateau_values = state_dict.get(_PLATEAU_VALUES, {})
+
+    def _values_for_plateaus(self) -> dict[int, Tensor]:
+        """Return the value for which each plateau scheduler is stepped when Lightning closes the epoch."""
+        trainer: Any = self.trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return {}
+        values = {}
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            is_due = (trainer.current_epoch + 1) % config.frequency == 0
+            if not config.reduce_on_plateau or config.interval != "epoch" or not is_due:
+                continue
+            value = trainer.callback_metrics.get(config.monitor)
+            if value is not None:
+                values[index] = value.detach().cpu().clone()
+        return values
+
+    def _step_plateaus(self) -> None:
+        """Step the plateau schedulers that had not been stepped when the checkpoint was saved."""
+        trainer: Any = self.trainer
+        for index, value in self._plateau_values.items():
+            progress = self.epoch_loop.scheduler_progress
+            progress.increment_ready()
+            scheduler = trainer.lr_scheduler_configs[index].scheduler
+            trainer.lightning_module.lr_scheduler_step(scheduler, value)
+            progress.increment_completed()
+        self._plateau_values = {}
 
     def copy_states(self, loop: L.Callback) -> None:
         """Store the states of optimizers, schedulers and callbacks, except ``loop``, before a round's hooks."""
@@ -266,6 +313,8 @@ class FederatedFitLoop(_FitLoop):
             is_due = self._is_last_epoch
         if is_due:
             step(interval, update_plateau_schedulers=update_plateau_schedulers)
+        if interval == "epoch" and update_plateau_schedulers:
+            self._has_stepped_plateaus = True
 
     def _show(self, hook: Callable[..., None], *arguments: Any) -> None:
         batch_index = self.total_batch_idx - self._first_batch_index

@@ -10,6 +10,7 @@ import yaml
 
 from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
+from flsv.data.sources import table as table_module
 from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, frame_table, one_table, read_table_file
@@ -40,6 +41,17 @@ def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         read_table_file(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, caplog, is_large):
+    path = tmp_path / "visits.csv"
+    path.write_text("age,ill\n30,yes\n")
+    size = path.stat().st_size
+    monkeypatch.setattr(table_module, "_LARGE", size if is_large else size + 1)
+    with caplog.at_level("INFO"):
+        read_table_file(path)
+    assert (f"reading {path}" in caplog.text) == is_large
 
 
 def test_marks_of_missing_values_apply_to_one_column_or_to_all():

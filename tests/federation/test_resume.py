@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback, OnExceptionCheckpoint
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv import ConfigurationError, FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley
@@ -210,3 +211,48 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
     )  # callbacks save by the epoch that was
     with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
         trainer.fit(Plain(), toy_data())
+
+
+class FollowsPlateau(Plain):
+    """Its rate falls after each round but the first, since the accuracy never rises by 2."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        scheduler = ReduceLROnPlateau(
+            optimizer,
+            mode="max",
+            factor=0.5,
+            patience=0,
+            threshold=2.0,
+            threshold_mode="abs",
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"},
+        }
+
+
+HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+
+
+def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Lightning steps it after it has saved a round's checkpoint."""
+
+    def run(name: str, *callbacks: Callback, **options: Any) -> FollowsPlateau:
+        loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+        trainer = trainer_for(loop, tmp_path / name, 5, callbacks=[*callbacks])
+        module = FollowsPlateau()
+        trainer.fit(module, toy_data(server_val=0.2), **options)
+        return module
+
+    paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
+    whole = run("whole", *map(SaveAt, HOOKS, paths))
+    rate = whole.trainer.optimizers[0].param_groups[0]["lr"]
+    assert rate == Plain().configure_optimizers().param_groups[0]["lr"] * 0.5**4
+
+    for path in paths:
+        resumed = run(path.stem, ckpt_path=path)
+        assert resumed.trainer.optimizers[0].param_groups[0]["lr"] == rate, path
+        assert torch.equal(vector(resumed), vector(whole)), path

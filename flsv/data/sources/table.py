@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, listed
 
@@ -22,6 +23,8 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, lis
 TABLES = (".csv", ".tsv", ".parquet")
 #: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
 _LONGEST = 2**31 - 1
+#: Number of bytes of a file that takes seconds to read.
+_LARGE = 4_000_000
 _WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
 
 
@@ -192,40 +195,73 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
     Parquet needs pyarrow. Values are separated by the most frequent of comma, semicolon, tab and vertical bar in the
     header.
     """
-    if path.suffix.lower() == ".parquet":
-        try:
-            return replace(frame_table(pd.read_parquet(path, engine="pyarrow")), path=path)
-        except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
-            raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
+    size = path.stat().st_size
+    if size >= _LARGE:
+        rank_zero_info(f"flsv: reading {path} ({size / 1e6:.0f} MB), a second or two a megabyte.")
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _read_parquet(path)
+
     text = _decoded(path, encoding)
-    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
-    delimiter = max("\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|", key=header.count)
-    csv.field_size_limit(_LONGEST)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        # By lines of the file, since a value may span several. A blank line is no row.
-        read = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise ConfigurationError(
-            f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}"
-        ) from error
-    if not read:
+    first_line = text.partition("\n")[0]
+    header = re.sub(r'"[^"]*"', "", first_line)
+    delimiters = "\t,;|" if suffix == ".tsv" else ",;\t|"
+    delimiter = max(delimiters, key=header.count)
+    lines, rows = _rows_of(path, text, delimiter)
+    if not rows:
         raise ConfigurationError(
             f"{path} is empty: expected a line with the columns' names, and rows of values."
         )
-    (_, header_row), *rows = read
-    names = [name.strip() for name in header_row]
+
+    names = [name.strip() for name in rows[0]]
     check_column_names(path, names)
-    for line, row in rows:
+    for line, row in zip(lines[1:], rows[1:]):
         if len(row) != len(names):
-            about = f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names"
-            raise ConfigurationError(f"{about}. {_QUOTES.format(delimiter)}")
+            raise ConfigurationError(
+                f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
+                f"{_QUOTES.format(delimiter)}"
+            )
         if [value.strip() for value in row] == names:
             raise ConfigurationError(
                 f"{path}, line {line}: the columns' names again. Remove this line."
             )
-    lines, values = [line for line, _ in rows], [row for _, row in rows]
-    return Table(path, pd.DataFrame(values, columns=names, index=lines, dtype=object))
+    frame = pd.DataFrame(
+        rows[1:],
+        columns=names,
+        index=lines[1:],
+        dtype=object,
+    )
+    return Table(path, frame)
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        frame = pd.read_parquet(path, engine="pyarrow")
+        return replace(frame_table(frame), path=path)
+    except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
+        raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
+
+
+def _rows_of(path: Path, text: str, delimiter: str) -> tuple[list[int], list[list[str]]]:
+    """Return the rows of a text file, with the line in which each ends. A blank line is no row."""
+    csv.field_size_limit(_LONGEST)
+    lines = []
+    rows = []
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        strict=True,
+    )
+    try:
+        for row in reader:
+            if row:
+                lines.append(reader.line_num)  # a value may span several
+                rows.append(row)
+    except csv.Error as error:
+        raise ConfigurationError(
+            f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}"
+        ) from error
+    return lines, rows
 
 
 _QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
