@@ -160,6 +160,9 @@ class Engine:
         evaluator = None
         if classified:
             evaluator = self._classifier_evaluator(classified, validation)
+            by_loss = [name for name in classified if measures[name] == "negative_loss"]
+            if by_loss:
+                evaluator.check_logits(f"metrics {by_loss}")
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 

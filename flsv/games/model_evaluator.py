@@ -31,6 +31,7 @@ from flsv.games.lent_module import (
 from flsv.games.output_metric import (
     OutputForm,
     OutputMetric,
+    are_probabilities,
     beyond_probabilities,
     check_two_classes,
     wants_probabilities,
@@ -347,6 +348,22 @@ class ModelEvaluator(VectorEvaluator):
                 "ModelEvaluator: without num_classes there are no classes, nor a cross-entropy."
             )
         return self._support
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def check_logits(self, asking: str) -> None:
+        """Raise ConfigurationError if a classifier's outputs are probabilities, whose cross-entropy says little.
+
+        ``asking`` is the name of what needs the loss.
+        """
+        x = self._batches[0][0]
+        with self._lent("utility") as state:
+            outputs_of_models = list(self._outputs_of_random_models(state, x, _SCALE))
+        if all(map(are_probabilities, outputs_of_models)):
+            raise ConfigurationError(
+                f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
+                "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
+            )
 
     def _loaded_outputs(self, x: Any) -> Any:
         """Return the loaded model's outputs ``[1, B, ...]`` for the inputs ``x``."""

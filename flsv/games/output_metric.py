@@ -198,6 +198,13 @@ def beyond_probabilities(outputs: Any) -> bool:
     )
 
 
+def are_probabilities(outputs: Tensor) -> bool:
+    """Return whether outputs ``[B, M]`` are in [0, 1] and each row sums to 1, up to rounding."""
+    sums = outputs.float().sum(1)
+    are_one = torch.isclose(sums, torch.ones_like(sums), atol=1e-2)
+    return not beyond_probabilities(outputs) and bool(are_one.all())
+
+
 def _kind(metric: Metric) -> str | None:
     """Return a metric's kind: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):

@@ -521,6 +521,7 @@ def games_outside_fit(
     are_accuracies = [isinstance(measure, str) for measure in measures.values()]
     if isinstance(lightning_module, PlainModule) and all(are_accuracies):
         evaluator = ModelEvaluator(lightning_module, space, loader, num_classes=num_classes)
+        _check_loss(evaluator, measures)
         return CoalitionGames(evaluator)
 
     trainer = _trainer(lightning_module)
@@ -533,8 +534,16 @@ def games_outside_fit(
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
+        _check_loss(evaluator_or_none, measures)
     validated = make_evaluators(trainer, space, loader, measures)
     return CoalitionGames(evaluator_or_none, validated=validated)
+
+
+def _check_loss(evaluator: ModelEvaluator, measures: Mapping[str, str | ModelScore]) -> None:
+    """Check that forward gives logits if a metric is measured by their loss."""
+    for name, measure in measures.items():
+        if measure == "negative_loss":
+            evaluator.check_logits(name)
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:

@@ -173,10 +173,13 @@ def make_evaluator(
         return make_evaluators(trainer, space, loader, {"the utility": measure}, seed=seed)[
             measure.evaluator
         ]
-    return ModelEvaluator(
+    evaluator = ModelEvaluator(
         trainer.lightning_module,
         space,
         all_on_device(trainer, data.val_dataloader()),
         num_classes=data.num_classes,
         context=trainer.strategy.precision_plugin.forward_context,
     )
+    if measure == "negative_loss":
+        evaluator.check_logits("the utility")
+    return evaluator

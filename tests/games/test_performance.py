@@ -19,7 +19,7 @@ from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator, performance_of
 from flsv.games.trained_game import OutputScore
-from flsv.metrics import LeaveOneOut, PartialFederatedShapley, ShadowShapley
+from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import federated, fit, never, played
@@ -212,6 +212,22 @@ class RulesClassesOut(OneLogit):
         return torch.cat([-logits, logits, torch.full_like(logits, -torch.inf)], 1)
 
 
+class GivesProbabilities(OneLogit):
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.net(x).sigmoid()
+        return torch.cat([1 - share, share], 1)
+
+
+@pytest.mark.parametrize("metric", [LeaveOneOut, ShadowShapley, GradientShapley])
+def test_loss_of_probabilities_is_refused_before_training(tmp_path: Path, metric: Any) -> None:
+    """As of logits, its largest values would differ by little."""
+    options = {} if metric is GradientShapley else {"performance": "negative_loss"}
+    loop = FederatedLoop(metrics={"mine": metric(**options)}, seed=3)
+    data = federated(OneLogit.data())
+    with pytest.raises(ConfigurationError, match="'mine'.*forward gives probabilities"):
+        fit(loop, tmp_path, never(GivesProbabilities), data)
+
+
 def undefined_of_logged() -> dict[str, Any]:
     return {"performance": "val_correlation", "mode": "max"}
 
@@ -311,7 +327,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str,
     ("kind", "measure", "labels", "message"),
     [
         ("two logits", "f1", torch.rand(8), "one integer class per sample"),
-        ("two logits", "auroc", torch.ones(8, 3).long(), "one integer class per sample"),
+        ("two logits", "auroc", torch.arange(24).view(8, 3) % 2, "one integer class per sample"),
         ("two logits", "auroc", torch.ones(8).long(), "all of class 1"),
         ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
     ],
