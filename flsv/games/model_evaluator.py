@@ -47,6 +47,7 @@ from flsv.games.vector_evaluator import (
     row_builder,
     score_batch,
 )
+from flsv.scores.class_scores import ClassScore
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
@@ -144,13 +145,17 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
-        labels = []
-        for _, y in self._batches:
-            if not isinstance(y, Tensor) or y.is_floating_point():
+        labels_of_batches = [labels for _, labels in self._batches]
+        for labels in labels_of_batches:
+            if not isinstance(labels, Tensor) or labels.is_floating_point():
                 return  # the metric says what it takes
-            labels.append(y.flatten())
+
+        are_masks = labels_of_batches[0].ndim > 1
+        all_labels = torch.cat([labels.flatten() for labels in labels_of_batches])
         for metric in self._metrics:
-            check_two_classes(metric.metric, torch.cat(labels), self._asking)
+            takes_masks = not isinstance(metric.metric, ClassScore)
+            if takes_masks or not are_masks:
+                check_two_classes(metric.metric, all_labels, self._asking)
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None

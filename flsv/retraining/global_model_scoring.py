@@ -162,9 +162,10 @@ def make_evaluator(
 ) -> VectorEvaluator:
     """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs."""
     if isinstance(measure, ModelScore) and measure.judged:
+        # The loop, or what replaces it.
         loop: Any = next(
-            each for each in callbacks_of(trainer) if hasattr(each, "clients")
-        )  # or what replaces it
+            callback for callback in callbacks_of(trainer) if hasattr(callback, "clients")
+        )
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
         judges.check(space.read(trainer.lightning_module))
         return judges

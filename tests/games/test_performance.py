@@ -222,7 +222,8 @@ class GivesProbabilities(OneLogit):
 def test_loss_of_probabilities_is_refused_before_training(tmp_path: Path, metric: Any) -> None:
     """As of logits, its largest values would differ by little."""
     options = {} if metric is GradientShapley else {"performance": "negative_loss"}
-    loop = FederatedLoop(metrics={"mine": metric(**options)}, seed=3)
+    loss_metric = metric(**options)
+    loop = FederatedLoop(metrics={"mine": loss_metric}, seed=3)
     data = federated(OneLogit.data())
     with pytest.raises(ConfigurationError, match="'mine'.*forward gives probabilities"):
         fit(loop, tmp_path, never(GivesProbabilities), data)
@@ -256,10 +257,14 @@ def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
     tmp_path: Path, kind: Any, metric: Any, measure: Any, message: str
 ) -> None:
     """Otherwise all training ends in values that are NaN, even where nothing is written or printed."""
-    quiet = Reporting(table=False, files=False)
-    loop = FederatedLoop(metrics={"mine": metric(**measure)}, seed=3, reporting=quiet)
+    loop = FederatedLoop(
+        metrics={"mine": metric(**measure)},
+        seed=3,
+        reporting=Reporting(table=False, files=False),
+    )
+    data = federated(kind.data())
     with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{message}"):
-        fit(loop, tmp_path, never(kind), federated(kind.data()))
+        fit(loop, tmp_path, never(kind), data)
 
 
 KINDS = {
@@ -327,7 +332,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str,
     ("kind", "measure", "labels", "message"),
     [
         ("two logits", "f1", torch.rand(8), "one integer class per sample"),
-        ("two logits", "auroc", torch.arange(24).view(8, 3) % 2, "one integer class per sample"),
+        ("two logits", "auroc", torch.ones(8, 3).long(), "one integer class per sample"),
         ("two logits", "auroc", torch.ones(8).long(), "all of class 1"),
         ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
     ],
