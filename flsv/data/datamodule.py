@@ -323,11 +323,12 @@ class FederatedDataModule(FederationView):
             raise ConfigurationError("only a table that has no encoder yet is summarized.")
         return self._data.summary(self.client_indices(0))
 
-    def encode(self, encoder: AgreedEncoder) -> None:
-        """Encode a site's table by the encoder of all sites."""
+    def encode(self, encoder: AgreedEncoder | None) -> None:
+        """Encode a site's table by the encoder of all sites. None: the table waits for one again."""
         if encoder == self.encoder:
             return
-        columns = replace(self._reading.columns, encoder=encoder.to_plain())
+        plain = None if encoder is None else encoder.to_plain()
+        columns = replace(self._reading.columns, encoder=plain)
         self._reading = replace(self._reading, columns=columns)
         self._stale = True
         self.setup("fit")

@@ -37,7 +37,7 @@ from flsv.engines.remote import (
 )
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
-from flsv.engines.remote.transport import MOST_SAMPLES
+from flsv.engines.remote.transport import ENCODER_FILE, MOST_SAMPLES
 from flsv.outside.flower import Contributions
 
 __all__ = ["Contributions", "client_app", "server_app"]
@@ -46,7 +46,13 @@ _log = logging.getLogger(__name__)
 #: Seconds between two checks for replies.
 POLL = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
-MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
+MESSAGE_TYPES = {
+    "hello": "query",
+    "agree": "query",
+    "ask": "query",
+    "train": "train",
+    "test": "evaluate",
+}
 
 
 def to_record(packet: Packet) -> RecordDict:
@@ -201,10 +207,12 @@ def server_app(
         make_loop: a function that makes the loop.
         sites: the names of all sites, as their keys are registered. The first site is client 0.
         rounds: the number of rounds.
-        num_classes: the number of classes, for metrics per class. The server does not see labels.
+        num_classes: the number of classes, for metrics per class. The server does not see labels. Sites with tables
+            tell their classes.
         class_names: the names of the classes.
         datamodule: a function that makes the server's own data module, on whose validation data coalitions' models are
-            evaluated. None if the server has no data.
+            evaluated. None if the server has no data. If the sites have tables, a FederatedDataModule with the server's
+            tables is encoded as they are.
         folder: the run's folder.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: the time in seconds that a site has for each message's work.
@@ -230,34 +238,57 @@ def server_app(
             serve(GridTransport(grid), where, say)
 
     def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
-        module, loop = make_module(), make_loop()
-        check_deployment(
-            loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating
-        )
-        book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
-        if not last.is_file():
-            book.unlink(missing_ok=True)  # it belongs to another run
+        module = make_module()
+        loop = make_loop()
+        metrics = loop.contribution_metrics
+        check_deployment(loop.config, metrics.fields, metrics.evaluating)
+        book = where / "sites.json"
+        last_checkpoint = where / "checkpoints" / "last.ckpt"
+        is_resumed = last_checkpoint.is_file()
+        if not is_resumed:
+            # They belong to another run.
+            book.unlink(missing_ok=True)
+            book.with_name(ENCODER_FILE).unlink(missing_ok=True)
         directory = Directory(
-            transport, sites, agreement(module, loop), book, timeout, wait, say, max_samples
+            transport,
+            sites,
+            agreement(module, loop),
+            book,
+            timeout=timeout,
+            wait=wait,
+            say=say,
+            max_samples=max_samples,
         )
         directory.gather()
-        own = None if datamodule is None else datamodule()
+        server_data = None if datamodule is None else datamodule()
+        sizes = [directory.sizes[site] for site in range(len(sites))]
         data = RemoteData(
-            sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own
+            sites,
+            sizes,
+            num_classes,
+            class_names=class_names,
+            own=server_data,
         )
-        if own is None:  # Lightning would warn of it in every round
+        data.take_encoder(directory.encoder, directory.encoder_hash)
+        if server_data is None:  # Lightning would warn of it in every round
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         loop = loop.replace(engine=partial(RemoteFederation, directory))
-        # All starts of a run log into one folder, so that the logs continue, too.
-        options = {"logger": TensorBoardLogger(where, name="", version=""), **(trainer or {})}
+        options: dict[str, Any] = {
+            "max_epochs": rounds,
+            "num_sanity_val_steps": 0,
+            # All starts of a run log into one folder, so that the logs continue, too.
+            "logger": TensorBoardLogger(where, name="", version=""),
+            **(trainer or {}),
+        }
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
-        options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}
-        L.Trainer(**options).fit(module, data, ckpt_path=last if last.is_file() else None)
-        missed = [
-            f"{sites[each['client']]} {each['what']} ({each['times']} times)"
-            for each in loop.state.incidents
-        ]
+        checkpoint = last_checkpoint if is_resumed else None
+        L.Trainer(**options).fit(module, data, ckpt_path=checkpoint)
+        missed = []
+        for incident in loop.state.incidents:
+            site = sites[incident["client"]]
+            missed.append(f"{site} {incident['what']} ({incident['times']} times)")
         say("; ".join(missed) or None)
 
     return app

@@ -321,7 +321,7 @@ class AgreedEncoder:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
-                f"encoder: {error!s:.200}. Expected the encoder that a run's sites.json has."
+                f"encoder: {error!s:.200}. Expected what encoder.json of a run at sites holds."
             ) from error
 
 

@@ -92,7 +92,7 @@ class Columns:
         min_rows: smallest number of a client's rows of which the client tells something. A category or class with fewer
             rows, and numbers or missing values of fewer rows, count as if the client had none. A category that no
             client tells becomes zeros. A class that no client tells is refused, unless ``classes`` names it.
-        encoder: an encoder that was agreed on beforehand, as ``sites.json`` of an earlier run has it. Then nothing is
+        encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it. Then nothing is
             fitted, and no site tells anything about its table.
 
     Raises:

@@ -16,6 +16,7 @@ from torch import Tensor
 from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
 from flsv.core.answers import LARGEST
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.state import GLOBAL_MODEL
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 
@@ -118,6 +119,28 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     }
     plain = packet.plain
     return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
+
+
+def check_request(packet: Packet) -> None:
+    """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
+    plain = packet.plain
+    try:
+        rounds = checked_int(plain, "rounds", most=float("inf"), least=1)
+        clients = checked_int(plain, "clients", most=float("inf"), least=1)
+        checked_int(plain, "round", most=rounds - 1)
+        checked_int(plain, "client", most=clients - 1)
+        if plain["classes"] is not None:
+            checked_int(plain, "classes", most=float("inf"), least=1)
+    except GARBLED as error:
+        raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
+    model = global_model(read_instruction(packet))
+    if model is None or not bool(model.isfinite().all()):
+        raise Refused("it was sent no finite model")
+
+
+def global_model(instruction: Instruction) -> Tensor | None:
+    """Return the global model ``[P]`` in an instruction, if the server has sent it."""
+    return instruction.tensors.get(GLOBAL_MODEL, instruction.start)
 
 
 def update_packet(

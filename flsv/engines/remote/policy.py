@@ -18,7 +18,7 @@ from filelock import FileLock
 from flsv.engines.remote.messages import GARBLED, Refused, checked_int
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.declared import checked
+from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import listed
 
 #: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
@@ -56,6 +56,8 @@ class SitePolicy:
             (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
             let it report, such as ``"label_divergence"``. It always tells its numbers of samples and steps. None for
             all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
+        min_rows: the smallest number of rows of which the site tells when sites agree on an encoder of their tables:
+            no category or class of fewer rows, and no sum of fewer numbers.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -73,6 +75,7 @@ class SitePolicy:
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
+    min_rows: Count = 5
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
@@ -85,12 +88,23 @@ class SitePolicy:
                 f"its policy {path} cannot be read: {error}. It may have {names}"
             ) from error
 
-    def check_question(self, question: str, more: Sequence[str] = ()) -> None:
-        """Raise Refused unless the server may request ``question``, one of flsv's own or of ``more``."""
-        if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
-            raise Refused(f"its policy does not let it answer {question!r:.120}")
-        if question not in {*QUESTIONS, *more}:
+    def check_question(
+        self,
+        question: str,
+        app_questions: Sequence[str] = (),
+    ) -> None:
+        """Raise Refused unless the server may request ``question``, one of flsv's own or of ``app_questions``."""
+        self.check_listed(question)
+        if question not in {*QUESTIONS, *app_questions}:
             raise Refused(f"{question!r:.120} is no question that this site answers")
+
+    def check_listed(self, question: str) -> None:
+        """Raise Refused if the policy lists questions, and not this one."""
+        if self.questions is None:
+            return
+        permitted = {_lasting(name) for name in self.questions}
+        if _lasting(question) not in permitted:
+            raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""

@@ -23,27 +23,33 @@ from torch import Tensor
 from flsv._lightning.evaluation import count_answers
 from flsv._lightning.fit_loop import FederatedFitLoop
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, opened
+from flsv.core import ClientUpdate, FederationState, LocalData, opened
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
-    GARBLED,
     LOSS,
     Packet,
     Refused,
-    checked_int,
+    check_request,
     failure_packet,
+    global_model,
     pack,
     read_instruction,
     unpack,
     update_packet,
 )
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
-from flsv.engines.remote.site_memory import SiteMemory, SiteState, own_secret
+from flsv.engines.remote.site_memory import SiteMemory, SiteState, own_secret, visit_secret
+from flsv.engines.remote.tables import (
+    TABLE_SUMMARY,
+    packet_of_summary,
+    state_of_table,
+    table_summary,
+    take_encoder,
+)
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.personalization.base import OWN_MODEL
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
@@ -53,7 +59,6 @@ from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.training.training_step import note_on_types
 from flsv.uploads import UploadContext, sanitize_report, upload
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -100,40 +105,52 @@ class Site:
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
     ) -> None:
-        self._make_module, self._folder = module, folder
-        federation, made = settings(), data()
+        self._make_module = module
+        self._folder = folder
+        federation = settings()
         self._config = federation.config
-        self._trainer_options, self._questions = dict(trainer or {}), questions
+        self._trainer_options = dict(trainer or {})
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
-        self._upload_seed, self._secret, self.policy = (
-            upload_seed,
-            own_secret(folder),
-            policy or SitePolicy(),
-        )
-        if not isinstance(made, FederatedDataModule):
-            made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
-        self._data = made
-        made.prepare_data()
-        made.setup("fit")
-        if (number := made.num_clients) != 1:
+        self._questions = questions
+        self._upload_seed = upload_seed
+        self._secret = own_secret(folder)
+        self.policy = policy or SitePolicy()
+
+        site_data = data()
+        if not isinstance(site_data, FederatedDataModule):
+            site_data = FederatedDataModule(
+                site_data,
+                OneClient(),
+                splits=Splits(server_val=0.0),
+            )
+        self._data = site_data
+        self._configured_encoder = site_data.encoder
+        site_data.prepare_data()
+        site_data.deal_from(0)
+        if site_data.num_clients != 1:
             raise ConfigurationError(
-                f"this site has data of {number} clients: a site is one. Use OneClient()."
+                f"this site has data of {site_data.num_clients} clients: a site is one. Use OneClient()."
             )
         self._agreement = agreement(module(), federation)
 
-    def answer(self, packet: Packet, who: str = "server") -> Packet:
+    def answer(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
         # The reply reports an error by class and line only, because its text may quote samples. A refusal's text is
         # sent.
-        replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
+        replies = {
+            "hello": self._hello,
+            "agree": self._agree,
+            "train": self._train,
+            "ask": self._ask,
+            "test": self._test,
+        }
         try:
-            about = {
-                name: packet.plain[name]
-                for name in ("run", "round", "question")
-                if name in packet.plain
-            }
+            subject = {}
+            for name in ("run", "round", "question"):
+                if name in packet.plain:
+                    subject[name] = packet.plain[name]
             rank_zero_info(
-                f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}"
+                f"flsv: {sender} asks {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             if self._config.private and packet.kind not in ("hello", "train"):
@@ -144,6 +161,7 @@ class Site:
                 number := packet.plain.get("client")
             ) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)
+            take_encoder(self._data, packet, self._configured_encoder, private=self._config.private)
             return replies[packet.kind](packet)
         except Exception as error:
             _log.exception("%r could not be answered", packet.kind)
@@ -154,7 +172,12 @@ class Site:
         self.policy.check_told(self._needed())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
-        return Packet("hello", {"sizes": sizes})
+        return Packet("hello", {"sizes": sizes, "table": state_of_table(data)})
+
+    def _agree(self, packet: Packet) -> Packet:
+        """Reply with what this site tells about its table."""
+        self.policy.check_listed(TABLE_SUMMARY)
+        return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
     def _needed(self) -> list[str]:
         """Return the names of losses and scores that the loop's metrics and strategies need from the site."""
@@ -343,35 +366,6 @@ def opened_state(
     initial_model, trained, sent = models
     local.set_models(initial_model, trained, sent=sent, tell=tell)
     return space, store, local
-
-
-def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
-    """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
-    # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
-    # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
-    return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
-
-
-def check_request(packet: Packet) -> None:
-    """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
-    plain = packet.plain
-    try:
-        rounds = checked_int(plain, "rounds", most=float("inf"), least=1)
-        clients = checked_int(plain, "clients", most=float("inf"), least=1)
-        checked_int(plain, "round", most=rounds - 1)
-        checked_int(plain, "client", most=clients - 1)
-        if plain["classes"] is not None:
-            checked_int(plain, "classes", most=float("inf"), least=1)
-    except GARBLED as error:
-        raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
-    model = global_model(read_instruction(packet))
-    if model is None or not bool(model.isfinite().all()):
-        raise Refused("it was sent no finite model")
-
-
-def global_model(instruction: Instruction) -> Tensor | None:
-    """Return the global model ``[P]`` in an instruction, if the server has sent it."""
-    return instruction.tensors.get(GLOBAL_MODEL, instruction.start)
 
 
 class NumberedData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 
+from flsv.engines.remote.messages import Packet
 from flsv.utilities.atomic_files import replacing
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 
 SiteState = dict[str, Any]
@@ -85,3 +88,10 @@ def own_secret(folder: Path) -> str:
             f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another."
         )
     return secret
+
+
+def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
+    """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
+    # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
+    # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
+    return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")

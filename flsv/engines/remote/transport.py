@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.partition import FederatedSplits
+from flsv.data.sources.agreed import AgreedEncoder
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED,
@@ -37,12 +39,23 @@ from flsv.engines.remote.messages import (
     checked_int,
     fault_of,
 )
+from flsv.engines.remote.tables import (
+    TABLE_SUMMARY,
+    WAITS,
+    check_states,
+    encoder_of_replies,
+    read_encoder,
+    read_state,
+    write_encoder,
+)
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 Address = int
 #: Seconds between two log lines about the sites for which the server waits.
 PAUSE = 15.0
+#: File beside the book with the encoder of the sites' tables.
+ENCODER_FILE = "encoder.json"
 #: Largest number of samples of a site in a split, unless the operator sets another one.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
@@ -79,6 +92,9 @@ class Directory:
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
+        encoder: the encoder of all sites' tables, on which they agree in :meth:`gather`. None if the sites have no
+            tables, or an encoder of their own. It is stored beside the book, in ``encoder.json``.
+        encoder_hash: hash of the encoder of the sites' tables. None if they have no tables.
     """
 
     def __init__(
@@ -98,57 +114,120 @@ class Directory:
             )
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
-        self.names, self.timeout, self.wait = list(names), timeout, wait
-        self._transport, self._ours, self._book, self._say = transport, ours, book, say
+        self.names = list(names)
+        self.timeout = timeout
+        self.wait = wait
+        self._transport = transport
+        self._ours = ours
+        self._book = book
+        self._say = say
         self._max_samples = max_samples
+        self.sizes = self._read_book()
+
+        self._encoder_file = book.with_name(ENCODER_FILE)
+        self.encoder = read_encoder(self._encoder_file)
+        self.encoder_hash: str | None = None
+        self._table_states: dict[int, str | None] = {}
+        self._addresses: dict[int, Address] = {}
+        self._greeted: set[int] = set()
+        self._wrong: dict[str, str] = {}
+
+    def _read_book(self) -> dict[int, dict[str, int]]:
+        book = self._book
+        if not book.is_file():
+            return {}
+        sizes = {}
         try:
-            kept = json.loads(book.read_bytes()) if book.is_file() else {}
-            self.sizes = {
-                i: _sizes(kept[name], max_samples) for i, name in enumerate(names) if name in kept
-            }
+            sizes_by_name = json.loads(book.read_bytes())
+            for site, name in enumerate(self.names):
+                if name in sizes_by_name:
+                    sizes[site] = _sizes(sizes_by_name[name], self._max_samples)
         except Unwilling as error:
             raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
-        self._here: dict[int, Address] = {}
-        self._greeted: set[int] = set()
-        self._wrong: dict[str, str] = {}
+        return sizes
 
     def gather(self) -> None:
-        """Wait until every site has announced its numbers of samples."""
+        """Wait until every site has announced its numbers of samples, and let sites with tables agree on an encoder."""
         deadline = time.monotonic() + self.wait
-        with self._awaiting(
-            lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)
-        ):
-            while not (here := self.refresh(strict=True)) or len(self.sizes) < len(self.names):
+        with self._awaiting(self._unsized, len(self.names)):
+            present = self.refresh(strict=True)
+            while not present or self._unsized():
                 if time.monotonic() > deadline:
-                    missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
+                    missing = [self.names[site] for site in self._unsized()]
                     raise RuntimeError(
                         f"sites {missing or self.names} have not come within {self.wait:g} s. "
                         f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]. One whose log "
                         "says Exit Code: 305 has a key that is not registered here."
                     )
                 time.sleep(min(0.5, self.wait))
-        away = [name for i, name in enumerate(self.names) if i not in here]
-        without = f", without {', '.join(away)}" if away else ""
-        rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
+                present = self.refresh(strict=True)
+
+        words = f"{len(present)} of {len(self.names)} sites are there"
+        away = [name for site, name in enumerate(self.names) if site not in present]
+        if away:
+            words += f", without {', '.join(away)}"
+        rank_zero_info(f"flsv: {words}.")
+        self._agree_on_encoder()
+
+    def _unsized(self) -> list[int]:
+        """Return the sites that have announced no numbers of samples."""
+        return [site for site in range(len(self.names)) if site not in self.sizes]
+
+    def _agree_on_encoder(self) -> None:
+        """Let all sites tell about their tables, make one encoder of it, and let all take that."""
+        self._check_states()
+        if WAITS in self._table_states.values() and self.encoder is None:
+            replies = self._summaries()
+            num_rows = {}
+            for site, name in enumerate(self.names):
+                num_rows[name] = self.sizes[site]["train"]
+            self.encoder = encoder_of_replies(replies, num_rows)
+            write_encoder(self.encoder, self._encoder_file)
+            self._greeted.clear()
+            self.refresh(strict=True)
+            self._check_states()
+        if self.encoder is not None:
+            rank_zero_info(
+                f"flsv: the sites' tables become {len(self.encoder.feature_names)} features by the encoder "
+                f"{self.encoder.hash}, {self._encoder_file}."
+            )
+
+    def _summaries(self) -> dict[str, Reply]:
+        """Ask all sites about their tables, and return the replies by the sites' names."""
+        packets = {}
+        for site in self._greeted:
+            packets[site] = Packet("agree", {"client": site, "question": TABLE_SUMMARY})
+        replies: dict[str, Reply] = dict.fromkeys(self.names, "it is away")
+        for site, reply in self._send(packets, max(self.timeout, self.wait)):
+            replies[self.names[site]] = reply
+        return replies
+
+    def _check_states(self) -> None:
+        """Check that the tables of all sites that have been greeted are encoded alike."""
+        states = {}
+        for site in sorted(self._greeted):
+            states[self.names[site]] = self._table_states[site]
+        check_states(states)
+        self.encoder_hash = next(iter(states.values()), None)
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
         """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
         an error."""
-        self._here = self._sites_at(self._transport.present())
+        self._addresses = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
         new = {
             site: Packet("hello", {"client": site})
-            for site in self._here
+            for site in self._addresses
             if site not in self._greeted
         }
         for site, reply in self._send(new, seconds):
             self._greet(site, reply, strict)
-        return {site: address for site, address in self._here.items() if site in self._greeted}
+        return {site: address for site, address in self._addresses.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
@@ -163,7 +242,7 @@ class Directory:
             sent = {
                 site: packet
                 for site, packet in packets.items()
-                if site in self._here and site in self._greeted
+                if site in self._addresses and site in self._greeted
             }
             for site, reply in self._send(sent, self.timeout):
                 replies[site] = reply
@@ -194,19 +273,24 @@ class Directory:
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
-        sites = {self._here[site]: site for site in packets}
-        agreed = {
-            self._here[site]: Packet(
-                each.kind, {**each.plain, "agreement": self._ours}, each.tensors
-            )
-            for site, each in packets.items()
-        }
-        for address, reply in self._transport.exchange(agreed, seconds) if agreed else ():
+        settings: dict[str, Any] = {"agreement": self._ours}
+        if self.encoder is not None:
+            settings["encoder"] = self.encoder.to_plain()
+        sites = {}
+        complete_packets = {}
+        for site, packet in packets.items():
+            address = self._addresses[site]
+            sites[address] = site
+            plain = {**packet.plain, **settings}
+            complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
+        if not complete_packets:
+            return
+        for address, reply in self._transport.exchange(complete_packets, seconds):
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         """Convert ``{address: name of the node}`` to ``{site number: address}``, and warn of strangers."""
-        here: dict[int, Address] = {}
+        addresses: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
                 self._warn(
@@ -214,19 +298,21 @@ class Directory:
                 )
                 continue
             site = self.names.index(name)
-            if site in here:
+            if site in addresses:
                 self._warn(
                     name, f"two nodes are registered as {name!r}: one of them is left alone."
                 )
-            if site not in here or address == self._here.get(site):
-                here[site] = address
-        return here
+            if site not in addresses or address == self._addresses.get(site):
+                addresses[site] = address
+        return addresses
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
         """Store the numbers of samples in a site's reply to the first message."""
         name = self.names[site]
         try:
-            sizes = _sizes(check_done(reply).plain["sizes"], self._max_samples)
+            plain = check_done(reply).plain
+            sizes = _sizes(plain["sizes"], self._max_samples)
+            table_state = read_state(plain)
         except GARBLED as why:  # the site is greeted again later
             if strict and isinstance(why, Unwilling):
                 raise ConfigurationError(
@@ -235,17 +321,21 @@ class Directory:
             self._warn(name, f"site {name!r} has not said what it has: {fault_of(why)}.")
         else:
             self._greeted.add(site)
+            self._table_states[site] = table_state
             self._wrong.pop(name, None)
-            before, self.sizes[site] = self.sizes.get(site, sizes), sizes
-            if before != sizes:
-                words = f"site {name!r} has {sizes} samples now and had {before}"
+            earlier_sizes = self.sizes.get(site, sizes)
+            self.sizes[site] = sizes
+            if earlier_sizes != sizes:
+                words = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
                 warnings.warn(f"{words}: values from here on are of its new data.", stacklevel=3)
-            with replacing(self._book) as file:
-                file.write(
-                    json.dumps(
-                        {self.names[i]: each for i, each in sorted(self.sizes.items())}
-                    ).encode()
-                )
+            self._write_book()
+
+    def _write_book(self) -> None:
+        sizes_by_name = {}
+        for site, sizes in sorted(self.sizes.items()):
+            sizes_by_name[self.names[site]] = sizes
+        with replacing(self._book) as file:
+            file.write(json.dumps(sizes_by_name).encode())
 
     def _warn(self, name: str, words: str) -> None:
         """Warn with the text ``words``, unless it was the last warning about the node ``name``."""
@@ -329,6 +419,10 @@ class RemoteData(FederatedDataModule):
         own: the server's own data module, whose validation and test loaders are used. None if it has none.
     """
 
+    #: The encoder of the sites' tables, and its hash, which is known also if it is the sites' alone.
+    encoder_of_sites: AgreedEncoder | None = None
+    encoder_hash: str | None = None
+
     def __init__(
         self,
         names: Sequence[str],
@@ -357,6 +451,14 @@ class RemoteData(FederatedDataModule):
             differs=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
         )
 
+    def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
+        """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
+        self.encoder_of_sites = encoder
+        self.encoder_hash = encoder_hash
+        if encoder is not None and encoder.classes is not None:
+            classes = Classes(self._data.classes.labels, encoder.classes)
+            self._dealt = replace(self._data, classes=classes)
+
     def prepare_data(self) -> None:
         if self._own is not None:
             self._own.prepare_data()
@@ -364,6 +466,8 @@ class RemoteData(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self._own is not None:
             self._own.trainer = self.trainer
+            if isinstance(self._own, FederatedDataModule) and self.encoder_of_sites is not None:
+                self._own.encode(self.encoder_of_sites)
             self._own.setup(stage or "fit")
 
     def teardown(self, stage: str) -> None:
@@ -417,12 +521,21 @@ class RemoteData(FederatedDataModule):
         return {"of": "the server's own data", "rows": loader_rows(loaders)} if loaders else None
 
     def describe(self) -> dict[str, str | int | float]:
-        return {
+        facts: dict[str, str | int | float] = {
             "source": f"sites {', '.join(self.names)}",
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
             "train_samples": int(self.num_samples.sum()),
         }
+        if self.encoder_hash is not None:
+            facts["encoder"] = self.encoder_hash
+        return facts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the encoder of the sites' tables, if they have agreed on one."""
+        if self.encoder_of_sites is None:
+            return {}
+        return {"encoder": self.encoder_of_sites.to_plain()}
 
     def __str__(self) -> str:
         return f"RemoteData({', '.join(self.names)})"

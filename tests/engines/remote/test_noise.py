@@ -16,8 +16,7 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, Site, federation
-from flsv.engines.remote.site import visit_secret
-from flsv.engines.remote.site_memory import SiteMemory
+from flsv.engines.remote.site_memory import SiteMemory, visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK

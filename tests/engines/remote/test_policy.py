@@ -62,7 +62,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
     [
         (
             "least_sites = 3",
-            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]",
+            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells', 'min_rows'\]",
         ),
         ('questions = "all"', "Say a list of names"),
         ('tells = "all"', "Say a list of names"),

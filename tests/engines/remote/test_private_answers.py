@@ -21,6 +21,7 @@ from flsv.engines.remote import Packet, Site, site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
 from flsv.engines.remote.policy import QUESTIONS
+from flsv.engines.remote.tables import TABLE_SUMMARY
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
@@ -105,22 +106,24 @@ def train(
     return instruction_packet(Instruction(index, 0, 7, start, tensors), info)
 
 
-def messages(start: Tensor, visit: str) -> Mapping[str, Packet]:
+def messages(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
     """All that a server may send, to a site that has trained in ``visit``."""
-    later, (plain, tensors) = train(start, 1, visit), pack(((), {}))
-    asked = {
-        question: Packet("ask", {**later.plain, "question": question, "arguments": plain}, tensors)
-        for question in [*QUESTIONS, "os:system"]
-    }
+    later = train(global_vector, 1, visit)
+    arguments, tensors = pack(((), {}))
+    questions = {}
+    for question in [*QUESTIONS, "os:system"]:
+        plain = {**later.plain, "question": question, "arguments": arguments}
+        questions[question] = Packet("ask", plain, tensors)
     return {
         "hello": Packet("hello"),
+        "agree": Packet("agree", {"question": TABLE_SUMMARY}),
         "test": replace(later, kind="test"),
         "again": later,
-        "a model that overflows": train(start * 1e38, 1, visit),
-        "a model that is not finite": train(start * torch.inf, 1, visit),
+        "a model that overflows": train(global_vector * 1e38, 1, visit),
+        "a model that is not finite": train(global_vector * torch.inf, 1, visit),
         "no model": train(None, 1, visit),
-        "a state that the site has lost": train(start, 1, "0" * 64),
-        **asked,
+        "a state that the site has lost": train(global_vector, 1, "0" * 64),
+        **questions,
     }
 
 

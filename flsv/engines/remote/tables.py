@@ -1,0 +1,191 @@
+"""Agreement of sites on one encoder of their tables, before the first round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flsv.data import FederatedDataModule
+from flsv.data.sources.agreed import AgreedEncoder, TableSummary
+from flsv.engines.remote.messages import (
+    GARBLED,
+    BadReply,
+    Packet,
+    Refused,
+    Reply,
+    check_done,
+    fault_of,
+)
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: Name of the question in which a site tells about its table, as a site's policy may list it.
+TABLE_SUMMARY = "flsv.engines.remote.tables:table_summary"
+#: What a site says of its table before there is an encoder.
+WAITS = "waits"
+
+
+def table_summary(data: FederatedDataModule, min_rows: int) -> TableSummary:
+    """Return what a site tells about its table.
+
+    Args:
+        data: the site's data.
+        min_rows: smallest number of rows of which the site's policy lets it tell.
+
+    Raises:
+        Refused: the site would tell of fewer rows, or its table cannot be read. The reason names no value.
+    """
+    try:
+        summary = data.table_summary()
+    except ConfigurationError as error:
+        raise Refused(
+            "its table cannot be read. Its own log names the columns, and options of columns that help"
+        ) from error
+    told_rows = summary.settings["columns"]["min_rows"]
+    if told_rows < min_rows:
+        raise Refused(
+            f"its policy lets it tell of {min_rows} rows and more (min_rows), and its columns have "
+            f"min_rows={told_rows}. Set columns: {{min_rows: {min_rows}}} everywhere"
+        )
+    return summary
+
+
+def take_encoder(
+    data: FederatedDataModule,
+    packet: Packet,
+    configured: AgreedEncoder | None,
+    private: bool,
+) -> None:
+    """Encode a site's table by the encoder in a packet, unless it has one by its ``configured`` columns.
+
+    Raises:
+        Refused: that fails, with a reason that names no value, or the site's updates are ``private``.
+    """
+    plain = packet.plain.get("encoder")
+    encoder = None if plain is None else AgreedEncoder.from_plain(plain)
+    if configured is not None:
+        if encoder not in (None, configured):
+            raise Refused("its columns have another encoder than the server's")
+        return
+    if private and (encoder is not None or data.needs_encoder):
+        raise Refused(
+            "its updates are private, and what it tells about its table would have no noise. Give all sites an "
+            "encoder in columns"
+        )
+
+    try:
+        data.encode(encoder)
+    except ConfigurationError as error:
+        raise Refused(
+            "its table does not fit the encoder on which the sites agreed. Its own log names the row or column. "
+            "Classes that too few rows of each site have must be named, columns: {classes: [...]}"
+        ) from error
+
+
+def state_of_table(data: FederatedDataModule) -> str | None:
+    """Return the hash of the encoder of a site's table, :data:`WAITS` without one, or None if there is no table."""
+    if data.needs_encoder:
+        return WAITS
+    if data.encoder is None:
+        return None
+    return data.encoder.hash
+
+
+def read_state(plain: Mapping[str, Any]) -> str | None:
+    """Read the :func:`state_of_table` from a site's greeting."""
+    state = plain.get("table")
+    if state is not None and (not isinstance(state, str) or len(state) > 12):
+        raise BadReply(f"it says of its table {state!r:.80}")
+    return state
+
+
+def check_states(states: Mapping[str, str | None]) -> None:
+    """Raise ConfigurationError unless all sites have tables that are encoded alike, or none has a table.
+
+    ``states`` has the :func:`state_of_table` by the site's name.
+    """
+    sites_by_state: dict[str | None, list[str]] = {}
+    for site, state in states.items():
+        sites_by_state.setdefault(state, []).append(site)
+    if len(sites_by_state) < 2:
+        return
+
+    descriptions = []
+    for state, sites in sites_by_state.items():
+        description = f"a table with encoder {state}"
+        if state is None:
+            description = "no table"
+        elif state == WAITS:
+            description = "a table without an encoder"
+        descriptions.append(f"{listed(sites)}: {description}")
+    raise ConfigurationError(
+        f"The sites' data differ: {'; '.join(descriptions)}. Give all sites tables, and all or none of them "
+        "the same encoder in columns."
+    )
+
+
+def encoder_of_replies(
+    replies: Mapping[str, Reply],
+    num_rows: Mapping[str, int],
+) -> AgreedEncoder:
+    """Make one encoder of all sites' replies to the question.
+
+    Args:
+        replies: each site's reply, by its name.
+        num_rows: each site's announced number of training rows.
+
+    Raises:
+        ConfigurationError: a site does not answer, or tables do not fit together. The message says what to do.
+    """
+    # Only who has tables needs pandas.
+    from flsv.data.sources.summaries import encoder_of_sites
+
+    summaries = {}
+    for site, reply in replies.items():
+        try:
+            summary = TableSummary.from_plain(check_done(reply).plain["summary"])
+            _check_rows(summary, num_rows[site])
+        except GARBLED as error:
+            raise ConfigurationError(
+                f"site {site!r} has not told of its table: {fault_of(error)}. All sites are needed to agree on an "
+                "encoder. Mend it, and start this server again."
+            ) from error
+        summaries[site] = summary
+    return encoder_of_sites(summaries)
+
+
+def _check_rows(summary: TableSummary, num_rows: int) -> None:
+    """Raise BadReply if a column has more rows than the site has announced."""
+    for name, column in summary.columns.items():
+        num_told = column.missing
+        if column.moments is not None:
+            num_told += column.moments.count
+        if column.categories is not None:
+            num_told += sum(column.categories.values())
+        if num_told > num_rows:
+            raise BadReply(f"it tells of {num_told} rows in {name!r:.80}, and has {num_rows}")
+
+
+def read_encoder(path: Path) -> AgreedEncoder | None:
+    """Read the encoder on which sites have agreed, or return None if there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return AgreedEncoder.from_plain(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error!s:.200}. Delete the run's folder, and start anew."
+        ) from error
+
+
+def write_encoder(encoder: AgreedEncoder, path: Path) -> None:
+    """Write the encoder on which sites have agreed into a file."""
+    with replacing(path) as file:
+        file.write(json.dumps(encoder.to_plain(), indent=1).encode())
+
+
+def packet_of_summary(summary: TableSummary) -> Packet:
+    """Make the packet in which a site tells about its table."""
+    return Packet("agreed", {"summary": summary.to_plain()})

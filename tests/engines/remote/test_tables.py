@@ -1,0 +1,293 @@
+"""Sites with tables agree on an encoder before the first round, and give what one process gives."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import OneClient, Splits
+from flsv.engines.remote import (
+    Directory,
+    Packet,
+    RemoteData,
+    RemoteFederation,
+    Site,
+    SitePolicy,
+    agreement,
+)
+from flsv.privacy import GaussianPrivacy
+from flsv.utilities.errors import ConfigurationError
+from helpers.fits import trainer_for
+from helpers.sites import NAMES, SEED, SiteTransport, assert_same, shapfed
+
+#: Each hospital's rows, and the server's.
+ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
+COLUMNS = {"min_rows": 5, "exclude": ["patient"]}
+FEATURES = 8
+
+
+def hospital(name: str) -> pd.DataFrame:
+    """Numbers of unequal size, a column that is empty at Osaka, and rare wards."""
+    rows = ROWS[name]
+    rng = np.random.default_rng(list(ROWS).index(name))
+    age = rng.normal(62, 14, rows)
+    ward = rng.choice(["A", "B"], rows).astype(object)
+    ward[:6] = name  # one ward of each hospital
+    ward[6:8] = "rare"
+    lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
+    lab[rng.random(rows) < (1 if name == "Osaka" else 0.2)] = np.nan
+    return pd.DataFrame(
+        {
+            "patient": np.arange(rows),
+            "age": age,
+            "lab": lab,
+            "ward": ward,
+            "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
+        }
+    )
+
+
+def hospitals() -> dict[str, pd.DataFrame]:
+    return {name: hospital(name) for name in NAMES}
+
+
+def module() -> ClassifierClient:
+    torch.manual_seed(SEED)
+    return ClassifierClient(
+        "mlp",
+        num_classes=2,
+        input_shape=(FEATURES,),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+
+
+def data_of(source: Any, **options: Any) -> FederatedDataModule:
+    return FederatedDataModule(
+        source,
+        labels="died",
+        batch_size=16,
+        **{"columns": COLUMNS, "splits": Splits(server_val=0.0), **options},
+    )
+
+
+def site_data(frame: pd.DataFrame, **options: Any) -> FederatedDataModule:
+    return data_of(frame, partitioner=OneClient(), **options)
+
+
+class Hospitals:
+    """Sites in this process, and the server's start."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: Mapping[str, pd.DataFrame],
+        make: Any = shapfed,
+        policy: SitePolicy | None = None,
+        **options: Any,
+    ) -> None:
+        self.folder = folder
+        self.make = make
+        sites = {}
+        for number, (name, table) in enumerate(tables.items()):
+            sites[100 + number] = Site(
+                module,
+                partial(site_data, table, **options),
+                make,
+                folder / name,
+                policy=policy,
+            )
+        self.transport = SiteTransport(sites)
+        self.requests: list[Packet] = []
+        self.replies: list[Packet] = []
+        self.transport.spoil = self._note
+
+    def _note(self, address: int, packet: Packet, reply: Packet) -> Packet:
+        self.requests.append(packet)
+        self.replies.append(reply)
+        return reply
+
+    def directory(self) -> Directory:
+        directory = Directory(
+            self.transport,
+            NAMES,
+            agreement(module(), self.make()),
+            self.folder / "book.json",
+            timeout=1,
+            wait=0.2,
+        )
+        directory.gather()
+        return directory
+
+    def fit(self, rounds: int = 2, **options: Any) -> FederatedLoop:
+        directory = self.directory()
+        val = hospital("val")
+        data = RemoteData(
+            NAMES,
+            [directory.sizes[site] for site in range(len(NAMES))],
+            own=data_of(val, partitioner=OneClient(), val=val),
+        )
+        data.take_encoder(directory.encoder, directory.encoder_hash)
+        loop = self.make().replace(engine=partial(RemoteFederation, directory))
+        trainer = trainer_for(loop, self.folder, rounds)
+        trainer.fit(module(), data, **options)
+        trainer.save_checkpoint(self.folder / "last.ckpt")
+        return loop
+
+
+def one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
+    data = FederatedDataModule(
+        clients=hospitals(),
+        val=hospital("val"),
+        labels="died",
+        batch_size=16,
+        columns=COLUMNS,
+    )
+    loop = shapfed()
+    trainer_for(loop, folder, rounds).fit(module(), data)
+    return loop, data
+
+
+def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path) -> None:
+    federation = Hospitals(tmp_path / "sites", hospitals())
+    remote = federation.fit()
+    local, data = one_process(tmp_path / "one")
+
+    assert_same(remote, local)
+    inputs, labels = data._data.tensors()
+    assert inputs.shape == (190, FEATURES)
+    for client, site in enumerate(federation.transport.sites.values()):
+        rows = data.client_indices(client)
+        site_inputs, site_labels = site._data._data.tensors()
+        assert torch.equal(site_inputs, inputs[rows])
+        assert torch.equal(site_labels, labels[rows])
+
+    # Each site was asked once, and the encoder is part of the checkpoint and of the run's identity.
+    kinds = [packet.kind for packet in federation.requests]
+    assert kinds.count("agree") == len(NAMES)
+    encoder = json.loads((tmp_path / "sites" / "encoder.json").read_text())
+    checkpoint = torch.load(tmp_path / "sites" / "last.ckpt", weights_only=False)
+    assert checkpoint["RemoteData"] == {"encoder": encoder}
+    assert "data.encoder" in str(checkpoint)
+
+
+def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> None:
+    federation = Hospitals(tmp_path, hospitals())
+    federation.directory()
+    replies = [reply for reply in federation.replies if reply.kind == "agreed"]
+    assert len(replies) == len(NAMES)
+    for reply in replies:
+        assert not reply.tensors
+        summary = reply.plain["summary"]
+        assert reply.plain.keys() == {"summary"}
+        assert summary.keys() == {"settings", "columns", "classes"}
+        assert summary["columns"].keys() == {"age", "lab", "ward"}
+        assert summary["columns"]["age"].keys() == {"kind", "missing", "moments"}
+        assert summary["columns"]["ward"].keys() == {"kind", "missing", "categories"}
+        assert "rare" not in json.dumps(reply.plain)
+
+
+def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_path: Path) -> None:
+    encoder = Hospitals(tmp_path, hospitals()).directory().encoder
+    changed = {**hospitals(), "Lyon": hospital("Lyon")[:50]}
+    federation = Hospitals(tmp_path, changed)
+    with pytest.warns(UserWarning, match="'Lyon' has .* samples now"):
+        directory = federation.directory()
+    assert directory.encoder == encoder
+    assert "agree" not in [packet.kind for packet in federation.requests]
+
+    (tmp_path / "encoder.json").unlink()
+    assert federation.directory().encoder != encoder  # of the same sites, for another run
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            SitePolicy(questions=[]),
+            "Boston' .*policy does not let it answer 'flsv.*:table_summary'",
+        ),
+        (SitePolicy(min_rows=6), r"(?s)min_rows=5. Set columns: {min_rows: 6} everywhere"),
+    ],
+)
+def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
+    tmp_path: Path, policy: SitePolicy, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Hospitals(tmp_path, hospitals(), policy=policy).directory()
+    listed = SitePolicy(questions=["flsv.engines.remote.tables:table_summary"])
+    assert Hospitals(tmp_path, hospitals(), policy=listed).directory().encoder is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": "old"}, "'age' has categories at Lyon and numbers at Boston, Osaka"),
+        ({"age": "1,5"}, "'Lyon' .*table cannot be read. Its own log names the columns"),
+        ({"born": 1970}, "(?s)Boston, Osaka: no column 'born', which others have.*exclude.*born"),
+        ({"died": "dead"}, "Lyon: target 'died' has no label of 'no', 'yes'"),
+    ],
+)
+def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
+    tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lyon = hospital("Lyon").assign(**change)
+    federation = Hospitals(tmp_path, {**hospitals(), "Lyon": lyon})
+    with pytest.raises(ConfigurationError, match=message) as error:
+        federation.directory()
+    assert "1,5" not in str(error.value)
+    if "1,5" in change.values():
+        assert "'1,5' in 'age' is a number, but stored as text" in caplog.text
+
+
+def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
+    tmp_path: Path,
+) -> None:
+    lyon = hospital("Lyon")
+    lyon.loc[:2, "died"] = "unclear"
+    tables = {**hospitals(), "Lyon": lyon}
+    with pytest.raises(ConfigurationError, match="'Lyon' cannot take part: .* columns: {classes"):
+        Hospitals(tmp_path / "a", tables).directory()
+    columns = {**COLUMNS, "classes": ["no", "yes", "unclear"]}
+    encoder = Hospitals(tmp_path / "b", tables, columns=columns).directory().encoder
+    assert encoder is not None
+    assert encoder.classes == ("no", "unclear", "yes")
+
+
+def private() -> FederatedLoop:
+    return shapfed(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
+
+
+def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigurationError, match="Give all sites an encoder in columns"):
+        Hospitals(tmp_path / "a", hospitals(), make=private).directory()
+    code = {"age": {"mean": 60.0, "scale": 15.0}, "ward": {"categories": ["A", "B"]}}
+    columns = {"encoder": {"columns": code, "classes": ["no", "yes"]}}
+    federation = Hospitals(tmp_path / "b", hospitals(), make=private, columns=columns)
+    directory = federation.directory()
+    assert directory.encoder is None
+    assert directory.encoder_hash is not None
+    assert {packet.kind for packet in federation.requests} == {"hello"}
+
+
+def test_sites_of_which_some_have_no_table_are_named(tmp_path: Path) -> None:
+    class Arrays(L.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)
+            return torch.utils.data.DataLoader(samples, batch_size=3, shuffle=True)
+
+    federation = Hospitals(tmp_path, hospitals())
+    federation.transport.sites[102] = Site(module, Arrays, shapfed, tmp_path / "arrays")
+    with pytest.raises(
+        ConfigurationError, match="Boston, Lyon: a table without an encoder; Osaka: no table"
+    ):
+        federation.directory()
