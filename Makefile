@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints flower cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,10 @@ size: ## tokens and density of the code, words of pages, and what is over a limi
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
+
+# All tests, slow ones too, whose names hold PART: a file of flsv without .py, or a class.
+test-part: ## what concerns one part, in about a minute: make test-part PART=fedexp
+	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" tests flsv
 
 # GPU_REPORT="--out here.csv --only numbers". Without a GPU it says so, and runs what goes on the CPU.
 cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv

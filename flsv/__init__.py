@@ -1,4 +1,7 @@
-"""Federated learning on PyTorch Lightning in which every participant's contribution is measured while it happens."""
+"""Federated learning on PyTorch Lightning in which every participant's contribution is measured while it happens.
+
+Tier: stable.
+"""
 
 import lazy_loader
 

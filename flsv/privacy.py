@@ -1,4 +1,7 @@
-"""Differential privacy for clients' updates: clipping, noise, and the accounting of epsilon."""
+"""Differential privacy for clients' updates: clipping, noise, and the accounting of epsilon.
+
+Tier: provisional.
+"""
 
 from __future__ import annotations
 

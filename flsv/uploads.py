@@ -8,6 +8,8 @@ all parts that it has not sent so far. It sends the compression C of the result,
 
 The papers compress the gradient of every step. Here the update of a round is compressed, and a client that does not
 take part keeps its e. Buffers (BatchNorm's statistics) are averages, not steps, and are sent uncompressed.
+
+Tier: provisional.
 """
 
 from __future__ import annotations

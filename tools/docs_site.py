@@ -32,6 +32,8 @@ TEMPLATES = jinja2.Environment(
 )
 #: Names of what goes down to clients, and of what they send up.
 Messages = tuple[tuple[str, ...], tuple[str, ...]]
+#: The line of a package's docstring that says what it promises.
+_TIER = re.compile(r"^Tier: (stable|provisional|contrib)\.$", flags=re.MULTILINE)
 #: The first line of an algorithm's entry, in the comment of its configuration.
 _ENTRY = re.compile(r"^title: ", flags=re.MULTILINE)
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
@@ -85,18 +87,6 @@ PACKAGES = {
     "flsv.testing": "Checks of parts of one's own",
     "flsv.functional": "The mathematics, as functions",
 }
-
-#: Packages whose names change with a major version only. The others are provisional.
-STABLE = (
-    "flsv",
-    "flsv.data",
-    "flsv.models",
-    "flsv.metrics",
-    "flsv.aggregation",
-    "flsv.training.algorithms",
-    "flsv.report",
-    "flsv.functional",
-)
 
 
 @dataclass(frozen=True)
@@ -271,16 +261,34 @@ def page_of(each: Algorithm) -> str:
     return f"algorithms/{each.configs[0]}.md"
 
 
+def source_of(package: str) -> Path:
+    """The file of a package or module."""
+    path = ROOT / Path(*package.split("."))
+    if path.is_dir():
+        return path / "__init__.py"
+    return path.with_suffix(".py")
+
+
+def tier(package: str) -> str:
+    """What a package promises about its names, as its docstring says in a line of its own."""
+    path = source_of(package)
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    line = _TIER.search(docstring)
+    if line is None:
+        tiers = "stable, provisional or contrib"
+        raise ValueError(f"{path.relative_to(ROOT)}: add to its docstring the line Tier: {tiers}.")
+    return line[1]
+
+
 def public_names(package: str) -> list[str]:
     """``__all__`` of a package or module, without importing what it names."""
     if package == CONTRIB:
         return list(importlib.import_module(package).__all__)
-    path = ROOT / Path(*package.split("."))
-    stub = path / "__init__.pyi"
+    source = source_of(package)
+    stub = source.with_suffix(".pyi")
     if stub.exists():
         return names_of_stub(stub)
 
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return list(ast.literal_eval(node.value))
@@ -356,7 +364,7 @@ def generated_pages() -> dict[str, str]:
     """Markdown by address on the site."""
     pages = {
         "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
-        "reference/api.md": rendered("api.md", packages=PACKAGES, stable=STABLE),
+        "reference/api.md": rendered("api.md", packages=PACKAGES),
         "reference/round.md": vocabulary_page(),
         "reference/what_crosses.md": rendered("what_crosses.md", crossings=crossings()),
     }

@@ -1,1 +1,4 @@
-"""Code that uses private interfaces of Lightning, which any release may change. It does not depend on contributions."""
+"""Code that uses private interfaces of Lightning, which any release may change. It does not depend on contributions.
+
+Tier: provisional.
+"""

@@ -2,6 +2,8 @@
 
 Rules that change a single client's update are in ``filters``, rules that give clients models of their own in
 ``personalization``.
+
+Tier: stable.
 """
 
 import lazy_loader

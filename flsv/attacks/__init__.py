@@ -1,6 +1,8 @@
 """Attacks: changes that malicious clients make to their updates.
 
 Defences are in ``filters``, faults of clients' data in ``data``.
+
+Tier: provisional.
 """
 
 import lazy_loader

@@ -1,4 +1,7 @@
-"""``flsv bench``: contribution metrics compared with Shapley values from retraining."""
+"""``flsv bench``: contribution metrics compared with Shapley values from retraining.
+
+Tier: provisional.
+"""
 
 import lazy_loader
 

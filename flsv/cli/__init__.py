@@ -1,4 +1,7 @@
-"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands."""
+"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands.
+
+Tier: provisional.
+"""
 
 from flsv.cli.entry import main
 

@@ -3,7 +3,7 @@
 A file here is a leaf: nothing else in flsv imports it. CONTRIBUTING.md says what it must bring. A method that several
 federations have used can move to the package of its kind.
 
-Tier: contrib. A leaf may change or go with any minor version.
+Tier: contrib.
 """
 
 import re

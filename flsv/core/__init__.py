@@ -1,4 +1,7 @@
-"""Types that all parts of flsv share, without any published method."""
+"""Types that all parts of flsv share, without any published method.
+
+Tier: provisional.
+"""
 
 from flsv.core.answers import AnsweringClient, Numbers, declare_answer
 from flsv.core.client import Channel, Client, NoAnswer, Traffic, map_clients

@@ -1,6 +1,8 @@
 """Data for a federation: sources, partitioners, corruptions, and the data module that combines them.
 
 No code in this package reads a model.
+
+Tier: stable.
 """
 
 import lazy_loader

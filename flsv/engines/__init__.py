@@ -1,1 +1,4 @@
-"""Engines, which train the clients of a federation and run requests on the clients' data."""
+"""Engines, which train the clients of a federation and run requests on the clients' data.
+
+Tier: provisional.
+"""

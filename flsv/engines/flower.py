@@ -1,4 +1,7 @@
-"""Federations on Flower (``pip install "flwr>=1.41,<2"``): ClientApps for the sites, and a ServerApp."""
+"""Federations on Flower (``pip install "flwr>=1.41,<2"``): ClientApps for the sites, and a ServerApp.
+
+Tier: provisional.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Ranks exchange over Gloo, through the host's memory. The process group is not torch's default one, so that no other code
 finds it and shards data or reduces gradients over it. If a process dies, the others notice the closed connection at
 their next exchange with it.
+
+Tier: provisional.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""FederatedLoop, the callback that runs a federation's rounds in a Trainer."""
+"""FederatedLoop, the callback that runs a federation's rounds in a Trainer.
+
+Tier: provisional.
+"""
 
 from flsv.federation.loop import FederatedLoop
 

@@ -1,5 +1,7 @@
 """Filters: changes that the server makes to a round's updates after it receives them, and before metrics and the
 aggregator see them. Rules that combine updates are in ``aggregation``.
+
+Tier: provisional.
 """
 
 import lazy_loader

@@ -1,4 +1,7 @@
-"""The formulas of metrics and strategies, as functions on tensors that know no Lightning, clients, rounds or files."""
+"""The formulas of metrics and strategies, as functions on tensors that know no Lightning, clients, rounds or files.
+
+Tier: stable.
+"""
 
 import lazy_loader
 

@@ -30,6 +30,8 @@ autoencoder, by the autoencoder's own validation loss:
 >>> trainer.fit(Autoencoder(), data)
 >>> loop.contributions["sv"].shape, bool(loop.contributions["sv"].isfinite().all())
 (torch.Size([3]), True)
+
+Tier: provisional.
 """
 
 import lazy_loader

@@ -11,6 +11,8 @@ By the question that they answer:
 - Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
 - Who is useful to the other clients? ContributionEstimation, DomainRelevance.
 - How much does taking part cost a client? CommunicationCost, PrivacyLoss.
+
+Tier: stable.
 """
 
 import lazy_loader

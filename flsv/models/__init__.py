@@ -3,6 +3,8 @@
 Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), and returns logits
 ``[B, num_classes]``. Its head is its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel` are whole
 LightningModules, for regression and for running text.
+
+Tier: stable.
 """
 
 import lazy_loader

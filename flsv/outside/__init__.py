@@ -1,1 +1,4 @@
-"""Contributions to rounds that other frameworks, or loops of your own, run."""
+"""Contributions to rounds that other frameworks, or loops of your own, run.
+
+Tier: provisional.
+"""

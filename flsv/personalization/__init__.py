@@ -1,6 +1,8 @@
 """Personalizers: rules that choose the model from which each client starts the next round.
 
 Rules for the global model are in ``aggregation``.
+
+Tier: provisional.
 """
 
 import lazy_loader

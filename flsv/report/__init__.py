@@ -1,4 +1,7 @@
-"""Reports of runs: values as tables, and an HTML page with shares of a budget."""
+"""Reports of runs: values as tables, and an HTML page with shares of a budget.
+
+Tier: stable.
+"""
 
 import lazy_loader
 

@@ -1,1 +1,4 @@
-"""Results of a run: its table, and the sinks that store or show it while the run goes on."""
+"""Results of a run: its table, and the sinks that store or show it while the run goes on.
+
+Tier: provisional.
+"""

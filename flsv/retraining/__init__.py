@@ -1,4 +1,7 @@
-"""Training of coalitions' models, during the federation's fit or after it."""
+"""Training of coalitions' models, during the federation's fit or after it.
+
+Tier: provisional.
+"""
 
 from flsv.retraining.retrained_utility import RetrainedUtility
 

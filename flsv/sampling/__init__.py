@@ -1,4 +1,7 @@
-"""Client samplers: rules that draw the cohort of a round, that is, the clients that train in it."""
+"""Client samplers: rules that draw the cohort of a round, that is, the clients that train in it.
+
+Tier: provisional.
+"""
 
 import lazy_loader
 

@@ -1,6 +1,8 @@
 """The server's side of a round: filters, contribution metrics, aggregation and personalization, in this order.
 
 No module here reads clients' data.
+
+Tier: provisional.
 """
 
 import lazy_loader

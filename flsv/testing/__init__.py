@@ -11,6 +11,8 @@ Traceback (most recent call last):
 AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
 
 With pytest, :func:`parametrize_with_checks` makes a separate test of every check.
+
+Tier: provisional.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Client side of a round: local training and client algorithms. No module here reads what only the server has."""
+"""Client side of a round: local training and client algorithms. No module here reads what only the server has.
+
+Tier: provisional.
+"""

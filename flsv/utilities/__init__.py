@@ -1,1 +1,4 @@
-"""Helpers that know nothing of federations: errors, checks of arguments, files, plots, seeds."""
+"""Helpers that know nothing of federations: errors, checks of arguments, files, plots, seeds.
+
+Tier: provisional.
+"""

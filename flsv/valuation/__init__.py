@@ -1,4 +1,7 @@
-"""Valuation of clients and samples before any training, by optimal transport."""
+"""Valuation of clients and samples before any training, by optimal transport.
+
+Tier: provisional.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,7 @@
-"""Features of samples, such as principal components, fitted without pooling raw data."""
+"""Features of samples, such as principal components, fitted without pooling raw data.
+
+Tier: provisional.
+"""
 # Without validation samples every client sends the sum [d] and second moments [d, d] of its samples, whose sums give
 # the components of the pooled samples. The moments of a client with fewer than d samples reveal the subspace that they
 # span. Only sums over clients are used, so secure aggregation, which is not built in, could hide them.

@@ -98,6 +98,19 @@ def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> Non
         assert f"| {need} | {meaning} |" in page
 
 
+def test_every_package_says_its_tier_and_the_page_of_names_shows_it() -> None:
+    folders = [path.parent.name for path in (ROOT / "flsv").glob("*/__init__.py")]
+    assert len(folders) > 20
+    tiers = {folder: docs_site.tier(f"flsv.{folder}") for folder in folders}
+    assert tiers["metrics"] == "stable"
+    assert [folder for folder, tier in tiers.items() if tier == "contrib"] == ["contrib"]
+
+    page = docs_site.generated_pages()["reference/api.md"]
+    for package in docs_site.PACKAGES:
+        row = rf"^\| \[`{package}`\].* \| {docs_site.tier(package)} \|"
+        assert re.search(row, page, re.MULTILINE), package
+
+
 def exported_by(package: str) -> list[str]:
     """The names that a package exports, without its subpackages and its version."""
     module = importlib.import_module(package)

@@ -1,4 +1,7 @@
-"""Client algorithms, which change how clients train (corrected gradients, second models), one file per algorithm."""
+"""Client algorithms, which change how clients train (corrected gradients, second models), one file per algorithm.
+
+Tier: stable.
+"""
 
 import lazy_loader
 
