@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.data import OneClient, Splits
+from flsv import FederatedLoop
 from flsv.engines.remote import (
     Directory,
     Packet,
@@ -26,60 +24,8 @@ from flsv.engines.remote import (
 from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
-from helpers.sites import NAMES, SEED, SiteTransport, assert_same, shapfed
-
-#: Each hospital's rows, and the server's.
-ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
-COLUMNS = {"min_rows": 5, "exclude": ["patient"]}
-FEATURES = 8
-
-
-def hospital(name: str) -> pd.DataFrame:
-    """Numbers of unequal size, a column that is empty at Osaka, and rare wards."""
-    rows = ROWS[name]
-    rng = np.random.default_rng(list(ROWS).index(name))
-    age = rng.normal(62, 14, rows)
-    ward = rng.choice(["A", "B"], rows).astype(object)
-    ward[:6] = name  # one ward of each hospital
-    ward[6:8] = "rare"
-    lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
-    lab[rng.random(rows) < (1 if name == "Osaka" else 0.2)] = np.nan
-    return pd.DataFrame(
-        {
-            "patient": np.arange(rows),
-            "age": age,
-            "lab": lab,
-            "ward": ward,
-            "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
-        }
-    )
-
-
-def hospitals() -> dict[str, pd.DataFrame]:
-    return {name: hospital(name) for name in NAMES}
-
-
-def module() -> ClassifierClient:
-    torch.manual_seed(SEED)
-    return ClassifierClient(
-        "mlp",
-        num_classes=2,
-        input_shape=(FEATURES,),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-    )
-
-
-def data_of(source: Any, **options: Any) -> FederatedDataModule:
-    return FederatedDataModule(
-        source,
-        labels="died",
-        batch_size=16,
-        **{"columns": COLUMNS, "splits": Splits(server_val=0.0), **options},
-    )
-
-
-def site_data(frame: pd.DataFrame, **options: Any) -> FederatedDataModule:
-    return data_of(frame, partitioner=OneClient(), **options)
+from helpers.hospitals import COLUMNS, FEATURES, data_of, hospital, hospitals, module, one_process
+from helpers.sites import NAMES, SiteTransport, assert_same, shapfed
 
 
 class Hospitals:
@@ -99,7 +45,7 @@ class Hospitals:
         for number, (name, table) in enumerate(tables.items()):
             sites[100 + number] = Site(
                 module,
-                partial(site_data, table, **options),
+                partial(data_of, table, **options),
                 make,
                 folder / name,
                 policy=policy,
@@ -132,7 +78,7 @@ class Hospitals:
         data = RemoteData(
             NAMES,
             [directory.sizes[site] for site in range(len(NAMES))],
-            own=data_of(val, partitioner=OneClient(), val=val),
+            own=data_of(val, val=val),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
         loop = self.make().replace(engine=partial(RemoteFederation, directory))
@@ -140,19 +86,6 @@ class Hospitals:
         trainer.fit(module(), data, **options)
         trainer.save_checkpoint(self.folder / "last.ckpt")
         return loop
-
-
-def one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
-    data = FederatedDataModule(
-        clients=hospitals(),
-        val=hospital("val"),
-        labels="died",
-        batch_size=16,
-        columns=COLUMNS,
-    )
-    loop = shapfed()
-    trainer_for(loop, folder, rounds).fit(module(), data)
-    return loop, data
 
 
 def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path) -> None:

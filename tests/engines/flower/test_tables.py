@@ -1,0 +1,99 @@
+"""Tables at sites of Flower, without processes: they agree on an encoder, and train as in one process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs flwr: make flower")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.task_identity import TaskIdentity
+
+from flsv.engines.engine import shared_space
+from flsv.engines.flower import client_app, server_app
+from helpers.hospitals import data_of, hospital, module, one_process
+from helpers.sites import NAMES, shapfed
+
+pytestmark = pytest.mark.flower
+ROUNDS = 2
+
+
+@pytest.fixture(autouse=True)
+def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower numbers messages by the task that makes them; there are no tasks here."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+    monkeypatch.setattr("flsv.engines.flower.POLL", 0.02)
+
+
+class Grid:
+    """SuperNodes whose apps answer as soon as a message is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.apps: dict[int, ClientApp] = {}
+        self.contexts: dict[int, Context] = {}
+        self.replies: dict[str, Message] = {}
+        for number, name in enumerate(NAMES, 1):
+            self.apps[number] = client_app(module, site_table, shapfed)
+            node_config: dict[str, Any] = {"folder": str(folder / name), "name": name}
+            self.contexts[number] = Context(
+                run_id=1,
+                node_id=number,
+                node_config=node_config,
+                state=RecordDict(),
+                run_config={},
+            )
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=number, name=name) for number, name in enumerate(NAMES, 1)]
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        message_ids = []
+        for message in messages:
+            message_id = f"m{len(self.replies)}"
+            message.metadata.__dict__.update(_message_id=message_id, _src_node_id=1, _run_id=1)
+            node = message.metadata.dst_node_id
+            self.replies[message_id] = self.apps[node](message, self.contexts[node])
+            message_ids.append(message_id)
+        return message_ids
+
+    def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
+        return [self.replies[message_id] for message_id in message_ids]
+
+
+def site_table(node: Any) -> Any:
+    return data_of(hospital(node["name"]))
+
+
+def server_tables() -> Any:
+    val = hospital("val")
+    return data_of(val, val=val)
+
+
+def test_tables_on_flower_give_the_weights_of_one_process(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    app = server_app(
+        module,
+        shapfed,
+        NAMES,
+        rounds=ROUNDS,
+        datamodule=server_tables,
+        folder=folder,
+        trainer={"accelerator": "cpu", "enable_progress_bar": False},
+        wait=5,
+    )
+    app(grid=Grid(tmp_path), context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
+
+    local, data = one_process(tmp_path / "one", ROUNDS)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
+    trained = module()
+    trained.load_state_dict(checkpoint["state_dict"])
+    weights = shared_space(trained, local.config).read(trained)
+    assert torch.equal(weights, local.state.model())
+    encoder = checkpoint["RemoteData"]["encoder"]
+    assert encoder["classes"] == list(data.class_names) == ["yes", "no"]

@@ -1,0 +1,77 @@
+"""Tables of three hospitals and of the server, and their federation in one process."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import OneClient, Splits
+from helpers.fits import trainer_for
+from helpers.sites import NAMES, SEED, shapfed
+
+#: Each hospital's rows, and the server's.
+ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
+COLUMNS = {"min_rows": 5, "exclude": ["patient"]}
+FEATURES = 8
+
+
+def hospital(name: str) -> pd.DataFrame:
+    """Numbers of unequal size, a column that is empty at Osaka, and rare wards."""
+    rows = ROWS[name]
+    rng = np.random.default_rng(list(ROWS).index(name))
+    age = rng.normal(62, 14, rows)
+    ward = rng.choice(["A", "B"], rows).astype(object)
+    ward[:6] = name  # one ward of each hospital
+    ward[6:8] = "rare"
+    lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
+    lab[rng.random(rows) < (1 if name == "Osaka" else 0.2)] = np.nan
+    return pd.DataFrame(
+        {
+            "patient": np.arange(rows),
+            "age": age,
+            "lab": lab,
+            "ward": ward,
+            "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
+        }
+    )
+
+
+def hospitals() -> dict[str, pd.DataFrame]:
+    return {name: hospital(name) for name in NAMES}
+
+
+def module() -> ClassifierClient:
+    torch.manual_seed(SEED)
+    return ClassifierClient(
+        "mlp",
+        num_classes=2,
+        input_shape=(FEATURES,),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+
+
+def data_of(source: Any, **options: Any) -> FederatedDataModule:
+    return FederatedDataModule(
+        source,
+        OneClient(),
+        labels="died",
+        batch_size=16,
+        **{"columns": COLUMNS, "splits": Splits(server_val=0.0), **options},
+    )
+
+
+def one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
+    data = FederatedDataModule(
+        clients=hospitals(),
+        val=hospital("val"),
+        labels="died",
+        batch_size=16,
+        columns=COLUMNS,
+    )
+    loop = shapfed()
+    trainer_for(loop, folder, rounds).fit(module(), data)
+    return loop, data
