@@ -39,31 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-#: What clients keep: tensors of an algorithm, and optimizers' momentum; coalitions that draw their own cohorts; and
-#: steps that are counted in training.
-KEPT = ("scaffold", "kept_momentum", "shadows", "annealed")
-
-
-@pytest.fixture(scope="module")
-def short_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some of these federations, on one and two ranks."""
-    root = tmp_path_factory.mktemp("short")
-    groups = [
-        Group("run_all", [str(root / str(size)), list(KEPT)], size, root / str(size))
-        for size in (1, 2)
-    ]
-    for group in groups:
-        group.done()
-    return root
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_two_ranks_with_state_kept_by_clients_equal_one_process(
-    short_runs: Path, name: str
-) -> None:
-    assert differences(short_runs / "1" / name, short_runs / "2" / name) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)]

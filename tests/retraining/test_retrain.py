@@ -48,11 +48,8 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("fresh", [False, True])
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fresh: bool,
 ) -> None:
     def module() -> Any:
         weight = torch.randn(8, 6)
@@ -76,11 +73,6 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
             **LOSS,
         )
 
-    if fresh:
-        monkeypatch.setattr(
-            "flsv.retraining.retrain.why_not_fork",
-            lambda device: "it is another test",
-        )
     outcome = rows(module)
     assert len(list(tmp_path.iterdir())) == 2
     assert (outcome["low"] < outcome["value"]).all()
