@@ -390,7 +390,7 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     }
     run = fitted(tmp_path, written(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options}))
     trained = fits_of(monkeypatch)
-    found, _ = retrain(run, seeds=1)
+    outcome, _ = retrain(run, seeds=1)
     assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
     data = FederatedDataModule(
         "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
@@ -422,11 +422,11 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         accuracy,
         logits=True,
     )
-    assert found["value"].tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
-    assert set(found["trainings"]) == {"both"}
-    assert sum(found["share"]) == pytest.approx(1)
+    assert outcome["value"].tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
+    assert set(outcome["trainings"]) == {"both"}
+    assert sum(outcome["share"]) == pytest.approx(1)
     trained.clear()
-    assert retrain(run, seeds=1)[0]["value"].tolist() == found["value"].tolist()
+    assert retrain(run, seeds=1)[0]["value"].tolist() == outcome["value"].tolist()
     assert trained == set()  # only the outputs were scored
     capsys.readouterr()
     assert (

@@ -304,10 +304,10 @@ def spend_often(ledger: Path) -> None:
 def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     ledger = tmp_path / LEDGER
     forks = multiprocessing.get_context("fork")
-    both = [forks.Process(target=spend_often, args=(ledger,)) for _ in range(2)]
-    for process in both:
+    processes = [forks.Process(target=spend_often, args=(ledger,)) for _ in range(2)]
+    for process in processes:
         process.start()
-    for process in both:
+    for process in processes:
         process.join(timeout=600)
-    assert [process.exitcode for process in both] == [0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     assert json.loads(ledger.read_text())["updates"] == 80
