@@ -15,7 +15,7 @@ from helpers.sites import NAMES, SEED, shapfed
 
 #: Each hospital's rows, and the server's.
 ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
-COLUMNS = {"min_rows": 5, "exclude": ["patient"]}
+COLUMNS = {"min_rows": 5, "exclude": ["patient", "insurer"]}
 FEATURES = 8
 
 
@@ -29,7 +29,7 @@ def hospital(name: str) -> pd.DataFrame:
     ward[6:8] = "rare"
     lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
     lab[rng.random(rows) < (1 if name == "Osaka" else 0.2)] = np.nan
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "patient": np.arange(rows),
             "age": age,
@@ -38,6 +38,9 @@ def hospital(name: str) -> pd.DataFrame:
             "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
         }
     )
+    if name == "Lyon":
+        table["insurer"] = "A"
+    return table
 
 
 def hospitals() -> dict[str, pd.DataFrame]:

@@ -74,8 +74,10 @@ class TableEncoder:
         target: str,
         group: str | None = None,
         pos_label: Any = None,
+        alone: bool = False,
     ) -> None:
         columns.check_roles(target, group)
+        self._is_alone = alone
         self.columns = columns
         self.target = target
         self.group = group
@@ -323,8 +325,10 @@ class TableEncoder:
         """Return the columns to use as features, including those that only some concatenated tables have."""
         if self.columns.agreed is not None:
             return [code.name for code in self.columns.agreed.columns]
-        for argument in ("features", "categorical", "dates", "exclude"):
+        for argument in ("features", "categorical", "dates"):
             self._check_present(table, argument, getattr(self.columns, argument))
+        if not self._is_alone:  # other sites may have the columns to leave out
+            self._check_present(table, "exclude", self.columns.exclude)
         if isinstance(self.columns.gaps, dict):
             self._check_present(table, "gaps", self.columns.gaps)
 
@@ -402,6 +406,7 @@ def tables_source(
         reading.label,
         group=reading.group,
         pos_label=reading.pos_label,
+        alone=reading.alone,
     )
     train = [encoder.rows(table) for table in tables.values()]
     held_out_tables = {}
