@@ -51,12 +51,13 @@ def find_config(name: str) -> Path:
     raise ConfigurationError(f"there is no configuration file {name}. {hint}")
 
 
-def check_config_names(words: Sequence[str]) -> None:
-    """Check that the files that ``--config`` names in a command line exist, which needs no PyTorch.
+def config_files(words: Sequence[str]) -> list[Path]:
+    """Return the configuration files that a command line names, without those that it holds as text.
 
     Raises:
         ConfigurationError: a file does not exist.
     """
+    files = []
     for option, following_word in zip(words, [*words[1:], ""], strict=True):
         name, is_assigned, value = option.partition("=")
         if name not in ("--config", "-c"):
@@ -65,7 +66,8 @@ def check_config_names(words: Sequence[str]) -> None:
             value = following_word
         is_yaml_text = "{" in value or "\n" in value
         if value and not is_yaml_text:
-            find_config(value)
+            files.append(find_config(value))
+    return files
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,10 +86,18 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> Any:
-    """Read a YAML file, and refuse duplicate keys. Return None if it is not valid YAML."""
+    """Read a YAML file, and refuse one that is not valid, or has a key twice."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    except yaml.YAMLError:
-        return None
+    except yaml.MarkedYAMLError as error:
+        place = str(path)
+        if error.problem_mark is not None:
+            place = f"{path}, line {error.problem_mark.line + 1}"
+        hint = ""
+        if "'\\t'" in str(error.problem):
+            hint = ": indent by spaces, not by tabs"
+        raise ConfigurationError(
+            f"{place}: this is no valid YAML: {error.problem}{hint}."
+        ) from None

@@ -14,7 +14,8 @@ from typing import Any
 
 from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, lasting_output, terminable
-from flsv.cli.configs import check_config_names
+from flsv.cli.config_errors import OptionError, explain
+from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -114,12 +115,16 @@ def _run(words: list[str]) -> int:
         _parser().parse_args([command])
 
     if command not in AT_ONCE:
-        check_config_names(words)
+        for path in config_files(words):
+            check_file(path)
         if not quiet and int(os.environ.get("RANK", 0)) == 0:
             print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
-    if command in OWN:
-        return _run_own(command, words[1:], quiet)
-    return _run_lightning(words, command, quiet)
+    try:
+        if command in OWN:
+            return _run_own(command, words[1:], quiet)
+        return _run_lightning(words, command, quiet)
+    except OptionError as error:
+        raise ConfigurationError(explain(error, config_files(words))) from None
 
 
 def _run_own(command: str, args: list[str], quiet: bool) -> int:

@@ -22,6 +22,7 @@ from jsonargparse import (
 )
 from lightning.pytorch.cli import LightningArgumentParser
 
+from flsv.cli.config_errors import OptionError
 from flsv.cli.configs import check_file, find_config
 from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
@@ -135,13 +136,36 @@ class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         return plain(super()._expand_help(action))
 
 
-class FitParser(LightningArgumentParser):
+class OptionParser(ArgumentParser):
+    """Parser whose errors are raised, so that they can be explained."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        if not self.exit_on_error:  # a part of a value, of which jsonargparse tells the rest
+            return super().error(message, ex)
+        options = [*self.get_defaults(skip_validation=True).keys()]
+        for subparser in _subparsers(self):
+            options += subparser.get_defaults(skip_validation=True).keys()
+        class_names = [name for package in PACKAGES for name in _names_in(package)]
+        raise OptionError(message, options, class_names) from ex
+
+
+def _subparsers(parser: ArgumentParser) -> list[ArgumentParser]:
+    """Return the parsers of a parser's subcommands."""
+    parsers: list[ArgumentParser] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers += action.choices.values()
+    return parsers
+
+
+class FitParser(OptionParser, LightningArgumentParser):
     """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        for package, name in re.findall(
-            r"([\w.]+)\.(\w+)", message if "correspond to a subclass" in message else ""
-        ):
+        classes = []
+        if "correspond to a subclass" in message:
+            classes = re.findall(r"([\w.]+)\.(\w+)", message)
+        for package, name in classes:
             check_lightning(getattr(sys.modules.get(package), name, None))
         return super().error(message, ex)
 
@@ -215,7 +239,7 @@ def option_parser(
 ) -> ArgumentParser:
     """Return a parser for a command's options, ``{section: class}``. It ignores other sections in files."""
     import_parts()
-    parser = ArgumentParser(prog=prog, description=description, usage=USAGE, **PARSER)
+    parser = OptionParser(prog=prog, description=description, usage=USAGE, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
         parser.add_class_arguments(kind, name)

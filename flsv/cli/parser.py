@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import warnings
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +57,7 @@ from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.atomic_files import check_writable, set_aside, whole_lines
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plugins import installed
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.
@@ -78,6 +79,21 @@ class SavedConfig(SaveConfigCallback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Do nothing: other commands save no configuration, and a fit has a record first."""
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Warn before the first round of a monitor whose name is nearly that of a value which is logged."""
+        logged_names = list(trainer.callback_metrics)
+        for callback in callbacks_of(trainer):
+            monitor = getattr(callback, "monitor", None)
+            if not isinstance(monitor, str) or monitor in logged_names:
+                continue
+            similar = get_close_matches(monitor, logged_names, n=1, cutoff=0.8)
+            if similar:
+                warnings.warn(
+                    f"{type(callback).__name__}(monitor={monitor!r}): validation logs no such value, but "
+                    f"{similar[0]}. Unless training logs it, the first round is the last.",
+                    stacklevel=2,
+                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
@@ -115,6 +131,18 @@ def check_unused(folder: Path, checkpoint: str | None) -> None:
         raise ConfigurationError(
             f"{config} is not a run's, and would be replaced by the configuration of this run. {advice}."
         )
+
+
+def raise_if_of_a_monitor(error: Exception, trainer: L.Trainer) -> None:
+    """Raise a short ConfigurationError if a callback has found no value of the name that it monitors."""
+    logged_names = list(trainer.callback_metrics)
+    for callback in callbacks_of(trainer):
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in logged_names and monitor in str(error):
+            raise ConfigurationError(
+                f"{type(callback).__name__}(monitor={monitor!r}): no such value is logged. Logged are "
+                f"{listed(logged_names, 10)}."
+            ) from error
 
 
 class FederatedCLI(LightningCLI):
@@ -228,6 +256,9 @@ class FederatedCLI(LightningCLI):
         except ConfigurationError:
             if self._new_folder is not None and self.loop.round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
+            raise
+        except (RuntimeError, MisconfigurationException) as error:
+            raise_if_of_a_monitor(error, self.trainer)
             raise
         # On Ctrl-C, Lightning ends with SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
         except (SystemExit, OSError) as stopped:

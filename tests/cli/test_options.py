@@ -46,7 +46,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         (
             "fit --model lacks.Model",
-            "Problem with given class_path 'lacks.Model':\n        No module named 'nowhere'",
+            "model: lacks.Model cannot be imported: there is no module nowhere",
         ),
         (
             "fit --data.source lacks.Data",
@@ -86,6 +86,56 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
     assert federation("digits", none).metrics == {}
     more = ("--federation.metrics.loo", "LeaveOneOut")
     assert sorted(federation("digits", none, "afedsv", arguments=more).metrics) == ["loo", "ssv"]
+
+
+MISSPELT = {
+    "section": ("federations: {share: all}", "federations", "Did you mean federation?"),
+    "option": ("federation: {local_epoch: 2}", "local_epoch", "mean federation.local_epochs?"),
+    "of another section": (
+        "federation:\n  partitioner: {class_path: IIDPartitioner}",
+        "partitioner",
+        "Did you mean data.partitioner?",
+    ),
+    "class": ("federation: {aggregator: FedAvgg}", "FedAvgg", "Did you mean FedAvg or"),
+    "argument": (
+        "federation:\n  metrics:\n    v:\n      class_path: LeaveOneOut\n      init_args: {performence: f1}",
+        "performence",
+        "LeaveOneOut has no argument performence. Did you mean performance?",
+    ),
+    "own class": ("model: helpers.models.Plainn", "Plainn", "has no Plainn. Did you mean Plain or"),
+    "own module": ("model: helperss.models.Plain", "helperss", "there is no module helperss"),
+    "list": ("federation: {metrics: [LeaveOneOut]}", "metrics", "dict, got ['LeaveOneOut']"),
+    "yaml": ("federation:\n  metrics: :", "metrics: :", "this is no valid YAML"),
+    "tab": ("trainer:\n\tmax_epochs: 4", "max_epochs", "indent by spaces"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, tmp_path, capsys):
+    text, word, advice = MISSPELT[name]
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"# A federation.\n{text}\n")
+    error = error_of(capsys, "fit", "-q", "--config", "digits", "--config", str(path))
+
+    lines = path.read_text().splitlines()
+    (number,) = [index for index, line in enumerate(lines, start=1) if word in line]
+    message = error.splitlines()[-1]
+    assert message.startswith(f"flsv: error: {path}, line {number}: ")
+    assert advice in message
+
+
+def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_first_round(
+    tmp_path, capsys
+):
+    callback = "{class_path: EarlyStopping, init_args: {monitor: val_los}}"
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"trainer: {{max_epochs: 2, callbacks: [{callback}]}}\n")
+    options = ["--config", "digits", "--config", str(path), *QUIET]
+    folder = f"--trainer.default_root_dir={tmp_path}"
+    with pytest.warns(UserWarning, match="validation logs no such value, but val_loss"):
+        error = error_of(capsys, "fit", *options, folder)
+    expected = "flsv: error: EarlyStopping(monitor='val_los'): no such value is logged. Logged are"
+    assert expected in error
 
 
 @pytest.mark.parametrize("configs", [("topk", "fedadam"), ("scenarios/private", "topk")])

@@ -1,0 +1,199 @@
+"""Short messages for errors in configurations: the key, its line, what was expected, and the nearest name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import yaml
+
+from flsv.utilities.errors import ConfigurationError
+
+_UNKNOWN_OPTION = re.compile(r"does not accept option '(?P<key>[^']+)'")
+_KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":')
+_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>[\w.]+)")
+_NOT_IN_MODULE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
+_UNKNOWN_ARGUMENT = re.compile(
+    r"given class_path '(?P<path>[\w.]+)':\s+Option '(?P<name>[\w.]+)' is not accepted"
+)
+_MISSING_MODULE = re.compile(
+    r"given class_path '(?P<path>[\w.]+)':\s+No module named '(?P<name>[\w.]+)'"
+)
+#: What each option that may be left out would take, too.
+_NOTHING = "Expected a <class 'NoneType'>"
+
+
+class OptionError(ConfigurationError):
+    """Error of jsonargparse on a command line or a configuration.
+
+    Args:
+        message: what jsonargparse says.
+        options: the dotted names of all options.
+        class_names: the names of the classes that may be named without their packages.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        options: Collection[str],
+        class_names: Collection[str],
+    ) -> None:
+        super().__init__(message)
+        self.options = options
+        self.class_names = class_names
+
+
+def explain(error: OptionError, files: Sequence[Path]) -> str:
+    """Return a short message for an error of jsonargparse in one of some configuration files.
+
+    Example:
+        >>> said = "Subcommand 'fit' does not accept option 'federation.local_epoch'"
+        >>> explain(OptionError(said, ["federation.local_epochs"], []), files=[])
+        'federation.local_epoch: there is no such option. Did you mean federation.local_epochs?'
+    """
+    message = str(error)
+    unknown_option = _UNKNOWN_OPTION.search(message)
+    if unknown_option is not None:
+        key, text = _explain_option(unknown_option["key"], error.options)
+        word = key.rpartition(".")[2]
+    else:
+        of_key = _KEY.search(message)
+        if of_key is None:
+            return message
+        key = of_key["key"]
+        word, text = _explain_value(message, error.class_names)
+
+    place = _place(files, key.split("."), word)
+    return f"{place}{key}: {text}"
+
+
+def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
+    """Return the part of a key that is no option's, and what to do."""
+    sections = {""}
+    for option in options:
+        parts = option.split(".")
+        sections |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+    section = ""
+    unknown = key
+    for name in key.split("."):
+        unknown = f"{section}.{name}".lstrip(".")
+        if unknown not in sections:
+            break
+        section = unknown
+    last_name = unknown.rpartition(".")[2]
+    neighbours = []
+    elsewhere = []
+    for option in sections:
+        parent, _, name = option.rpartition(".")
+        if parent == section:
+            neighbours.append(name)
+        if name == last_name:
+            elsewhere.append(option)
+    similar = sorted(elsewhere)
+    if not similar:
+        for name in get_close_matches(last_name, neighbours):
+            similar.append(f"{section}.{name}".lstrip("."))
+    return unknown, f"there is no such option.{_question(similar)}"
+
+
+def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str]:
+    """Return the word that is wrong in a value, and what is wrong with it."""
+    unknown_class = _UNKNOWN_CLASS.search(message)
+    if unknown_class is not None:
+        name = unknown_class["name"]
+        similar = get_close_matches(name, class_names)
+        advice = "A class of your own is named with its module."
+        return name, f"there is no class {name}.{_question(similar)} {advice}"
+
+    not_in_module = _NOT_IN_MODULE.search(message)
+    if not_in_module is not None:
+        name, module = not_in_module["name"], not_in_module["module"]
+        names_of_module = vars(sys.modules[module]) if module in sys.modules else ()
+        similar = get_close_matches(name, names_of_module)
+        return name, f"module {module} has no {name}.{_question(similar)}"
+
+    unknown_argument = _UNKNOWN_ARGUMENT.search(message)
+    if unknown_argument is not None:
+        name, path = unknown_argument["name"], unknown_argument["path"]
+        arguments = [*inspect.signature(locate(path)).parameters]
+        similar = get_close_matches(name, arguments) or arguments
+        return name, f"{path} has no argument {name}.{_question(similar)}"
+
+    missing_module = _MISSING_MODULE.search(message)
+    if missing_module is not None:
+        path, name = missing_module["path"], missing_module["name"]
+        return path, f"{path} cannot be imported: there is no module {name}."
+
+    value = re.search(r"Given value: (.*)", message, flags=re.DOTALL)
+    shown = "" if value is None else f", got {_shortened(value[1])}"
+    reasons = "; ".join(_reasons(message))
+    return "", f"{reasons}{shown}"
+
+
+def _reasons(message: str) -> Iterator[str]:
+    """Yield what jsonargparse expected, without that nothing would do as well."""
+    body = message.partition("\n")[2].partition("Given value")[0]
+    _, _, listed = body.rpartition("Errors:")
+    for line in (listed or body).splitlines():
+        reason = line.strip(" -")
+        is_frame = reason.startswith(("Does not validate", "Subtypes"))
+        if reason and reason != _NOTHING and not is_frame:
+            yield re.sub(r"<class '([\w.]+)'>", r"\1", reason)
+
+
+def _question(similar: Sequence[str]) -> str:
+    if not similar:
+        return ""
+    return f" Did you mean {' or '.join(similar[:2])}?"
+
+
+def _shortened(value: str, length: int = 160) -> str:
+    text = " ".join(value.split())
+    if len(text) <= length:
+        return text
+    return f"{text[:length]} ..."
+
+
+def _place(files: Sequence[Path], keys: Sequence[str], word: str) -> str:
+    """Return the file and line of a key, or of a word in its value, or ""."""
+    for path in reversed(files):
+        root = yaml.compose(path.read_text("utf-8"))
+        line = _line(root, keys, word)
+        if line is not None:
+            return f"{path}, line {line}: "
+    return ""
+
+
+def _line(node: Any, keys: Sequence[str], word: str) -> int | None:
+    """Return the number of the line where the mappings' ``keys`` lead, and ``word`` in it, or None."""
+    mark = None
+    for key in keys:
+        children = node.value if isinstance(node, yaml.MappingNode) else []
+        for key_node, value_node in children:
+            if key_node.value == key:
+                mark, node = key_node.start_mark, value_node
+                break
+        else:
+            return None
+    for descendant in _scalars(node):
+        if descendant.value == word or descendant.value.endswith(f".{word}"):
+            mark = descendant.start_mark
+            break
+    return None if mark is None else int(mark.line) + 1
+
+
+def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
+    """Yield all keys and values below a node."""
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+        return
+    for child in node.value:
+        for part in child if isinstance(child, tuple) else (child,):
+            yield from _scalars(part)
