@@ -122,7 +122,8 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
     unknown_argument = _UNKNOWN_ARGUMENT.search(message)
     if unknown_argument is not None:
         name, path = unknown_argument["name"], unknown_argument["path"]
-        arguments = [*inspect.signature(locate(path)).parameters]
+        named_class: Any = locate(path)
+        arguments = [*inspect.signature(named_class).parameters]
         similar = get_close_matches(name, arguments) or arguments
         return name, f"{path} has no argument {name}.{_question(similar)}"
 
