@@ -69,8 +69,8 @@ def explain(error: OptionError, files: Sequence[Path]) -> str:
         key = of_key["key"]
         word, text = _explain_value(message, error.class_names)
 
-    place = _place(files, key.split("."), word)
-    return f"{place}{key}: {text}"
+    origin = _origin(files, key.split("."), word)
+    return f"{origin}{key}: {text}"
 
 
 def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def _shortened(value: str, length: int = 160) -> str:
     return f"{text[:length]} ..."
 
 
-def _place(files: Sequence[Path], keys: Sequence[str], word: str) -> str:
+def _origin(files: Sequence[Path], keys: Sequence[str], word: str) -> str:
     """Return the file and line of a key, or of a word in its value, or ""."""
     for path in reversed(files):
         root = yaml.compose(path.read_text("utf-8"))

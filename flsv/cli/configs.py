@@ -92,12 +92,12 @@ def check_file(path: Path) -> Any:
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
     except yaml.MarkedYAMLError as error:
-        place = str(path)
+        origin = str(path)
         if error.problem_mark is not None:
-            place = f"{path}, line {error.problem_mark.line + 1}"
+            origin = f"{path}, line {error.problem_mark.line + 1}"
         hint = ""
         if "'\\t'" in str(error.problem):
             hint = ": indent by spaces, not by tabs"
         raise ConfigurationError(
-            f"{place}: this is no valid YAML: {error.problem}{hint}."
+            f"{origin}: this is no valid YAML: {error.problem}{hint}."
         ) from None

@@ -27,7 +27,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("fitt", "invalid choice: 'fitt'"),
         ("new metric 3", "'3' is no name of a class"),
@@ -57,13 +57,13 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ],
 )
 def test_command_line_error_names_the_wrong_option_or_value(
-    line, said, capsys, tmp_path, monkeypatch
+    line, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
     Path("lacks.py").write_text("import nowhere")
-    assert said in error_of(capsys, *line.split())
+    assert message in error_of(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
