@@ -7,11 +7,17 @@ TensorBoard colors and names lines by run. With one run per client, ``<run>/Bost
 tags, all clients' lines are in one chart, with colors and names, in every tab. The federation's own file holds the
 numbers that belong to no client. With more than :data:`MOST_RUNS` clients all curves are in that file, each with a tag
 of its own.
+
+The tab HParams takes its columns from the scalars of the run that holds the settings. The settings are therefore in a
+run of their own, ``<run>/result``, whose only scalars are the final numbers. It has no ``hparams`` experiment:
+TensorBoard would take the columns of the first run's for all runs.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -33,14 +39,19 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from flsv.core.artifacts import client_folders
-from flsv.results.curves import Point, in_one_place, points_of
+from flsv.results.curves import Point, client_part, in_one_place, points_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
+from flsv.results.run_table import part
 from flsv.utilities.charts import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
 FIRST = "Contributions/"
 #: Largest number of clients that each get a TensorBoard run of their own.
 MOST_RUNS = 30
+#: Columns of a run's table that a band has, in the order of TensorBoard's margin charts.
+BAND = ["value", "low", "high"]
+#: Name of the run with the settings and the final numbers.
+RESULT = "result"
 #: Seconds after which a client's curves are written to the disk.
 FLUSH = 10
 #: Loggers of services that accept pictures.
@@ -49,6 +60,8 @@ OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 class TensorBoard(Sink):
     """Sink that writes curves and pictures into a TensorBoard logger's folder."""
+
+    _result_writer: SummaryWriter
 
     def __init__(
         self,
@@ -59,45 +72,61 @@ class TensorBoard(Sink):
         per_class: Sequence[str],
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
-        self._folder, self._metrics, self._per_class = Path(logger.log_dir), metrics, per_class
-        self._client_names, self._class_names = client_names, class_names
+        self._folder = Path(logger.log_dir)
+        self._metrics = metrics
+        self._per_class = per_class
+        self._client_names = client_names
+        self._class_names = class_names
         self._by_client = len(client_names) <= MOST_RUNS
-        self._folders = client_folders(client_labels(len(client_names), client_names))
+        labels = client_labels(len(client_names), client_names)
+        *self._folders, self._result_folder = client_folders([*labels, RESULT])
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
 
     def begin(
-        self, first_round: int, settings: Mapping[str, Any], partition: Callable[[], Figure]
+        self,
+        first_round: int,
+        settings: Mapping[str, Any],
+        partition: Callable[[], Figure],
     ) -> None:
         """Write the settings and the picture of the partition before the first round.
 
         In a resumed run, invalidate what an earlier process wrote from ``first_round`` on.
         """
         self._first_round = first_round
-        if first_round:
-            self._writer.close()  # it then opens another file, which is read after the files of the earlier process
-            kept = _over_batches(self._folder, first_round)
-            # Until a new event file's name sorts after those that are there.
-            taken = [
-                int(path.name.split(".")[3]) for path in self._folder.rglob("events.out.tfevents.*")
-            ]
-            time.sleep(max(0, max(taken, default=0) + 1 - time.time()))
-            start = SessionLog(status=SessionLog.START)
-            for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
-                self._writer._get_file_writer().add_event(event, first_round)
-            for index, events in groupby(kept, itemgetter(0)):
-                self.begin_round(index)
-                for _, event in events:
-                    self._writer._get_file_writer().add_event(event, event.step, event.wall_time)
-            self.begin_round(first_round)
-        plain = {
-            name: of if isinstance(of, str | int | float) else str(of)
-            for name, of in settings.items()
-        }
-        for summary in hparams(plain, {}):
-            self._writer._get_file_writer().add_summary(summary)
+        if first_round > 0:
+            self._resume()
+        # A resumed run writes its result anew, whatever the round.
+        self._result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
+        plain_settings = {}
+        for name, setting in settings.items():
+            is_plain = isinstance(setting, str | int | float)
+            plain_settings[name] = setting if is_plain else str(setting)
+        _, session_start, _ = hparams(plain_settings, {})
+        self._result_writer._get_file_writer().add_summary(session_start)
+        self._result_writer.flush()
         if first_round == 0:
             self._draw("data/partition", partition, 0)
+
+    def _resume(self) -> None:
+        """Invalidate what an earlier process wrote from the first round on."""
+        self._writer.close()  # it then opens another file, which is read after the files of the earlier process
+        events_by_round = _over_batches(self._folder, self._first_round)
+        # Until a new event file's name sorts after those that are there.
+        files = self._folder.rglob("events.out.tfevents.*")
+        seconds = [int(path.name.split(".")[3]) for path in files]
+        next_second = max(seconds, default=0) + 1
+        time.sleep(max(0, next_second - time.time()))
+
+        writer = self._writer._get_file_writer()
+        mark = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(file_version="brain.Event:2"), self._first_round)
+        writer.add_event(Event(session_log=mark), self._first_round)
+        for index, events in groupby(events_by_round, itemgetter(0)):
+            self.begin_round(index)
+            for _, event in events:
+                writer.add_event(event, event.step, event.wall_time)
+        self.begin_round(self._first_round)
 
     def begin_round(self, index: int) -> None:
         """Mark in the file where round ``index`` begins. A process that resumes here discards what follows the mark."""
@@ -106,15 +135,15 @@ class TensorBoard(Sink):
 
     def write(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if ``result.drawn``."""
-        index, names = result.round_index, self._client_names
-        points = list(points_of(result, self._per_class, len(names), self._class_names))
+        num_clients = len(self._client_names)
+        points = list(points_of(result, self._per_class, num_clients, self._class_names))
         scalars = dict(result.shared_changes)
         if self._by_client:
-            self._write_clients(points, index)
+            self._write_clients(points, result.round_index)
         else:
-            scalars |= in_one_place(points, names)
+            scalars.update(in_one_place(points, self._client_names))
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
-        _add(self._writer, scalars, index)
+        _add(self._writer, scalars, result.round_index)
         if result.drawn:
             self.draw(result)
 
@@ -128,29 +157,82 @@ class TensorBoard(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
+        """Write the final numbers for the tab HParams, and the final intervals for the tab Custom Scalars."""
+        _, _, session_end = hparams({}, {})
+        _add(self._result_writer, self._final_numbers(result), result.round_index)
+        self._result_writer._get_file_writer().add_summary(session_end)
+        if self._by_client:
+            self._write_bands(result)
         self.flush()
+
+    def _final_numbers(self, result: RunResult) -> dict[str, float]:
+        """Return what the module has logged, performances, their gains, and values of few clients, by tag."""
+        numbers = dict(result.logged)
+        for game in result.learning_record.get("paid_in", {}).values():
+            if game["end"] is None:
+                continue
+            numbers[f"performance/{game['by']}"] = game["end"]
+            if game["start"] is not None:
+                numbers[f"gain/{game['by']}"] = game["end"] - game["start"]
+
+        if self._by_client:
+            for metric in self._metrics:
+                for row in part(result.table, metric).itertuples():
+                    tag = f"{metric}/{client_part(row.client, self._client_names)}"
+                    numbers[tag] = row.value
+        measured_numbers = {}
+        for tag, number in numbers.items():
+            if not math.isnan(number):
+                measured_numbers[tag] = number
+        return measured_numbers
+
+    def _write_bands(self, result: RunResult) -> None:
+        """Write the intervals of the final values, and the charts that draw each as a band in its client's color."""
+        charts = {}
+        for metric in self._metrics:
+            tags = [f"final {metric}/{column}" for column in BAND]
+            rows = part(result.table, metric).dropna(subset=BAND)
+            for row in rows.itertuples():
+                charts[metric] = ["Margin", tags]
+                numbers = row.value, row.low, row.high
+                band = dict(zip(tags, numbers))
+                # TensorBoard draws nothing of one step. A run that goes on discards steps after the last round.
+                for step in (result.rounds, result.rounds + 1):
+                    _add(self._writer_of(row.client), band, step)
+        if charts:
+            self._writer.add_custom_scalars({"90 % intervals of the final values": charts})
 
     def flush(self) -> None:
         """Write everything to the disk. A run resumed from the next checkpoint does not write these rounds again."""
-        for writer in (self._writer, *self._writers.values()):
+        self._writer.flush()
+        self._result_writer.flush()
+        for writer in self._writers.values():
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Close the clients' files. The logger closes the run's own file."""
+        """Close the clients' files and the result's. The logger closes the run's own file."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
+        self._result_writer.close()
 
     def _write_clients(self, points: Iterable[Point], step: int) -> None:
-        scalars: dict[int, dict[str, float]] = {}
+        scalars_by_client: dict[int, dict[str, float]] = defaultdict(dict)
         for point in points:
-            tag = f"{FIRST}{point.tag}" if point.tag in self._metrics else point.tag
-            scalars.setdefault(point.client, {})[tag] = point.value
-        for client, own in scalars.items():
-            if client not in self._writers:
-                folder, since = self._folder / self._folders[client], self._first_round or None
-                self._writers[client] = SummaryWriter(folder, purge_step=since, flush_secs=FLUSH)
-            _add(self._writers[client], own, step)
+            tag = point.tag
+            if tag in self._metrics:
+                tag = f"{FIRST}{tag}"
+            scalars_by_client[point.client][tag] = point.value
+        for client, scalars in scalars_by_client.items():
+            _add(self._writer_of(client), scalars, step)
+
+    def _writer_of(self, client: int) -> SummaryWriter:
+        if client not in self._writers:
+            folder = self._folder / self._folders[client]
+            first_round = self._first_round or None
+            writer = SummaryWriter(folder, purge_step=first_round, flush_secs=FLUSH)
+            self._writers[client] = writer
+        return self._writers[client]
 
     def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         with drawing(tag):
@@ -167,8 +249,10 @@ class Trackers(Sink):
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
     ) -> None:
-        self._loggers, self._per_class = loggers, per_class
-        self._client_names, self._class_names = client_names, class_names
+        self._loggers = loggers
+        self._per_class = per_class
+        self._client_names = client_names
+        self._class_names = class_names
 
     def write(self, result: RoundResult) -> None:
         """Log a round's curves."""
@@ -184,7 +268,9 @@ class Trackers(Sink):
     def finish(self, result: RunResult) -> None:
         """Send pictures to the loggers that accept them. A rejection is a warning."""
         for logger in self._loggers:
-            for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
+            if not isinstance(logger, OF_SERVICES):
+                continue
+            for name, draw in result.pictures.items():
                 with drawing(f"{name} of {type(logger).__name__}"):
                     _log_picture(logger, name, draw(), result.round_index)
 
@@ -205,21 +291,30 @@ def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
     A module that logs in every training step also writes curves whose steps count batches. Their points of earlier
     rounds can have a step of ``first_round`` or more, and would be lost.
     """
-    found: list[tuple[int, Event]] = []
+    events_by_round: list[tuple[int, Event]] = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         index = first_round  # files of earlier versions have no marks: which round is not known
         for event in LegacyEventFileLoader(str(path)).Load():
             status = event.session_log.status if event.HasField("session_log") else None
             if status == SessionLog.START:
-                found = [(of, each) for of, each in found if each.step < event.step]
+                restart = event.step
+                events_by_round = [pair for pair in events_by_round if pair[1].step < restart]
             elif status == SessionLog.CHECKPOINT:
                 index = event.step
             elif event.HasField("summary") and index < first_round:
-                found.append((index, event))
-    return sorted(((of, each) for of, each in found if each.step >= first_round), key=itemgetter(0))
+                events_by_round.append((index, event))
+    discarded = [pair for pair in events_by_round if pair[1].step >= first_round]
+    return sorted(discarded, key=itemgetter(0))
 
 
-def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
-    if scalars:
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        writer._get_file_writer().add_summary(Summary(value=values), step)
+def _add(
+    writer: SummaryWriter,
+    scalars: Mapping[str, float],
+    step: int,
+) -> None:
+    if not scalars:
+        return
+    summary = Summary()
+    for tag, value in scalars.items():
+        summary.value.add(tag=tag, simple_value=value)
+    writer._get_file_writer().add_summary(summary, step)

@@ -87,49 +87,60 @@ def rows_of(path):
 
 def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboard(capsys):
     """The README's first commands; the curves that a class sees are the values in the table."""
-    commands = [
-        words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")
-    ]
-    fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
-    board = next(words for words in commands if words[0] == "tensorboard")
-    pages.run_command(fit)
-    run = Path("lightning_logs/version_0")
-    row = re.compile(r"^\d +\d+ +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
-    shown, printed = (
-        row.findall(text) for text in ((ROOT / "README.md").read_text(), capsys.readouterr().out)
-    )
-    assert len(shown) == 5
-    for one, other in zip(shown, printed, strict=True):
-        numbers = [[float(each) for each in re.findall(r"[\d.]+", line)] for line in (one, other)]
-        assert numbers[0] == pytest.approx(numbers[1], abs=0.02, rel=0.05)
+    readme = ROOT / "README.md"
+    fit_command = first_command(readme, "flsv", "fit")
+    pages.run_command(fit_command)
+    printed_rows = values_printed(capsys.readouterr().out)
+    shown_rows = values_printed(readme.read_text())
+    assert len(shown_rows) == 5
+    for shown, printed in zip(shown_rows, printed_rows, strict=True):
+        assert shown == pytest.approx(printed, abs=0.02, rel=0.05)
+
+    run_folder = Path("lightning_logs/version_0")
+    run = open_run(run_folder)
+    game = run.record["paid_in"]["value"]
+    low, high = run.ends("value")
+    numbers = {
+        "value": run.final("value"),
+        "low": low,
+        "high": high,
+        "accuracy at the start": [game["start"]],
+        "accuracy at the end": [game["end"]],
+    }
     stored = read_csv(ROOT / "docs" / "results" / "quickstart.csv").sort_values("client")
-    told, game = open_run(run), open_run(run).record["paid_in"]["value"]
-    known = dict(zip(("value", "low", "high"), (told.final("value"), *told.ends("value"))))
-    for what, numbers in {
-        **known,
-        **{f"accuracy at the {x}": [game[x]] for x in ("start", "end")},
-    }.items():
-        assert stored[stored["what"] == what]["number"].to_list() == pytest.approx(
-            numbers, abs=0.02
-        )
-    assert run.is_relative_to(board[board.index("--logdir") + 1])
-    rows = [
-        row
-        for row in csv.DictReader((run / "contributions.csv").read_text().splitlines())
-        if row["class"] == ""
-    ]
-    clients = [
-        path for path in run.iterdir() if path.is_dir() and any(path.glob("events.out.tfevents.*"))
-    ]
-    assert len(clients) == 5
-    for path in clients:
-        events = EventAccumulator(str(path)).Reload()
-        tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("cssv"))
-        seen = [event.value for event in events.Scalars(tag)]
-        told = [
-            float(r["value"])
-            for r in rows
-            if r["metric"] == "cssv" and f"client {r['client_name']}" == path.name
-        ]
-        assert len(told) == 20
-        assert seen == pytest.approx(told, abs=1e-5)
+    for name, expected in numbers.items():
+        stored_numbers = stored[stored["what"] == name]["number"].to_list()
+        assert stored_numbers == pytest.approx(expected, abs=0.02)
+
+    board_command = first_command(readme, "tensorboard")
+    logdir = board_command[board_command.index("--logdir") + 1]
+    assert run_folder.is_relative_to(logdir)
+    values = {}
+    for row in rows_of(run_folder / "contributions.csv"):
+        if row["metric"] == "cssv" and row["class"] == "":
+            values.setdefault(f"client {row['client_name']}", []).append(float(row["value"]))
+    boards = {path.parent.name for path in run_folder.glob("*/events.out.tfevents.*")}
+    assert boards == {*values, "result"}
+    assert len(values) == 5
+    for name, client_values in values.items():
+        events = EventAccumulator(str(run_folder / name)).Reload()
+        points = events.Scalars("Contributions/cssv")
+        assert len(points) == 20
+        curve = [point.value for point in points]
+        assert curve == pytest.approx(client_values, abs=1e-5)
+
+
+def first_command(page, *beginning):
+    for words in commands_of(page):
+        if words[: len(beginning)] == [*beginning]:
+            return words
+    raise AssertionError(f"{page} has no {beginning}")
+
+
+def values_printed(text):
+    """The numbers of each client's row of a table."""
+    row = re.compile(r"^\d +\d+ +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
+    numbers = []
+    for line in row.findall(text):
+        numbers.append([float(number) for number in re.findall(r"[\d.]+", line)])
+    return numbers

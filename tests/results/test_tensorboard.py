@@ -1,16 +1,24 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
+import json
 import shutil
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import matplotlib.pyplot as plt
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
@@ -18,6 +26,9 @@ from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.results.round_result import Row, RunResult
+from flsv.results.run_table import frame
+from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import InRound, fit
 from helpers.models import Plain, network
@@ -61,16 +72,27 @@ def logger(folder: Path) -> TensorBoardLogger:
     return TensorBoardLogger(folder, name="", version="run")
 
 
-def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Of every run below: its path to tag to steps and values."""
-    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(dict)
-    for place in sorted({file.parent for file in folder.rglob("events*")}):
-        seen = events(place)
-        for tag in seen.Tags()["scalars"]:
-            found[place.relative_to(folder).as_posix()][tag] = [
-                (e.step, e.value) for e in seen.Scalars(tag)
-            ]
-    return found
+#: Of a run: steps and values by tag.
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def scalars(folder: Path) -> dict[str, Curves]:
+    """Of every run below, by its path."""
+    runs = {}
+    folders = {file.parent for file in folder.rglob("events*")}
+    for run in sorted(folders):
+        name = run.relative_to(folder).as_posix()
+        runs[name] = curves_of(run)
+    return runs
+
+
+def curves_of(run: Path) -> Curves:
+    run_events = events(run)
+    curves: Curves = {}
+    for tag in run_events.Tags()["scalars"]:
+        points = run_events.Scalars(tag)
+        curves[tag] = [(point.step, point.value) for point in points]
+    return curves
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +108,14 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
     return loop, folder / "run"
 
 
+def steps_of(points: list[tuple[int, float]]) -> list[int]:
+    return [step for step, _ in points]
+
+
 def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
-    found = scalars(folder)
-    assert set(found) == {".", *RUNS}
+    runs = scalars(folder)
+    assert set(runs) == {".", "result", *RUNS}
     tags = {
         "cssv/class_0_T-shirt_top",
         "cssv/class_1_Dress",
@@ -100,31 +126,39 @@ def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) 
     }
     tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
-    groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
-    assert min(groups) == "Contributions"  # which TensorBoard shows first
-    for i, place in enumerate(RUNS):
-        assert {tag for tag in found[place] if not tag.endswith("/stderr")} == tags
-        assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
-        assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
-        assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(
-            loop.contributions["cssv"].by_class[i, 1].item()
-        )
-        assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
+    all_tags = set().union(*runs.values())
+    first_tag = min(all_tags)
+    assert first_tag.startswith("Contributions/")  # TensorBoard shows it first
+
+    dress_values = loop.contributions["cssv"].by_class[:, 1].tolist()
+    for client, name in enumerate(RUNS):
+        curves = runs[name]
+        assert {tag for tag in curves if not tag.endswith("/stderr")} == tags
+        assert steps_of(curves["Contributions/cssv"]) == [0, 1, 2, 3]
+        assert steps_of(curves["client_accuracy"]) == [1, 3]
+
+        _, dress_value = curves["cssv/class_1_Dress"][-1]
+        _, weight = curves["weight"][-1]
+        assert dress_value == pytest.approx(dress_values[client])
+        assert weight == pytest.approx(loop.weights[client].item())  # type: ignore[index]
+
     # What is nobody's alone, and nothing else.
-    assert not [tag for tag in found["."] if "client_" in tag.split("/")[-1] or "class_" in tag]
-    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= set(found["."])
+    shared = set(runs["."])
+    last_parts = {tag.split("/")[-1] for tag in shared}
+    assert not any("client_" in part or "class_" in part for part in last_parts)
+    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= shared
 
 
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) -> None:
     data = toy_data((1,) * 31, client_test=0)
-    loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0)
-    )
+    metrics = {"cssv": ClassSpecificShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(figures=0))
     fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
-    found = scalars(tmp_path / "run")
-    assert set(found) == {"."}
+    runs = scalars(tmp_path / "run")
+    assert set(runs) == {".", "result"}
+    assert set(runs["result"]) == {"val_acc"}
     for tag in ("cssv/class_1", "cssv"):
-        assert {f"{tag}/client_{i}" for i in range(31)} <= set(found["."])
+        assert {f"{tag}/client_{i}" for i in range(31)} <= set(runs["."])
     assert events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
@@ -136,14 +170,149 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
 
 
-def test_hparams_tab_has_the_settings(fitted: tuple[FederatedLoop, Path]) -> None:
-    plugins = {
-        tag: each.plugin_data.content for tag, each in events(fitted[1]).summary_metadata.items()
+def tabs(folder: Path) -> TBContext:
+    """What TensorBoard's tabs read a folder with."""
+    multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 100})
+    multiplexer.AddRunsFromDirectory(str(folder)).Reload()
+    return TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(folder)))
+
+
+#: A row of the tab HParams: its settings, and its numbers by column.
+Session = tuple[dict[str, Any], dict[str, float]]
+
+
+def hparams_tab(folder: Path) -> dict[str, Session]:
+    """The rows of the tab HParams, by their runs."""
+    context = Context(tabs(folder))
+    request = RequestContext()
+    contents = context.hparams_metadata(request, "")
+    experiment = context.experiment_from_metadata(
+        request,
+        "",
+        include_metrics=True,
+        hparams_run_to_tag_to_content=contents,
+        data_provider_hparams=[],
+    )
+    columns = {column.name.tag for column in experiment.metric_infos}
+    ended = ListSessionGroupsRequest(slice_size=10, allowed_statuses=[STATUS_SUCCESS])
+    response = Handler(request, context, "", ended).run()
+    rows = {}
+    for group in response.session_groups:
+        (session,) = group.sessions
+        numbers = {metric.name.tag: metric.value for metric in session.metric_values}
+        assert numbers.keys() <= columns
+        rows[session.name] = (dict(group.hparams), numbers)
+    return rows
+
+
+def test_hparams_tab_has_the_settings_and_final_numbers(
+    fitted: tuple[FederatedLoop, Path],
+) -> None:
+    loop, folder = fitted
+    ((settings, numbers),) = hparams_tab(folder).values()
+    assert settings["aggregator"].string_value == repr(ShapFedWA("cssv"))
+    assert settings["federation_seed"].number_value == 1
+
+    parts = ("client_0_Boston", "client_1_St._Mary_s_East", "client_2")
+    values = {}
+    for metric in ("cssv", "sv", "cost"):
+        client_values = loop.contributions[metric].tolist()
+        for part, value in zip(parts, client_values):
+            values[f"{metric}/{part}"] = value
+    accuracy = scalars(folder)["."]["val_acc"][-1][1]
+    gain = numbers.pop("gain/accuracy")
+    assert numbers == pytest.approx(
+        {"val_acc": accuracy, "performance/accuracy": accuracy, **values}
+    )
+    assert 0 < gain < accuracy
+
+
+def write_end(
+    folder: Path,
+    names: list[str],
+    high: float,
+    first_round: int = 0,
+) -> None:
+    """Write a run's end: clients' values of 0, 1, ..., the first with an interval."""
+    version = "-".join(names)
+    writes = TensorBoardLogger(folder, name="", version=version)
+    sink = TensorBoard(
+        writes,
+        metrics=["gain"],
+        client_names=names,
+        class_names=None,
+        per_class=(),
+    )
+    settings = {"clients": len(names)}
+    sink.begin(first_round, settings, partition=plt.figure)
+
+    rows = []
+    intervals = [(-1.0, high), (float("nan"), float("nan"))]
+    for client, name in enumerate(names):
+        low, upper = intervals[client]
+        row = Row(
+            round=4,
+            metric="gain",
+            client=client,
+            column="",
+            value=float(client),
+            client_name=name,
+            class_name="",
+            low=low,
+            high=upper,
+        )
+        rows.append(row)
+    game = {"by": "accuracy", "start": None, "end": high}
+    result = RunResult(
+        round_index=4,
+        rounds=5,
+        table=frame(rows),
+        columns={},
+        to_pay_by=(),
+        learning_record={"paid_in": {"gain": game}},
+        logged={"val_loss": float("nan")},
+        pictures={},
+    )
+    sink.finish(result)
+    sink.close()
+    writes.experiment.close()
+
+
+def test_hparams_tab_compares_runs_with_other_clients_and_has_the_last_end_of_a_run_that_went_on(
+    tmp_path: Path,
+) -> None:
+    write_end(tmp_path, ["result"], high=1.0)
+    write_end(tmp_path, ["North", "South"], high=2.0)
+    write_end(tmp_path, ["North", "South"], high=3.0, first_round=5)
+    rows = hparams_tab(tmp_path)
+    assert len(rows) == 2
+    settings, numbers = rows["result/result_1"]
+    assert settings["clients"].number_value == 1
+    assert numbers == {"performance/accuracy": 1.0, "gain/client_0_result": 0.0}
+    settings, numbers = rows["North-South/result"]
+    assert settings["clients"].number_value == 2
+    assert numbers == {
+        "performance/accuracy": 3.0,
+        "gain/client_0_North": 0.0,
+        "gain/client_1_South": 1.0,
     }
-    start = HParamsPluginData.FromString(plugins["_hparams_/session_start_info"]).session_start_info
-    assert start.hparams["aggregator"].string_value == repr(ShapFedWA("cssv"))
-    assert start.hparams["federation_seed"].number_value == 1
-    assert "hp_metric" not in scalars(fitted[1])["."]
+
+
+def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> None:
+    """TensorBoard refuses a band whose three tags have not the same steps."""
+    write_end(tmp_path, ["North", "South"], high=1.0)
+    write_end(tmp_path, ["North", "South"], high=2.0, first_round=5)
+    layout = CustomScalarsPlugin(tabs(tmp_path)).layout_impl(RequestContext(), "")
+    (category,) = json.loads(layout)["category"]
+    (chart,) = category["chart"]
+    (series,) = chart["margin"]["series"]
+    runs = scalars(tmp_path)
+    north = runs["North-South/North"]
+    assert chart["title"] == "gain"
+    assert north[series["value"]] == [(5, 0.0), (6, 0.0)]
+    assert north[series["lower"]] == [(5, -1.0), (6, -1.0)]
+    assert north[series["upper"]] == [(5, 2.0), (6, 2.0)]
+    assert "North-South/South" not in runs
 
 
 class Noting(Plain):
