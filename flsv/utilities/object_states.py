@@ -92,6 +92,8 @@ def hidden_state_of(value: Any) -> ObjectState | None:
         return _PositionState(value)
     if isinstance(value, dict | list) and is_plain_data(value):
         return _PickledState(value)
+    if type(value).__module__.partition(".")[0] == "pandas":
+        return _PickledState(value)
     if isinstance(value, (*_UNCHANGING, FunctionType)) or is_closed(value):
         return None
     if next(states_of(value), None) is not None:

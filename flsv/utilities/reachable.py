@@ -94,6 +94,7 @@ _CLOSED_PACKAGES = (
     "torch._inductor",
     "torch._functorch",
     "torch.distributed",
+    "pandas",  # a table's content is memory of C code
     "flsv._lightning",
     "flsv.configuration",
     "flsv.core",

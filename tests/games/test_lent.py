@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting, value_round
-from flsv.games.lent_module import lent
+from flsv.games.lent_module import lent, scoring_tried
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley, ShadowShapley
 from flsv.utilities.errors import ConfigurationError
 
@@ -215,6 +216,7 @@ UNLISTED: dict[str, Any] = {
     "generator": positions,
     "cycle": lambda: itertools.cycle([1, 2, 3]),
     "partial": lambda: [itertools.count().__next__],
+    "table": lambda: pandas.Series([0.0]),
 }
 
 
@@ -226,6 +228,9 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     def draw(module: Any, hidden: Any) -> float:
         if isinstance(hidden, list):
             return hidden[0]() / 7
+        if isinstance(hidden, pandas.Series):
+            hidden.iloc[0] += 1
+            return hidden.iloc[0] / 7
         return next(hidden) / 7
 
     monkeypatch.setitem(HIDDEN, kind, UNLISTED[kind])
@@ -234,6 +239,16 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     with pytest.raises(ConfigurationError, match="scoring a model changes module.hidden"):
         run(module, METRICS[metric]())
     assert not module.rates
+
+
+def test_tables_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
+    module = Noisy("torch")
+    columns = {"sex": pandas.Categorical(["m", None]), "name": ["a", "b"], "age": [1.0, 2.0]}
+    module.table = pandas.DataFrame(columns)
+    caplog.set_level("INFO", "lightning.pytorch")
+    with scoring_tried(module):
+        pass
+    assert "is unknown" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "random", "slots"])
