@@ -374,7 +374,9 @@ def _public(run: Run, values: Sequence[float]) -> bool:
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Format the mean of all clients' values, or return a dash if one client may not see it."""
     # From more digits, or from several pages, others' values could be derived.
-    return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
+    if not _public(run, values):
+        return NONE
+    return number(known_mean(values), digits=2)
 
 
 def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:

@@ -118,8 +118,9 @@ def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
     a_run(tmp_path, 5, [0], 1, 1.7654321)
     text = text_of(write_report(tmp_path, 0))
     assert "mean of all" in text
-    assert "0.42" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
+    assert "| 0.42 |" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
     assert "0.416" not in text
+    assert "0.420" not in text
     assert "14 %" in text  # of the samples
     assert "2.18" in text  # what the model has logged
     assert "7.75" not in text  # under a client's name
