@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -241,8 +242,9 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     assert not module.rates
 
 
-def test_tables_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
+def test_tables_and_read_only_views_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:
     module = Noisy("torch")
+    module.view = MappingProxyType({"dropout": 0.1})  # as configurations of transformers have
     columns = {"sex": pandas.Categorical(["m", None]), "name": ["a", "b"], "age": [1.0, 2.0]}
     module.table = pandas.DataFrame(columns)
     caplog.set_level("INFO", "lightning.pytorch")
