@@ -1,0 +1,40 @@
+"""Examples in guides end as the guides say: what they print is what stands beside it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["own_metric", "own_algorithm", "hugging_face"])
+def test_example_of_a_guide_prints_what_the_guide_says(
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if page == "hugging_face":
+        pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    text = (HOWTO / f"{page}.md").read_text()
+    blocks = re.findall(r"```python.*?\n(.*?)```", text, flags=re.DOTALL)
+    code = "\n".join(blocks)
+    shown_lines = re.findall(r"^print\(.*\)  # (tensor.*)$", code, flags=re.MULTILINE)
+    assert shown_lines
+
+    namespace: dict[str, Any] = {"__name__": "guide"}
+    exec(code, namespace)
+    output = capsys.readouterr().out
+    printed_lines = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)
+    for printed_line, shown_line in zip(printed_lines, shown_lines, strict=True):
+        expected = pytest.approx(numbers(shown_line), abs=0.05, nan_ok=True)
+        assert numbers(printed_line) == expected
+
+
+def numbers(line: str) -> list[float]:
+    numerals = re.findall(r"-?\d+\.?\d*|nan", line)
+    return [float(numeral) for numeral in numerals]
