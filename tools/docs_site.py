@@ -295,6 +295,15 @@ def public_names(package: str) -> list[str]:
     raise ValueError(f"{package} has no __all__")
 
 
+def defined_at(path: str) -> str:
+    """Where the reference's tool finds a name: contrib has no stub, so by the module that defines it."""
+    package, _, name = path.rpartition(".")
+    if package != CONTRIB:
+        return path
+    module = getattr(importlib.import_module(package), name).__module__
+    return f"{module}.{name}"
+
+
 def names_of_stub(stub: Path) -> list[str]:
     """The names that a package imports when they are first asked for, without its subpackages."""
     names = []

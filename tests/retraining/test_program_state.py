@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
-from helpers import settings_imported_late, settings_of_a_program as settings, slow_except
+from helpers import settings_imported_late, settings_of_a_program as settings
 from helpers.coalitions_by_hand import in_fresh_processes
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, data
@@ -55,9 +55,8 @@ def set_an_environment_variable(patch: Patch) -> None:
 
 
 def set_all(patch: Patch) -> None:
-    for kind, change in KINDS.items():
-        if kind != "all":
-            change(patch)
+    for change in KINDS.values():
+        change(patch)
 
 
 KINDS: dict[str, Callable[[Patch], None]] = {
@@ -69,7 +68,6 @@ KINDS: dict[str, Callable[[Patch], None]] = {
     "a replaced function of a library": replace_a_library_function,
     "a global of a late import": set_a_global_of_a_late_import,
     "an environment variable": set_an_environment_variable,
-    "all": set_all,
 }
 
 
@@ -83,16 +81,27 @@ def values(folder: Path) -> Tensor:
     return loop.contributions["shadow"]
 
 
+@pytest.fixture(scope="module")
+def plain_values(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return values(tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.filterwarnings("error::FutureWarning")
-@pytest.mark.parametrize("kind", slow_except(("all",), KINDS))
-def test_fresh_processes_give_the_values_of_forks(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_change_of_the_program_changes_the_values(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain_values: Tensor
 ) -> None:
-    plain_values = values(tmp_path / "plain")
+    """Else the next test would compare nothing."""
     KINDS[kind](monkeypatch)
+    assert not torch.equal(values(tmp_path), plain_values)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_fresh_processes_give_the_values_of_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_all(monkeypatch)
     values_of_forks = values(tmp_path / "forks")
     in_fresh_processes(monkeypatch)
     values_of_fresh_processes = values(tmp_path / "fresh")
-
-    assert not torch.equal(values_of_forks, plain_values)
     assert torch.equal(values_of_fresh_processes, values_of_forks)

@@ -27,7 +27,6 @@ from flsv.sampling import (
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers import slow_except
 from helpers.coalitions_by_hand import SEED, Hand, data, in_fresh_processes, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
@@ -54,7 +53,6 @@ def coins(members: Sequence[int], size: float, index: int) -> list[int]:
 
 SAMPLERS: dict[str, Any] = {
     "one of three": (lambda: UniformSampler(1), lambda members, index: uniform(members, 1, index)),
-    "two of three": (lambda: UniformSampler(2), lambda members, index: uniform(members, 2, index)),
     "coins": (lambda: BernoulliSampler(1.5), lambda members, index: coins(members, 1.5, index)),
 }
 
@@ -69,8 +67,10 @@ def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [("one of three", False), pytest.param("coins", True, marks=pytest.mark.slow)],
+)
 def test_trained_coalitions_draw_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
@@ -89,10 +89,9 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     torch.testing.assert_close(metric.game.flatten(), by_hand(start, draw), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_except(["coins"], ["two of three", "coins"]))
-def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str) -> None:
+def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -> None:
     """Their last round's values, of which the metric's are the mean over three rounds."""
-    make, draw = SAMPLERS[name]
+    make, draw = SAMPLERS["coins"]
     module = Plain(network(batch_norm=False))
     loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
     retrain = partial(
