@@ -61,7 +61,8 @@ OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 class TensorBoard(Sink):
     """Sink that writes curves and pictures into a TensorBoard logger's folder."""
 
-    _result_writer: SummaryWriter
+    #: Of the final numbers. None without a run: rounds of another framework have no settings and no end.
+    _result_writer: SummaryWriter | None = None
 
     def __init__(
         self,
@@ -97,14 +98,15 @@ class TensorBoard(Sink):
         if first_round > 0:
             self._resume()
         # A resumed run writes its result anew, whatever the round.
-        self._result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
+        result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
+        self._result_writer = result_writer
         plain_settings = {}
         for name, setting in settings.items():
             is_plain = isinstance(setting, str | int | float)
             plain_settings[name] = setting if is_plain else str(setting)
         _, session_start, _ = hparams(plain_settings, {})
-        self._result_writer._get_file_writer().add_summary(session_start)
-        self._result_writer.flush()
+        result_writer._get_file_writer().add_summary(session_start)
+        result_writer.flush()
         if first_round == 0:
             self._draw("data/partition", partition, 0)
 
@@ -158,6 +160,7 @@ class TensorBoard(Sink):
 
     def finish(self, result: RunResult) -> None:
         """Write the final numbers for the tab HParams, and the final intervals for the tab Custom Scalars."""
+        assert self._result_writer is not None
         _, _, session_end = hparams({}, {})
         _add(self._result_writer, self._final_numbers(result), result.round_index)
         self._result_writer._get_file_writer().add_summary(session_end)
@@ -205,16 +208,20 @@ class TensorBoard(Sink):
     def flush(self) -> None:
         """Write everything to the disk. A run resumed from the next checkpoint does not write these rounds again."""
         self._writer.flush()
-        self._result_writer.flush()
-        for writer in self._writers.values():
+        for writer in self._own_writers():
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
         """Close the clients' files and the result's. The logger closes the run's own file."""
-        for writer in self._writers.values():
+        for writer in self._own_writers():
             writer.close()
         self._writers = {}
-        self._result_writer.close()
+
+    def _own_writers(self) -> list[SummaryWriter]:
+        writers = [*self._writers.values()]
+        if self._result_writer is not None:
+            writers.append(self._result_writer)
+        return writers
 
     def _write_clients(self, points: Iterable[Point], step: int) -> None:
         scalars_by_client: dict[int, dict[str, float]] = defaultdict(dict)

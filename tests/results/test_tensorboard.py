@@ -45,6 +45,14 @@ class Named(FederatedDataModule):
         return NAMES
 
 
+def test_rounds_without_a_run_are_written(tmp_path: Path) -> None:
+    """As those of another framework, which have no beginning and no end."""
+    logger = TensorBoardLogger(tmp_path)
+    board = TensorBoard(logger, ["value"], NAMES, CLASSES, [])
+    board.flush()
+    board.close()
+
+
 def named() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES  # type: ignore[index, union-attr]

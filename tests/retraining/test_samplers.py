@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +50,32 @@ def coins(members: Sequence[int], size: float, index: int) -> list[int]:
             return drawn
 
 
+def draw_one(members: Any, index: int) -> Any:
+    return uniform(members, 1, index)
+
+
+def toss_coins(members: Any, index: int) -> Any:
+    return coins(members, 1.5, index)
+
+
 SAMPLERS: dict[str, Any] = {
-    "one of three": (lambda: UniformSampler(1), lambda members, index: uniform(members, 1, index)),
-    "coins": (lambda: BernoulliSampler(1.5), lambda members, index: coins(members, 1.5, index)),
+    "one of three": (lambda: UniformSampler(1), draw_one),
+    "coins": (lambda: BernoulliSampler(1.5), toss_coins),
 }
 
 
-def by_hand(start: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
+def by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
     """Minus the validation loss of each coalition's model."""
-    found = []
+    utilities = []
     for mask in coalition_masks("all", 3):
         members = mask.nonzero()[:, 0].tolist()
-        cohorts = [sorted(draw(members, index)) for index in range(rounds if members else 0)]
-        found.append(Hand(copy.deepcopy(start.net), start.make_optimizer).utility(members, cohorts))
-    return torch.tensor(found, dtype=torch.float64)
+        cohorts = []
+        if members:
+            cohorts = [sorted(draw(members, index)) for index in range(rounds)]
+        net = copy.deepcopy(initial_module.net)
+        hand = Hand(net, initial_module.make_optimizer)
+        utilities.append(hand.utility(members, cohorts))
+    return torch.tensor(utilities, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -75,45 +86,66 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
 ) -> None:
     """In forks, and in fresh processes; the run trains as without them."""
-    make, draw = SAMPLERS[name]
+    make_sampler, draw = SAMPLERS[name]
     if copied:
         in_fresh_processes(monkeypatch)
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
-    start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
-    plain = copy.deepcopy(module)
-    trained = fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
-    without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
-    assert torch.equal(
-        vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained)
-    )
-    torch.testing.assert_close(metric.game.flatten(), by_hand(start, draw), rtol=0, atol=1e-5)
+    initial_module = copy.deepcopy(module)
+    unmeasured_module = copy.deepcopy(module)
+    metric = Recorded(coalitions="all", performance="negative_loss")
+
+    loop = shadow_loop(metric, sampler=make_sampler())
+    measured = fit(loop, tmp_path, module, data(), rounds=ROUNDS)
+    reporting = Reporting(table=False)
+    loop_alone = FederatedLoop(sampler=make_sampler(), seed=SEED, reporting=reporting)
+    unmeasured = fit(loop_alone, tmp_path, unmeasured_module, data(), rounds=ROUNDS)
+
+    assert torch.equal(vector(unmeasured), vector(measured))
+    game = metric.game.flatten()
+    torch.testing.assert_close(game, by_hand(initial_module, draw), rtol=0, atol=1e-5)
+
+
+def assert_near(values: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -> None:
     """Their last round's values, of which the metric's are the mean over three rounds."""
-    make, draw = SAMPLERS["coins"]
+    make_sampler, draw = SAMPLERS["coins"]
     module = Plain(network(batch_norm=False))
-    loop = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), sampler=make())
-    retrain = partial(
-        flsv.retrain, module=module, data=data(), seeds=1, which="all", metric="negative_loss"
-    )
-    found = retrain(trainer_for(loop, tmp_path, ROUNDS))["value"]
-    everybody = retrain(trainer_for(loop, tmp_path, ROUNDS), participation="all")["value"]
-    start, masks = copy.deepcopy(module), coalition_masks("all", 3)
+    initial_module = copy.deepcopy(module)
+    shadow = ShadowShapley(coalitions="all", performance="negative_loss")
+    loop = shadow_loop(shadow, sampler=make_sampler())
+    masks = coalition_masks("all", 3)
+
+    def values_by_hand(cohorts: Any, rounds: int = ROUNDS) -> Tensor:
+        game = by_hand(initial_module, cohorts, rounds)
+        return few_coalitions_shapley(masks, game).values
+
+    def retrained(**options: Any) -> Tensor:
+        trainer = trainer_for(loop, tmp_path, ROUNDS)
+        table = flsv.retrain(
+            trainer,
+            module,
+            data(),
+            "all",
+            seeds=1,
+            metric="negative_loss",
+            **options,
+        )
+        return torch.tensor(table["value"])
+
+    values = retrained()
+    values_of_everybody = retrained(participation="all")
+    assert_near(values, values_by_hand(draw))
+    assert_near(values_of_everybody, values_by_hand(lambda members, index: members))
+    assert not torch.allclose(values_of_everybody, values, rtol=1e-4, atol=1e-5)
+
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
     metric: Any = loop.metrics["shadow"]
-    torch.testing.assert_close(
-        metric.recent[-1, :, 0].double(), torch.tensor(found), rtol=1e-4, atol=1e-5
-    )
-    assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
-    for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
-        expected = few_coalitions_shapley(masks, by_hand(start, cohorts)).values
-        torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
-    games = torch.stack([by_hand(start, draw, rounds) for rounds in (2, 3, 4)], dim=1)
-    expected = few_coalitions_shapley(masks, games).values.mean(1)
-    torch.testing.assert_close(
-        loop.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5
-    )
+    assert_near(metric.recent[-1, :, 0].double(), values)
+    values_by_round = [values_by_hand(draw, rounds) for rounds in (2, 3, 4)]
+    assert_near(loop.contributions["shadow"].double(), torch.stack(values_by_round).mean(0))
 
 
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
