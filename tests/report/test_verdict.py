@@ -1,0 +1,88 @@
+"""One verdict on whether to pay by values: on pages, in the file, in the terminal and in Python."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+
+from flsv.cli import main
+from flsv.report import Budget, open_run
+from flsv.report.shares import shares_of
+from flsv.results.text import WORDS
+from flsv.results.verdict import Verdict
+from helpers.pages import text_of
+from helpers.runs import fitted, rows, written
+
+#: What the terminal says of a run's own values, whose line on retraining answers the others.
+NOT_AFTER_A_FIT = ("one_seed", "alone")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that has trained each client alone, and what it printed."""
+    folder = tmp_path_factory.mktemp("verdict")
+    trainer = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    federation = {
+        "metrics": {"value": "ShadowShapley"},
+        "reporting": {"figures": 0},
+    }
+    config = written(
+        folder / "federation.yaml",
+        seed_everything=3,
+        trainer=trainer,
+        federation=federation,
+    )
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        run = fitted(folder, config)
+    return run, words_of(output.getvalue())
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "source", ["its own", "one seed", pytest.param("three seeds", marks=pytest.mark.slow)]
+)
+def test_verdict_on_a_run_is_the_same_wherever_it_is_told(
+    source: str, trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, terminal = trained
+    values_name = "value"
+    if source != "its own":
+        values_name = "retrained"
+        num_seeds = {"one seed": "1", "three seeds": "3"}[source]
+        assert main(["retrain", str(run), "--trainings", "singles", "--seeds", num_seeds]) == 0
+        terminal = words_of(capsys.readouterr().out)
+
+    verdict = shares_of(open_run(run), Budget(100.0, values_name)).verdict
+    assert {"alone", "best_alone"} <= verdict.reasons.keys()
+    assert ("one_seed" in verdict.reasons) == (source != "three seeds")
+    after_fit = verdict.without(NOT_AFTER_A_FIT)
+    assert_told(after_fit if source == "its own" else verdict, terminal)
+
+    report = ["report", str(run), "--budget", "100", "--by", values_name]
+    assert main(report) == 0
+    assert_told(verdict, words_of(capsys.readouterr().out))
+    assert {row["verdict"] for row in rows(run / "shares.csv")} == {verdict.text}
+    assert main([*report, "--client", "1"]) == 0
+    for folder in (run, run / "clients" / "1"):
+        page = text_of(folder / "report.html")
+        assert_told(verdict, words_of(page))
+
+
+def assert_told(verdict: Verdict, text: str) -> None:
+    """A text has the verdict's sentences, and no other reason."""
+    for name, sentence in WORDS["against"].items():
+        reason = verdict.reasons.get(name, sentence)
+        is_told = words_of(reason) in text
+        assert is_told == (name in verdict.reasons), name
+    if verdict.reasons:
+        assert verdict.title in text
