@@ -246,7 +246,7 @@ def body(config: str) -> str:
 
 def reference(path: str, name: str) -> str:
     """A link to where it is described, if it is."""
-    return f'<autoref identifier="{path}" optional><code>{name}</code></autoref>'
+    return f'<autoref identifier="{defined_at(path)}" optional><code>{name}</code></autoref>'
 
 
 def title(name: str) -> str:
