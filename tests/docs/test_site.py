@@ -99,11 +99,14 @@ def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> Non
 
 
 def test_every_package_says_its_tier_and_the_page_of_names_shows_it() -> None:
-    folders = [path.parent.name for path in (ROOT / "flsv").glob("*/__init__.py")]
-    assert len(folders) > 20
-    tiers = {folder: docs_site.tier(f"flsv.{folder}") for folder in folders}
+    tiers = {}
+    for path in (ROOT / "flsv").glob("*/__init__.py"):
+        folder = path.parent.name
+        tiers[folder] = docs_site.tier(f"flsv.{folder}")
+    folders_by_others = [folder for folder, tier in tiers.items() if tier == "contrib"]
+    assert len(tiers) > 20
     assert tiers["metrics"] == "stable"
-    assert [folder for folder, tier in tiers.items() if tier == "contrib"] == ["contrib"]
+    assert folders_by_others == ["contrib"]
 
     page = docs_site.generated_pages()["reference/api.md"]
     for package in docs_site.PACKAGES:
