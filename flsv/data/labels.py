@@ -13,6 +13,7 @@ truth values ``True``. Labels that are numbers and no texts stay as they are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,29 @@ def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
 
     ``kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
     """
-    found = _stored_labels(dataset)
-    if found is None:
-        samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style: has a length
-        found = [_checked([_label_of(sample)], kinds)[0] for sample in samples]
-    return _checked(found, kinds)
+    stored_labels = _stored_labels(dataset)
+    if stored_labels is not None:
+        return _checked(stored_labels, kinds)
+
+    labels = []
+    for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
+        sample = dataset[index]
+        if index == 0:
+            _warn_of_a_late_label(_parts_but_inputs(sample), _is_one_number)
+        label = _checked([_label_of(sample)], kinds)
+        labels.append(label[0])
+    return _checked(labels, kinds)
+
+
+def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> None:
+    """Warn if a sample's label is the only number among several parts, and not the second part."""
+    name = _label_name(parts, is_number)
+    if isinstance(name, int) and name > 1 and is_number(parts[name]):
+        warnings.warn(
+            f"the label of each sample is taken to be part {name}, the only number after the inputs. labels={name} "
+            "confirms that. If it is another number, such as a length, give labels=[...] or labels=False.",
+            stacklevel=2,
+        )
 
 
 def _checked(labels: Any, kinds: str) -> np.ndarray:
@@ -78,7 +97,9 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 def _labels_beside_samples(part: Dataset) -> Any:
     if type(part) is TensorDataset:
-        column_index = _label_name(_parts_but_inputs(part.tensors), _is_number_per_row)
+        parts = _parts_but_inputs(part.tensors)
+        column_index = _label_name(parts, _is_number_per_row)
+        _warn_of_a_late_label(parts, _is_number_per_row)
         return None if column_index is None else part.tensors[column_index].cpu()
 
     stored = None
@@ -94,8 +115,9 @@ def _labels_beside_samples(part: Dataset) -> Any:
 
 def label_column(dataset: TensorDataset) -> int | None:
     """Return the index of the tensor that has the labels, or None if all are inputs."""
+    parts = _parts_but_inputs(dataset.tensors)
     try:
-        return _label_name(_parts_but_inputs(dataset.tensors), _is_number_per_row)
+        return _label_name(parts, _is_number_per_row)
     except _NoClassError as error:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 

@@ -1,6 +1,7 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
 import dataclasses
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -234,11 +235,17 @@ def as_concatenation(parts):
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
 @pytest.mark.parametrize("parts", OF_THREE_PARTS)
 def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
+    """A label that is not the second part may be another number, such as a length, so it is told."""
     dataset = as_dataset(OF_THREE_PARTS[parts])
 
-    labels = dataset_labels(dataset)
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        labels = dataset_labels(dataset)
 
     assert labels[:N].tolist() == INTEGERS
+    messages = {str(warning.message) for warning in caught_warnings}
+    is_told = any("is taken to be part 2, the only number" in message for message in messages)
+    assert is_told == (parts != "a mask beside a label")
 
 
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
