@@ -25,6 +25,7 @@ _UNKNOWN_ARGUMENT = re.compile(
 _MISSING_MODULE = re.compile(
     r"given class_path '(?P<path>[\w.]+)':\s+No module named '(?P<name>[\w.]+)'"
 )
+_PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)", flags=re.DOTALL)
 #: What each option that may be left out would take, too.
 _NOTHING = "Expected a <class 'NoneType'>"
 
@@ -132,8 +133,12 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
         path, name = missing_module["path"], missing_module["name"]
         return path, f"{path} cannot be imported: there is no module {name}."
 
+    shown = ""
     value = re.search(r"Given value: (.*)", message, flags=re.DOTALL)
-    shown = "" if value is None else f", got {_shortened(value[1])}"
+    if value is not None:
+        part_of_value = _PART_OF_VALUE.fullmatch(value[1])
+        text = value[1] if part_of_value is None else part_of_value[1]
+        shown = f", got {_shortened(text)}"
     reasons = "; ".join(_reasons(message))
     return "", f"{reasons}{shown}"
 

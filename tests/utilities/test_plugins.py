@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flsv.cli import main
+from flsv.cli.config_errors import OptionError, explain
 from flsv.cli.parser import make_cli
 from flsv.metrics import ContributionMetric
 from flsv.report import read_run
@@ -105,13 +106,15 @@ def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypa
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, tmp_path, capsys):
+def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, tmp_path):
     install(
         tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"
     )
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit):
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(OptionError) as refused:
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
-    named = set(re.findall(r"[\w.]+\w", capsys.readouterr().err))
+    message = explain(refused.value, files=[])
+    named = set(re.findall(r"[\w.]+\w", message))
     assert named >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
+    assert message.endswith("got 'UpdateNorm'")
     cli = make_cli(["--federation.metrics.norm=flsv_another.UpdateNorm"], run=False)
     assert type(cli.config_init.federation.metrics["norm"]).__module__ == "flsv_another"
