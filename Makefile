@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints flower cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints flower flower-oldest cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -112,14 +112,17 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 	$(PYTHON) tools/release.py locked > constraints.new
 	mv constraints.new constraints.txt
 
-flower: ## the tests of Flower, whose pins are its own, in an environment of their own: its newest release, then its oldest
-	rm -rf .venv-flower
-	python3 -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]' 'flwr[simulation]'
+FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
+	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
+
+flower: ## the tests of Flower, whose pins are its own, in an environment of their own
+	$(FLOWER_ENVIRONMENT) 'flwr[simulation]'
 	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
-	if ! .venv-flower/bin/python -m pip freeze | grep -qx 'flwr==1.41.0'; then \
-	  .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0' && \
-	  .venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py; fi
+
+# Not part of ci: two minutes, mostly of installing.
+flower-oldest: ## a real deployment on the oldest release of Flower that flsv allows
+	$(FLOWER_ENVIRONMENT) 'flwr==1.41.0'
+	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
 
 # A module that only `dev` installs would be found here and nowhere else.
 readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more
@@ -130,7 +133,7 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. A slow test builds the site. Each environment
 # holds 6 GB of torch: what is done with is removed.
-# The hosted workflow runs `lowest` and all of `emulated` besides, on machines of their own.
+# The hosted workflow runs `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: check ## all of it
 	$(MAKE) --jobs=2 --output-sync=target flower readme slow device
 	rm -rf .venv-flower

@@ -39,7 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 #: State that the module shares, and weights that a callback swaps in.
 FAST = ("a closure", "EMAWeightAveraging")
-PICKLED = ("a closure", "a global", "an open file", "a callback that holds the module")
+PICKLED = ("a closure", "a global", "an open file")
 
 
 def of(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:

@@ -113,8 +113,8 @@ def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, 
     with pytest.warns(UserWarning, match="left out"), pytest.raises(OptionError) as refused:
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
     message = explain(refused.value, files=[])
-    named = set(re.findall(r"[\w.]+\w", message))
-    assert named >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
+    class_paths = set(re.findall(r"[\w.]+\w", message))
+    assert class_paths >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
     assert message.endswith("got 'UpdateNorm'")
     cli = make_cli(["--federation.metrics.norm=flsv_another.UpdateNorm"], run=False)
     assert type(cli.config_init.federation.metrics["norm"]).__module__ == "flsv_another"
