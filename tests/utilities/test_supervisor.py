@@ -57,14 +57,16 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "command raises": command("print('x' * 10**7); 1 / 0"),
         "command is killed": command("import os; os.kill(os.getpid(), 11)"),
     }
-    start = time.monotonic()
-    found = dict(supervise(tasks.items(), jobs=3, limit_s=12))
-    assert time.monotonic() - start < 60
-    assert found.keys() == tasks.keys()
-    reasons = {name: str(value) for name, value in found.items() if isinstance(value, ChildFailed)}
-    assert torch.equal(found["fork"], torch.ones(3))
-    assert (found["prints"], found["command"], found["waits"]) == (5, 10, 0)
-    assert len(found["large"]) == len(found["large command"]) == 50_000_000
+    time_at_start = time.monotonic()
+    results = dict(supervise(tasks.items(), jobs=3, limit_s=20))
+    assert time.monotonic() - time_at_start < 60
+    assert results.keys() == tasks.keys()
+    reasons = {
+        name: str(value) for name, value in results.items() if isinstance(value, ChildFailed)
+    }
+    assert torch.equal(results["fork"], torch.ones(3))
+    assert (results["prints"], results["command"], results["waits"]) == (5, 10, 0)
+    assert len(results["large"]) == len(results["large command"]) == 50_000_000
     assert reasons.pop("cannot be sent")
     for name in ("hangs", "command hangs"):
         assert reasons.pop(name).startswith("it hung: for ")
@@ -73,7 +75,7 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "killed": "signal SIGKILL ended its process",
         "exits": "SystemExit: 3",
         "ends": "its process ended with status 4 and no answer",
-        "spins": "it took longer than 12 s",
+        "spins": "it took longer than 20 s",
         "fails": "no clients",
         "silent": "its process ended with status 0 and no answer: last words",
         "command raises": "its process ended with status 1 and no answer: ZeroDivisionError: division by zero",
