@@ -62,8 +62,9 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 	@if command -v g++ > /dev/null; then \
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
+SLOW ?= slow
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "$(SLOW)"
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
@@ -133,7 +134,7 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. A slow test builds the site. Each environment
 # holds 6 GB of torch: what is done with is removed.
-# The hosted workflow runs `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
+# The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower readme slow device
+	$(MAKE) --jobs=2 --output-sync=target flower readme slow device SLOW="slow and not long"
 	rm -rf .venv-flower

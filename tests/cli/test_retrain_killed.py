@@ -44,6 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_killed_retrain_ends_children_and_keeps_finished_trainings(
     whole: Path, tmp_path: Path, number: int

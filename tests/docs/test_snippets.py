@@ -79,10 +79,22 @@ def fit_only(command: list[str]) -> None:
     assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
 
 
+#: Pages that train for half a minute.
+LONG = ("docs/reference/federations.md", "docs/howto/look.md")
+
+
+def parameters() -> list[Any]:
+    """Each page, with its marks."""
+    pages_with_marks = []
+    for path in PAGES:
+        name = path.relative_to(ROOT).as_posix()
+        marks = [pytest.mark.long] if name in LONG else []
+        pages_with_marks.append(pytest.param(path, id=name, marks=marks))
+    return pages_with_marks
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES]
-)
+@pytest.mark.parametrize("page", parameters())
 def test_every_code_block_of_a_page_runs(page: Path) -> None:
     text = page.read_text()
     if "from peft" in text:

@@ -36,6 +36,7 @@ def commands_of(page: Path) -> list[list[str]]:
     ]
 
 
+@pytest.mark.long
 def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_payments(
     folder, monkeypatch
 ):

@@ -73,6 +73,7 @@ def test_every_coalition_equals_a_fit_in_its_own_process(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PICKLED)
 def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone

@@ -23,6 +23,7 @@ from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Manual, Plateau
 from helpers.coalitions_by_hand import SEED, data
 from helpers.fits import trainer_for, vector
+from helpers.forked import Forked
 
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
@@ -79,38 +80,56 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     assert outcome["share"].sum() == pytest.approx(1)  # the others' outputs are predicted
 
 
-@pytest.mark.slow
-def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
-    tmp_path: Path,
-) -> None:
-    distributed = pytest.importorskip("distributed")
+def retrain_on_dask(folder: Path) -> None:
+    """Compare values by workers of Dask, of which one is killed, with those of one process."""
+    import distributed
+
+    begun = folder / "begun"
 
     def module() -> Any:
-        (tmp_path / "begun").touch()
+        begun.touch()
         return Manual()
 
-    def rows(folder: str) -> Any:
-        (tmp_path / "begun").unlink(missing_ok=True)
-        trainer = trainer_for(
-            FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path / folder, 1
+    def values(name: str) -> Any:
+        begun.unlink(missing_ok=True)
+        loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+        trainer = trainer_for(loop, folder / name, 1)
+        return flsv.retrain(
+            trainer,
+            module,
+            data(),
+            "singles",
+            seeds=1,
+            **LOSS,
         )
-        return flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
 
-    expected, killed = rows("here"), list[int]()
+    killed_workers: list[int] = []
 
     def kill(cluster: Any) -> None:
-        while not (tmp_path / "begun").is_file():  # by the first training
+        while not begun.is_file():  # by the first training
             time.sleep(0.02)
-        for nanny in list(cluster.workers.values())[:1]:
-            killed.append(nanny.pid)
-            os.kill(nanny.pid, signal.SIGKILL)
+        nanny = next(iter(cluster.workers.values()))
+        killed_workers.append(nanny.pid)
+        os.kill(nanny.pid, signal.SIGKILL)
 
+    expected = values("here")
     cluster = distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
         threading.Thread(target=kill, args=(cluster,)).start()
-        found = rows("there")
-    assert killed
-    assert_frame_equal(found, expected)
+        values_of_workers = values("there")
+    assert killed_workers
+    assert_frame_equal(values_of_workers, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own: Dask leaves a thread, and a process with threads is not forked."""
+    pytest.importorskip("distributed")
+    status, output = Forked(tmp_path, retrain_on_dask, tmp_path).wait()
+    assert status == 0, output
 
 
 def test_retrain_refuses_fitted_trainers_and_missing_loops(

@@ -19,23 +19,25 @@ def report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_gpu_report_passes_all_checks_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two precisions of four, since the CPU is compared with itself, and with rounds of few images."""
-    monkeypatch.setattr(
-        gpu_report, "ALLOWED", {name: ALLOWED[name] for name in ("32-true", "bf16-true")}
-    )
+    allowed = {name: ALLOWED[name] for name in ("32-true", "bf16-true")}
+    monkeypatch.setattr(gpu_report, "ALLOWED", allowed)
     images = bench_round.images
+    num_images = 60 * bench_round.CLIENTS
     monkeypatch.setattr(bench_round, "IMAGES", 60)
-    monkeypatch.setattr(bench_round, "images", lambda total=60 * bench_round.CLIENTS: images(total))
-    code, found = report(tmp_path, *CHECKS)
-    assert code == 0, found
-    assert float(found.loc["MLP, 5 clients: ShadowShapley, fits", "found"]) > 1
-    assert float(found.loc["round of 4 LeNets, images a second: vmap", "found"]) > 0
-    assert found.loc["transformer: the same seed twice, deterministic", "verdict"] == "ok"
-    assert found.loc["two ranks on cpu 0 and 0: weights", "found"] == "0.0e+00"
-    assert found.loc["transformer: .item() a batch", "verdict"] == "ok"
+    monkeypatch.setattr(bench_round, "images", lambda total=num_images: images(total))
+
+    code, results = report(tmp_path, *CHECKS)
+    assert code == 0, results
+    assert float(results.loc["MLP, 5 clients: ShadowShapley, fits", "found"]) > 1
+    assert float(results.loc["round of 4 LeNets, images a second: vmap", "found"]) > 0
+    assert results.loc["transformer: the same seed twice, deterministic", "verdict"] == "ok"
+    assert results.loc["two ranks on cpu 0 and 0: weights", "found"] == "0.0e+00"
+    assert results.loc["transformer: .item() a batch", "verdict"] == "ok"
 
 
 def test_gpu_report_with_a_failed_check_ends_with_status_1(

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) -> None:
     """One run of mypy for what is right and what is wrong: it reads torch and Lightning once."""
     pytest.importorskip("mypy", reason="flsv[dev] is not installed")
@@ -42,14 +43,16 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
         "--cache-dir",
         os.devnull,
     ]
-    found = subprocess.run(
+    checked = subprocess.run(
         [sys.executable, "-m", "mypy", *options, PROJECT, tmp_path / "wrong_project.py"],
         env=os.environ | {"MYPYPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
-    errors = [line for line in found.stdout.splitlines() if ": error: " in line]
-    assert [line for line in errors if not line.startswith("wrong_project.py:")] == [], found.stdout
+    errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
+    assert [line for line in errors if not line.startswith("wrong_project.py:")] == [], (
+        checked.stdout
+    )
     for kind in ("arg-type", "dict-item", "call-arg", "attr-defined", "list-item"):
-        assert f"[{kind}]" in found.stdout, found.stdout
+        assert f"[{kind}]" in checked.stdout, checked.stdout
 
 
 def test_typed_user_project_runs_and_values_its_clients(
