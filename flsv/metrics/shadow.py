@@ -521,8 +521,10 @@ class ShadowShapley(MeasuredMetric):
 
             game_outputs = None
             if outputs is not None:
-                pair = [self.outputs[row], outputs[row]]
-                game_outputs = torch.cat(pair)
+                # Coalitions' outputs come from files and other processes, on the CPU.
+                end_outputs = self.outputs[row].cpu()
+                inner_outputs = outputs[row].cpu()
+                game_outputs = torch.cat([end_outputs, inner_outputs])
             self._compute_values(
                 masks,
                 game,
