@@ -124,7 +124,9 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
     if unknown_argument is not None:
         name, path = unknown_argument["name"], unknown_argument["path"]
         named_class: Any = locate(path)
-        arguments = [*inspect.signature(named_class).parameters]
+        arguments = []
+        if isinstance(named_class, type):
+            arguments = [*inspect.signature(named_class).parameters]
         similar = get_close_matches(name, arguments) or arguments
         return name, f"{path} has no argument {name}.{_question(similar)}"
 

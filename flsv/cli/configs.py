@@ -91,13 +91,13 @@ def check_file(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         origin = str(path)
-        if error.problem_mark is not None:
-            origin = f"{path}, line {error.problem_mark.line + 1}"
+        mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
+        if mark is not None:
+            origin = f"{path}, line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         hint = ""
-        if "'\\t'" in str(error.problem):
+        if "'\\t'" in problem:
             hint = ": indent by spaces, not by tabs"
-        raise ConfigurationError(
-            f"{origin}: this is no valid YAML: {error.problem}{hint}."
-        ) from None
+        raise ConfigurationError(f"{origin}: this is no valid YAML: {problem}{hint}.") from None

@@ -149,6 +149,7 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"federation: {seed: 1}\n# \x07\n", "this is no valid YAML: unacceptable character"),
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
         (
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
