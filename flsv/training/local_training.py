@@ -144,10 +144,10 @@ class LocalTraining:
         context = self.context
         if context is None:
             return
-        batch_loss = context.loss.new_tensor(float("nan"))
-        if loss is not None:
-            batch_loss = loss.detach().to(context.loss).mean()
-        context.loss += batch_loss
+        if loss is None:
+            context.loss += math.nan
+        else:
+            context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
         self._steps.is_in_batch = False
 

@@ -310,7 +310,7 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
 
 #: How many operators a batch may launch, and how many waits a client and a round may take, a copy to the host being
 #: one. Six of a round are Lightning's own, who compares loaders' lengths on the device.
-OF_BATCH, OF_CLIENT, OF_ROUND = 39, 1, 12
+OF_BATCH, OF_CLIENT, OF_ROUND = 38, 1, 12
 
 
 def cost(
