@@ -147,7 +147,7 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "advice"),
     [
         (b"federation: {seed: 1}\n# \x07\n", "this is no valid YAML: unacceptable character"),
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
@@ -158,7 +158,7 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
         (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
     ],
 )
-def test_unusable_configuration_file_is_a_one_line_error(content, said, tmp_path, capsys):
+def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_bytes(content)
     options = [f"--trainer.default_root_dir={tmp_path}", *QUIET]
     error = error_of(
@@ -166,7 +166,7 @@ def test_unusable_configuration_file_is_a_one_line_error(content, said, tmp_path
     )
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
     assert line.startswith("flsv: error: ")
-    assert said in line
+    assert advice in line
 
 
 def test_classes_are_found_by_their_names_alone_in_a_new_process():
