@@ -1,4 +1,4 @@
-"""EntryTrial: what passes from the first client to the second in the objects that a module refers to."""
+"""EntryTrial: what passes from one local training to the next in the objects that a module refers to."""
 
 from __future__ import annotations
 
@@ -41,26 +41,23 @@ _MANY = 1000
 
 
 class EntryTrial:
-    """Comparison of what the first two clients of a fit find, beyond what is swapped between them.
+    """Comparison of what a process's first local training finds and leaves, beyond what is swapped between clients.
 
     A module's vector, buffers, plain attributes and random generators are each client's, as are optimizers' states,
     options and plain attributes. What closures, objects of libraries, classes and modules outside of the model hold is
     not.
     """
 
-    def __init__(self, trainer: L.Trainer, round_index: int) -> None:
+    def __init__(self, trainer: L.Trainer) -> None:
         self._module = trainer.lightning_module
         self._optimizers = held_optimizers(trainer)
-        self._round_index = round_index
         self._values = self._hidden_values()
         self._states: list[tuple[str, ObjectState]] = []
         for path, value in self._hidden_parts():
             self._states += [(path, state) for state in _states(value)]
 
-    def warn_of_changes(self, round_index: int) -> None:
-        """Name what the first client has changed, if this is still the same round."""
-        if round_index != self._round_index:
-            return
+    def warn_of_changes(self) -> None:
+        """Name what the local training has changed."""
         changed_paths = []
         for path, value in self._hidden_values().items():
             if self._values.get(path) is not value:
@@ -72,9 +69,9 @@ class EntryTrial:
             names = listed(dict.fromkeys(changed_paths))
             rank_zero_warn(
                 f"flsv: training changes {names} of {type(self._module).__name__}, which passes from client to "
-                "client, so that what a client learns may depend on who trains before it in this process. Keep it in "
-                "an attribute that holds numbers, tensors, collections of these or layers. To share it on purpose, "
-                "hold it in a types.SimpleNamespace."
+                "client, or from round to round at a site, so that what a client learns may depend on what was "
+                "trained before in this process. Keep it in an attribute that holds numbers, tensors, collections of "
+                "these or layers. To share it on purpose, hold it in a types.SimpleNamespace."
             )
 
     def _hidden_values(self) -> dict[str, Any]:

@@ -46,8 +46,7 @@ class LocalTraining:
         self.trainer = trainer
         self.state = TrainerState(trainer, space, config.optimizer_state, store, steps)
         self.context: ClientContext | None = None
-        self._is_entry_tried = False
-        self._entry_trial: EntryTrial | None = None
+        self._is_tried = False
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
@@ -79,7 +78,8 @@ class LocalTraining:
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
             self._seed(instruction)
-            self._try_entry(instruction.round_index)
+            if not self._is_tried:
+                self._entry_trial = EntryTrial(self.trainer)
 
             context = ClientContext(
                 module=state.module,
@@ -109,15 +109,6 @@ class LocalTraining:
         purpose = "train", instruction.round_index, instruction.client_id
         seed_global_rngs(instruction.seed, *purpose)
         seed_held(self.state.generators, instruction.seed, *purpose)
-
-    def _try_entry(self, round_index: int) -> None:
-        """Compare what the fit's first two clients find."""
-        if not self._is_entry_tried:
-            self._is_entry_tried = True
-            self._entry_trial = EntryTrial(self.trainer, round_index)
-        elif self._entry_trial is not None:
-            self._entry_trial.warn_of_changes(round_index)
-            self._entry_trial = None
 
     # ---- train
 
@@ -186,6 +177,10 @@ class LocalTraining:
         with opened(context.local):
             update = self._update_of(context, out)
         self.state.leave(keep=update is not None and not context.broken)
+        if not self._is_tried:
+            self._is_tried = True
+            self._entry_trial.warn_of_changes()
+            del self._entry_trial  # holds copies
         return update
 
     def _update_of(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from flsv.federation import FederatedLoop
+from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import seed_held
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
@@ -122,6 +123,12 @@ def test_what_passes_from_client_to_client_is_named_once(tmp_path: Path, kind: s
     messages = [str(record.message) for record in records]
     warnings_of_passing = [text for text in messages if "from client to client" in text]
     assert len(warnings_of_passing) == 1
+
+
+def test_what_passes_is_named_where_one_client_takes_part_in_a_round(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=3, sampler=UniformSampler(1))
+    with pytest.warns(UserWarning, match="training changes module.hidden.count of Holds"):
+        fit(loop, tmp_path, Holds("closure"), rounds=1)
 
 
 class CountsInObject(torch.optim.SGD):

@@ -1,5 +1,6 @@
 """A federation of three sites, each of which has its own data, module and Trainer, gives what one process gives."""
 
+import itertools
 import json
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,21 @@ class Dropping(ClassifierClient):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
+class CountingBatches(ClassifierClient):
+    """Counts its batches in an object that is not the model's."""
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        self.counter = COUNTER
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        next(self.counter)
+        return super().training_step(batch, batch_idx)
+
+
+COUNTER = itertools.count()
 
 
 def of(kind: type[ClassifierClient]) -> ClassifierClient:
@@ -165,6 +181,11 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
         "of": "the server's own data",
         "rows": 48,
     }
+
+
+def test_what_passes_from_round_to_round_at_a_site_is_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="training changes module.counter of CountingBatches"):
+        Remotely(tmp_path, fedavg, partial(of, CountingBatches)).fit(rounds=1)
 
 
 def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
