@@ -268,15 +268,15 @@ def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
         rows["low"].tolist(),
         rows["high"].tolist(),
     )
-    columns = {
-        "value": intervals,
-        "share": rows["share"].map(percent).tolist(),
-    }
+    columns = {"value": intervals}
     basis = basis_of_retrained(rows.to_dict("records"), record)
+    verdict = basis.verdict()
+    if not verdict.forbids:
+        columns["share"] = rows["share"].map(percent).tolist()
+
     title = f"{rows['by'].iloc[0]}, by retraining ({basis.of})"
     print_table(title, rows["client_name"].tolist(), columns)
     print(BRACKETS)
-    verdict = basis.verdict()
     if verdict.reasons:
         print(verdict.text)
 

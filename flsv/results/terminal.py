@@ -136,7 +136,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
     for name in names:
         ends = with_ends(result.table, name, clients)
         columns[name] = with_intervals(*ends)
-        if name in result.to_pay_by[:1]:
+        if name in result.to_pay_by[:1] and not verdict_of_run(result, name, *ends).forbids:
             columns["share"] = [*map(percent, shares_in(ends[0]))]
     return columns
 

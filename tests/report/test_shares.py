@@ -272,22 +272,6 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
     )  # nothing is known
 
 
-def no_gain(folder: Path) -> Path:
-    """Three clients of whose values all are within their errors, as where a model stays at chance."""
-    make_game(folder, {"sv": [-0.01, 0.02, -0.005]})
-    frame = pandas.read_csv(folder / "contributions.csv")
-    measured = frame["metric"] == "sv"
-    frame.loc[measured, "low"] = frame["value"] - 0.05
-    frame.loc[measured, "high"] = frame["value"] + 0.05
-    frame.to_csv(folder / "contributions.csv", index=False)
-    metric = open_run(folder).record["metrics"]["sv"]
-    retold(
-        folder,
-        metrics={"sv": {**metric, "class": "ShadowShapley"}},
-    )
-    return folder
-
-
 def unsuitable(folder: Path) -> Path:
     return make_run(folder)
 
@@ -303,7 +287,6 @@ def stopped(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "reason", "values_name"),
     [
-        (no_gain, "no_gain", None),
         (unsuitable, "unsuitable", "cssv"),
         (stopped, "unfinished", None),
     ],

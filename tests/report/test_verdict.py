@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flsv.cli import main
@@ -12,7 +14,7 @@ from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
 from helpers.pages import text_of
-from helpers.runs import fitted, rows, written
+from helpers.runs import fitted, rows, write_table, written
 
 #: What the terminal says of a run's own values, whose line on retraining answers the others.
 NOT_AFTER_A_FIT = ("one_seed", "alone")
@@ -42,6 +44,50 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with contextlib.redirect_stdout(output):
         run = fitted(folder, config)
     return run, words_of(output.getvalue())
+
+
+def table_of_noise(path: Path) -> dict[str, str]:
+    """A table of five clinics whose labels say nothing about the columns."""
+    generator = np.random.default_rng(5)
+    table = [["clinic", "age", "weight", "ill"]]
+    for _ in range(300):
+        clinic, label = generator.integers(0, [5, 3])
+        age, weight = generator.normal(size=2)
+        table.append([f"clinic {clinic}", f"{age:.3f}", f"{weight:.3f}", "abc"[label]])
+    return write_table(path, table)
+
+
+def test_where_the_model_stays_at_chance_nobody_has_an_amount(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {
+        **table_of_noise(tmp_path / "noise.csv"),
+        "partitioner": {"class_path": "flsv.data.GroupPartitioner"},
+        "splits": {"server_val": 0.3},
+        "batch_size": 16,
+    }
+    config = written(
+        tmp_path / "federation.yaml",
+        seed_everything=0,
+        data=data,
+        trainer={"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
+        federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
+    )
+    run = fitted(tmp_path, config)
+    fit_output = capsys.readouterr().out
+    assert main(["report", str(run), "--budget", "10000", "--currency", "EUR"]) == 0
+    report_output = capsys.readouterr().out
+
+    shares = shares_of(open_run(run), Budget(10_000.0, currency="EUR"))
+    assert shares.verdict.reasons == {"no_gain": WORDS["against"]["no_gain"]}
+    assert shares.table[["share", "amount"]].isna().all(axis=None)
+    page = text_of(run / "report.html")
+    for text in (fit_output, report_output, page):
+        assert words_of(shares.verdict.text) in words_of(text)
+        assert "EUR" not in text
+    assert "client samples value\n" in re.sub(" +", " ", fit_output)  # and no column of shares
+    assert {row["verdict"] for row in rows(run / "shares.csv")} == {shares.verdict.text}
+    assert not {"share", "amount"} & rows(run / "shares.csv")[0].keys()
 
 
 def words_of(text: str) -> str:
