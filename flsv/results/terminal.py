@@ -130,14 +130,22 @@ def _filled(line: str) -> str:
 
 def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
     """Format each client's samples, values and shares as ``{column: cells}``."""
-    names = [*metrics]
-    counts = ("samples",) if names else ("samples", "rounds")
-    columns = {name: numbers(last(result.table, name, clients)) for name in counts}
-    for name in names:
-        ends = with_ends(result.table, name, clients)
-        columns[name] = with_intervals(*ends)
-        if name in result.to_pay_by[:1] and not verdict_of_run(result, name, *ends).forbids:
-            columns["share"] = [*map(percent, shares_in(ends[0]))]
+    metric_names = [*metrics]
+    counts = ["samples"]
+    if not metric_names:
+        counts.append("rounds")
+    columns = {}
+    for count in counts:
+        columns[count] = numbers(last(result.table, count, clients))
+
+    for metric in metric_names:
+        values, low, high = with_ends(result.table, metric, clients)
+        columns[metric] = with_intervals(values, low, high)
+        if metric not in result.to_pay_by[:1]:
+            continue
+        verdict = verdict_of_run(result, metric, values, low, high)
+        if not verdict.forbids:
+            columns["share"] = [percent(share) for share in shares_in(values)]
     return columns
 
 
