@@ -196,7 +196,8 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
             yield from parts(value, path)
             break
     else:
-        if not hasattr(value, "__dict__") and not slots_of(type(value)):
+        is_of_c = not hasattr(value, "__dict__") and not slots_of(type(value))
+        if is_of_c and not isinstance(value, GENERATORS):
             for index, referent in enumerate(gc.get_referents(value)):
                 yield f"{path}<{index}>", referent
     if not isinstance(value, type):

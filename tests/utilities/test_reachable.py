@@ -190,6 +190,15 @@ def test_global_generators_are_left_out():
     assert find_generators(holder, random.random, np.random.rand) == []
 
 
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_the_inside_of_a_generator_is_not_entered(kind):
+    generator = GENERATORS[kind]()
+
+    paths = [path for path, _ in walk(generator, "generator")]
+
+    assert paths == ["generator"]
+
+
 def test_each_object_is_yielded_once_with_its_path():
     layer = nn.Sequential(nn.Linear(2, 1))
     layer.slots = layer.alias = Slots(3)
