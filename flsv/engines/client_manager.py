@@ -23,8 +23,7 @@ from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
 from flsv.games.copy_module import copy_module
 from flsv.games.lent_module import lent, put_private
 from flsv.games.make_evaluators import evaluator_on, make_evaluators
-from flsv.games.model_evaluator import no_forward
-from flsv.games.validation_batches import checked_logits, checked_pair
+from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 

@@ -33,7 +33,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager, try_forward
 from flsv.games import CoalitionGames, ModelEvaluator, ModelScore
-from flsv.games.judges import LEAST, ClientJudges
+from flsv.games.judges import MIN_HELD_OUT, ClientJudges
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
@@ -169,7 +169,7 @@ class Engine:
     def _judges(self, measure: ModelScore) -> ClientJudges:
         """Return what lets the clients score coalitions' models, after a try."""
         if self.clients_here:
-            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=LEAST)
+            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=MIN_HELD_OUT)
         judges = ClientJudges(
             self.space,
             self.manager.clients,

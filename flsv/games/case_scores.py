@@ -113,7 +113,8 @@ def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseSco
     if measure == "balanced_accuracy":
         counts = labels.bincount()
         # The mean over all samples of these multiples is the mean over the classes of their means.
-        multiples = len(labels) / ((counts > 0).sum() * counts[labels].double())
+        num_classes = (counts > 0).sum()
+        multiples = len(labels) / (num_classes * counts[labels].double())
         return CaseScores(
             lambda outputs: _hits(outputs, labels) * multiples,
             strata=labels,
@@ -152,9 +153,10 @@ def _of_metric(
         targets = labels.double()
 
         def errors(outputs: Tensor) -> Tensor:
-            predictions = outputs.double().view(len(outputs), len(targets), -1)
+            predictions = outputs.double().view(len(outputs), len(targets), -1)  # [c, V, outputs]
             differences = predictions - targets.view(len(targets), -1)
-            return measure.utility(differences.abs().pow(power).mean(2))
+            powers = differences.abs().pow(power)
+            return measure.utility(powers.mean(2))
 
         return CaseScores(errors)
     return _resampled(evaluator, measure, labels)
@@ -196,6 +198,7 @@ def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:
     parts = []
     for stratum in strata.unique():
         members = (strata == stratum).nonzero().flatten()
-        places = torch.randint(len(members), (len(members),), generator=generator)
-        parts.append(members[places])
+        count = len(members)
+        positions = torch.randint(count, (count,), generator=generator)
+        parts.append(members[positions])
     return torch.cat(parts)

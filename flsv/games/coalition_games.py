@@ -52,17 +52,17 @@ class CoalitionGames:
         validated: Mapping[Hashable, VectorEvaluator] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.evaluator, self.server_lr, self._validated, self._ranks = (
-            evaluator,
-            server_lr,
-            validated or {},
-            ranks,
-        )
+        self.evaluator = evaluator
+        self.server_lr = server_lr
+        self._validated = validated or {}
+        self._ranks = ranks
         self._round: Round | None = None
+        # The model and its gradient, by the name of the loss.
         self._gradients: dict[Hashable, tuple[Tensor, Tensor]] = {}
-        self._products: dict[Hashable, Any] = {}
+        self._slopes: dict[Hashable, Tensor] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
-        self._before = self._models = 0
+        self._evaluations_of_earlier_rounds = 0
+        self._evaluations_without_table = 0
 
     @property
     def round(self) -> Round:
@@ -75,25 +75,31 @@ class CoalitionGames:
     def evaluations(self) -> int:
         """Number of evaluations of a model by an evaluator in the current round."""
         assert self.round is not None  # it raises without one
-        return self.total_evaluations - self._before
+        return self.total_evaluations - self._evaluations_of_earlier_rounds
 
     @property
     def total_evaluations(self) -> int:
         """Sum of :attr:`evaluations` over this fit's rounds so far."""
-        return (
-            self._before + sum(table.evaluations for table in self._tables.values()) + self._models
-        )
+        total = self._evaluations_of_earlier_rounds + self._evaluations_without_table
+        for table in self._tables.values():
+            total += table.evaluations
+        return total
 
     def begin(self, round: Round) -> None:
         """Make ``round`` the current round, and forget the scores of the previous round's models."""
-        self._before = self.total_evaluations
-        self._round, self._tables, self._products, self._models = round, {}, {}, 0
+        self._change_round(round)
 
     def end(self) -> None:
         """Forget the current round, and release its vectors."""
-        self._before = self.total_evaluations
-        self._round, self._tables, self._products, self._models = None, {}, {}, 0
+        self._change_round(None)
         self._gradients = {}
+
+    def _change_round(self, round: Round | None) -> None:
+        self._evaluations_of_earlier_rounds = self.total_evaluations
+        self._evaluations_without_table = 0
+        self._round = round
+        self._tables = {}
+        self._slopes = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
@@ -153,12 +159,12 @@ class CoalitionGames:
             The models' utilities, float64 ``[K]``, or ``[K, M]`` for a measure per class.
         """
         table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
-        self._models += count
+        self._evaluations_without_table += count
         return utility_of(table.evaluate(build, count), metric)
 
     def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
         """Make the game of coalitions that have trained their own models. Count these in :attr:`evaluations`."""
-        self._models += len(coalitions.masks)
+        self._evaluations_without_table += len(coalitions.masks)
         return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
     def gradient(
@@ -176,17 +182,29 @@ class CoalitionGames:
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
-        what = loss.name if isinstance(loss, ModelScore) else balanced
-        if what not in self._gradients or self._gradients[what][0] is not vector:
-            self._gradients[what] = vector, self.evaluator_of(loss).gradient(vector, what)
-        return self._gradients[what][1]
+        variant = _loss_variant(loss, balanced)
+        if variant in self._gradients:
+            model, gradient = self._gradients[variant]
+            if model is vector:
+                return gradient
+
+        gradient = self.evaluator_of(loss).gradient(vector, variant)
+        self._gradients[variant] = vector, gradient
+        return gradient
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's slopes along the k updates, once per round. They are dot products ``[k]`` with
         :meth:`gradient` at the global model.
         """
-        what = loss.name if isinstance(loss, ModelScore) else balanced
-        if what not in self._products:
+        variant = _loss_variant(loss, balanced)
+        if variant not in self._slopes:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
-            self._products[what] = self.round.matrix.dot(gradient).cpu()
-        return self._products[what]
+            self._slopes[variant] = self.round.matrix.dot(gradient).cpu()
+        return self._slopes[variant]
+
+
+def _loss_variant(loss: str | ModelScore, balanced: bool) -> str | bool:
+    """Return the name of a logged loss, or of the cross-entropy whether it is balanced."""
+    if isinstance(loss, ModelScore):
+        return loss.name
+    return balanced

@@ -8,6 +8,7 @@ Method for Federated Learning", Sensors 24(15), 2024.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -36,37 +37,50 @@ Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 class CoalitionModels:
     """Builder of the models of a round's coalitions, for one way of weighting the updates."""
 
-    def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
-        self._round, self._server_lr = round, server_lr
+    def __init__(
+        self,
+        round: Round,
+        weighting: Weighting,
+        server_lr: float,
+    ) -> None:
+        self._round = round
+        self._server_lr = server_lr
         self._normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
         # Equal for two objects of one round if each coalition has the same model in both.
-        self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
+        weight_bytes = self._weights.numpy().tobytes()
+        self.key = (self._normalized, server_lr, weight_bytes)
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the clients' weights in K coalitions: for parameters and for buffers, float64 ``[K, k]`` each."""
-        own = masks * self._weights
+        member_weights = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
         # Column by column: the rounding of sum(-1) depends on the number of rows.
-        for column in own.unbind(1):
+        for column in member_weights.unbind(1):
             total = total + column
-        shares = own / torch.where(total > 0, total, 1.0)[:, None]
-        return self._server_lr * (shares if self._normalized else own), shares
+
+        divisor = torch.where(total > 0, total, 1.0)
+        shares = member_weights / divisor[:, None]
+        if self._normalized:
+            return self._server_lr * shares, shares
+        return self._server_lr * member_weights, shares
 
     def builder(self, masks: Tensor) -> Build:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
         # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
-        cut, start, models = (
-            self._round.space.num_parameters,
-            self._round.global_vector,
-            self._round.client_vectors,
-        )
-        starts = self._round.matrix.starts
-        common = all(each is start for each in starts)
-        parameters, buffers = models[:, :cut].T, models[:, cut:].T
-        exact_weights, exact_shares = self.weights(masks)
-        parameter_weights, buffer_weights = exact_weights.to(start), exact_shares.to(start)
+        num_parameters = self._round.space.num_parameters
+        global_model = self._round.global_vector
+        initial_models = self._round.matrix.starts
+        started_from_global = all(model is global_model for model in initial_models)
+
+        client_models = self._round.client_vectors  # [k, P]
+        parameters = client_models[:, :num_parameters].T
+        buffers = client_models[:, num_parameters:].T
+
+        exact_weights, exact_shares = self.weights(masks)  # [K, k]
+        parameter_weights = exact_weights.to(global_model)
+        buffer_weights = exact_shares.to(global_model)
         remainders = (1 - exact_weights.sum(1)).tolist()
         has_members = buffer_weights.any(1).tolist()
 
@@ -74,36 +88,50 @@ class CoalitionModels:
             # A product of one shape per model, rather than one of masks and updates: how a matrix product sums
             # depends on the number of rows, and CUDA may do it in TF32. It is cheap beside a pass over the data.
             if not has_members[index]:
-                out.copy_(start)
+                out.copy_(global_model)
                 return
-            mine = torch.mv(parameters, parameter_weights[index], out=out[:cut])
-            if not common:
-                mine.add_(start[:cut])
-                for weight, each in zip(exact_weights[index].tolist(), starts):
+
+            out_parameters = out[:num_parameters]
+            torch.mv(parameters, parameter_weights[index], out=out_parameters)
+            global_parameters = global_model[:num_parameters]
+            if not started_from_global:
+                out_parameters.add_(global_parameters)
+                for weight, model in zip(exact_weights[index].tolist(), initial_models):
                     if weight:
-                        mine.sub_(each[:cut], alpha=weight)
+                        out_parameters.sub_(model[:num_parameters], alpha=weight)
             elif abs(remainders[index]) > _ROUNDING:
-                mine.add_(start[:cut], alpha=remainders[index])
-            if cut < len(out):
-                torch.mv(buffers, buffer_weights[index], out=out[cut:])
+                out_parameters.add_(global_parameters, alpha=remainders[index])
+
+            if num_parameters < len(out):
+                torch.mv(buffers, buffer_weights[index], out=out[num_parameters:])
 
         return build
 
 
 def _client_weights(round: Round, weighting: Weighting) -> Tensor:
+    """Return a weight per client of the round, float64 ``[k]``."""
     if isinstance(weighting, Renormalized):
-        weighting = weighting.weights
+        return _checked_weights(weighting.weights, len(round))
     if isinstance(weighting, Tensor):
-        weights = weighting.detach().to("cpu", torch.float64)
-        if weights.shape != (len(round),) or not bool((weights.isfinite() & (weights >= 0)).all()):
-            raise ConfigurationError(
-                f"CoalitionUtility(weighting=...): expected {len(round)} weights, finite and not negative, one for "
-                f"each client of the round; got {weights.tolist()}."
-            )
-        return weights
+        return _checked_weights(weighting, len(round))
     if weighting == "uniform":
         return torch.ones(len(round), dtype=torch.float64)
     return round.num_samples.to("cpu", torch.float64)
+
+
+def _checked_weights(weights: Tensor, num_clients: int) -> Tensor:
+    weights = weights.detach().to("cpu", torch.float64)
+    is_valid = weights.isfinite() & (weights >= 0)
+    if weights.shape != (num_clients,) or not is_valid.all():
+        raise ConfigurationError(
+            f"CoalitionUtility(weighting=...): expected {num_clients} weights, finite and not negative, one for "
+            f"each client of the round; got {weights.tolist()}."
+        )
+    return weights
+
+
+#: The key of the models, None for the empty coalition, and the key of its mask.
+CoalitionKey = tuple[object, int | bytes]
 
 
 class CoalitionTable:
@@ -122,10 +150,17 @@ class CoalitionTable:
         evaluations: the number of models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
-        self.round, self.evaluator = round, evaluator
+    def __init__(
+        self,
+        round: Round,
+        evaluator: VectorEvaluator,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.round = round
+        self.evaluator = evaluator
         self._ranks = ALONE if evaluator.asks_clients else ranks
-        self._rows: dict[tuple[object, int | bytes], int] = {}
+        # Each coalition's row of the scores.
+        self._rows: dict[CoalitionKey, int] = {}
         self._scores: Scores | None = None
 
     @property
@@ -137,32 +172,44 @@ class CoalitionTable:
 
         Coalitions that are not in the table yet are evaluated, with models that ``models`` builds, and added.
         """
-        has_members = masks.any(1).tolist()
-        keys = [
-            (models.key if some else None, mask)
-            for mask, some in zip(coalition_keys(masks), has_members)
-        ]
-        new = first_positions(keys, self._rows)
-        order = list(new.values())
+        keys: list[CoalitionKey] = []
+        members_exist = masks.any(1).tolist()
+        for mask_key, has_members in zip(coalition_keys(masks), members_exist):
+            # The empty coalition's model is the global model, however updates are weighted.
+            keys.append((models.key if has_members else None, mask_key))
+
+        new_positions = first_positions(keys, self._rows)
+        order = list(new_positions.values())
         if order or self._scores is None:
-            new_scores = self.evaluate(models.builder(masks[order]), len(order))
-            self._scores = (
-                new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
-            )
+            build = models.builder(masks[order])
+            new_scores = self.evaluate(build, len(order))
+            if self._scores is None:
+                self._scores = new_scores
+            else:
+                self._scores = Scores.cat([self._scores, new_scores])
             # Stored last: after an error the coalitions can be evaluated again.
-            self._rows |= {key: len(self._rows) + place for place, key in enumerate(new)}
-        return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
+            for key in new_positions:
+                self._rows[key] = len(self._rows)
+
+        rows = [self._rows[key] for key in keys]
+        return self._scores[torch.tensor(rows, dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
         """Evaluate ``count`` models, divided among the ranks, and return their scores without storing them."""
-        rank, size = self._ranks.rank, self._ranks.size
-        if size == 1 or count < size:
+        num_ranks = self._ranks.size
+        if num_ranks == 1 or count < num_ranks:
             return self.evaluator.evaluate(build, count)
-        mine = range(rank, count, size)
-        part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
-        parts = self._ranks.all_gather(part, "scores of coalitions")
-        order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
-        return Scores.cat(parts)[order.argsort()]
+
+        indices_by_rank = [range(rank, count, num_ranks) for rank in range(num_ranks)]
+        indices = indices_by_rank[self._ranks.rank]
+
+        def build_of_rank(index: int, out: Tensor) -> None:
+            build(indices[index], out)
+
+        scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices))
+        scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
+        order = torch.tensor(list(chain.from_iterable(indices_by_rank)))
+        return Scores.cat(scores_by_rank)[order.argsort()]
 
 
 #: A performance measure of models, or several names of classifiers' scores, each of which gives a column of utilities.
@@ -228,11 +275,9 @@ class CoalitionUtility:
         server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
     ) -> None:
-        self.metric, self.num_players, self.table = (
-            metric,
-            len(round),
-            table or CoalitionTable(round, evaluator),
-        )
+        self.metric = metric
+        self.num_players = len(round)
+        self.table = table or CoalitionTable(round, evaluator)
         self._models = CoalitionModels(round, weighting, server_lr)
 
     @property
@@ -253,12 +298,14 @@ class CoalitionUtility:
         Raises:
             ValueError: the masks have another type or shape.
         """
-        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+        has_column_per_player = masks.ndim == 2 and masks.shape[1] == self.num_players
+        if masks.dtype != torch.bool or not has_column_per_player:
             raise ValueError(
                 f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}: a row per "
                 "coalition, a column per player."
             )
-        return utility_of(self.table.scores(self._models, masks.cpu()), self.metric)
+        scores = self.table.scores(self._models, masks.cpu())
+        return utility_of(scores, self.metric)
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
@@ -269,7 +316,8 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
         return metric.utility(scores.value(metric.name))
     if isinstance(metric, str):
         return scores.value(metric)
-    return torch.stack([scores.value(name) for name in metric], 1)
+    columns = [scores.value(name) for name in metric]
+    return torch.stack(columns, 1)
 
 
 def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:

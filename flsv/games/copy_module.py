@@ -20,121 +20,168 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 def copy_module(module: AnyModule) -> AnyModule:
     """Make a deep copy of a module, without ``torch.compile``. It shares the original's optimizer factories."""
+    # deepcopy's memo, {id(original): copy}: an object that stands for itself is shared.
     memo: dict[int, Any] = {}
     for layer in module.modules():
-        memo |= {
-            id(value): value
-            for value in vars(layer).values()
-            if isinstance(value, partial) and _makes(value)
-        }
-    parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+        for value in vars(layer).values():
+            if isinstance(value, partial) and _makes_objects(value):
+                memo[id(value)] = value
+
+    parts = set[int]()
+    parts.update(map(id, module.modules()))
+    parts.update(map(id, module.parameters()))
+    parts.update(map(id, module.buffers()))
     try:
         with _OutputsDetached():
-            own = deepcopy_with_closures(module, module.modules(), parts, memo)
+            module_copy = deepcopy_with_closures(module, module.modules(), parts, memo)
     except Exception as error:
-        attributes = [
-            (prefix, *item)
-            for prefix, layer in module.named_modules()
-            for item in vars(layer).items()
-        ]
-        kinds = [
-            (".".join(filter(None, (prefix, name))), type(value).__name__)
-            for prefix, name, value in attributes
-        ]
-        blamed = [
-            f"{type(module).__name__}.{name} ({kind})"
-            for name, kind in kinds
-            if f"'{kind}'" in str(error)
-        ]
+        blamed = ", ".join(_attributes_named_in(error, module))
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and a training takes a copy of it: "
-            f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
+            f"{blamed or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
             "of its attributes, or make them where they are used."
         ) from error
+
     for layer in module.modules():
         _uncompile(layer, memo[id(layer)], memo)
-    return own
+    return module_copy
+
+
+def _attributes_named_in(error: Exception, module: nn.Module) -> list[str]:
+    """List the attributes of a module and its layers whose class an error's message quotes."""
+    attributes = []
+    for prefix, layer in module.named_modules(prefix=type(module).__name__):
+        for name, value in vars(layer).items():
+            class_name = type(value).__name__
+            if f"'{class_name}'" in str(error):
+                attributes.append(f"{prefix}.{name} ({class_name})")
+    return attributes
 
 
 def deepcopy_with_closures(
-    value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]
+    value: Any,
+    holders: Iterable[object],
+    parts: set[int],
+    memo: dict[int, Any],
 ) -> Any:
     """Make a deep copy of ``value`` and of closures that the ``holders`` store. The copied closures refer to the copies
     of ``parts``, a set of ids.
     """
-    twins: dict[FunctionType, FunctionType] = {}
+    function_copies: dict[FunctionType, FunctionType] = {}
     for holder in holders:
-        _find_closures(vars(holder).values(), parts, twins)
-    memo |= {id(function): twin for function, twin in twins.items()}
-    own = copy.deepcopy(value, memo)
-    for function, twin in twins.items():
-        for old, new in zip(function.__closure__ or (), twin.__closure__ or ()):
+        _copy_closures(vars(holder).values(), parts, function_copies)
+    for function, function_copy in function_copies.items():
+        memo[id(function)] = function_copy
+    value_copy = copy.deepcopy(value, memo)
+
+    # Cells are filled last, when everything that they may refer to has been copied.
+    for function, function_copy in function_copies.items():
+        cells = function.__closure__ or ()
+        cell_copies = function_copy.__closure__ or ()
+        for cell, cell_copy in zip(cells, cell_copies):
             with suppress(ValueError):  # a cell may be empty
-                new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
-    return own
+                contents = cell.cell_contents
+                cell_copy.cell_contents = memo.get(id(contents), contents)
+    return value_copy
 
 
 class _OutputsDetached(TorchFunctionMode):
     """Mode in which ``copy.deepcopy`` clones tensors of an autograd graph, which torch refuses to copy."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         return memo.setdefault(id(tensor), tensor.detach().clone())
 
 
-def _find_closures(
-    held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]
+def _copy_closures(
+    values: Iterable[Any],
+    parts: set[int],
+    function_copies: dict[FunctionType, FunctionType],
 ) -> None:
-    """Add ``{function: its copy with empty closure cells}`` to ``twins`` for functions with closures over ``parts``."""
-    for value in held:
+    """Add ``{function: its copy with empty closure cells}`` to ``function_copies`` for functions with closures over
+    ``parts``.
+    """
+    for value in values:
         if isinstance(value, dict):  # of hooks
-            _find_closures(value.values(), parts, twins)
+            _copy_closures(value.values(), parts, function_copies)
         elif isinstance(value, partial):
-            _find_closures([value.func, *value.args, *value.keywords.values()], parts, twins)
-        elif isinstance(value, FunctionType) and value not in twins:
-            _find_closures([getattr(value, "_torchdynamo_orig_callable", None)], parts, twins)
-            cells = value.__closure__ or ()
-            contents = []
-            for cell in cells:
-                with suppress(ValueError):
-                    contents.append(cell.cell_contents)
-            inner = [each for each in contents if isinstance(each, FunctionType)]
-            if not inner and parts.isdisjoint(map(id, contents)):
-                continue
-            empty = tuple(CellType() for _ in cells)
-            twin = FunctionType(
-                value.__code__, value.__globals__, value.__name__, value.__defaults__, empty
-            )
-            twin.__kwdefaults__ = value.__kwdefaults__
-            vars(twin).update(vars(value))
-            twins[value] = twin
-            _find_closures(inner, parts, twins)
+            bound = [value.func, *value.args, *value.keywords.values()]
+            _copy_closures(bound, parts, function_copies)
+        elif isinstance(value, FunctionType) and value not in function_copies:
+            uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
+            _copy_closures([uncompiled], parts, function_copies)
+
+            contents = _contents_of_cells(value)
+            functions = [content for content in contents if isinstance(content, FunctionType)]
+            if functions or not parts.isdisjoint(map(id, contents)):
+                function_copies[value] = _with_empty_cells(value)
+                _copy_closures(functions, parts, function_copies)
+
+
+def _contents_of_cells(function: FunctionType) -> list[Any]:
+    contents = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a cell may be empty
+            contents.append(cell.cell_contents)
+    return contents
+
+
+def _with_empty_cells(function: FunctionType) -> FunctionType:
+    cells = function.__closure__ or ()
+    function_copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        name=function.__name__,
+        argdefs=function.__defaults__,
+        closure=tuple(CellType() for _ in cells),
+    )
+    function_copy.__kwdefaults__ = function.__kwdefaults__
+    vars(function_copy).update(vars(function))
+    return function_copy
 
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
-def _makes(factory: partial) -> bool:
+def _makes_objects(factory: partial) -> bool:
     """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
-    command_line = any(
-        type(argument).__module__.startswith("jsonargparse.") for argument in factory.args
-    )
-    return isinstance(factory.func, type) or command_line
+    if isinstance(factory.func, type):
+        return True
+    modules = [type(argument).__module__ for argument in factory.args]
+    return any(module.startswith("jsonargparse.") for module in modules)
 
 
-def _uncompile(layer: nn.Module, own: nn.Module, memo: dict[int, Any]) -> None:
-    vars(own).pop("_compiled_call_impl", None)
-    if isinstance(own, OptimizedModule):
-        vars(own)["forward"] = own._orig_mod.__call__
+def _uncompile(
+    layer: nn.Module,
+    layer_copy: nn.Module,
+    memo: dict[int, Any],
+) -> None:
+    """Remove from a layer's copy what ``torch.compile`` has added."""
+    attributes = vars(layer_copy)
+    attributes.pop("_compiled_call_impl", None)
+    if isinstance(layer_copy, OptimizedModule):
+        attributes["forward"] = layer_copy._orig_mod.__call__
         return
-    if vars(own).get("_compiler_ctx") is not None:
-        vars(own)["_compiler_ctx"] = None  # Lightning's note that it is compiled
+    if attributes.get("_compiler_ctx") is not None:
+        attributes["_compiler_ctx"] = None  # Lightning's note that it is compiled
+
     for name, value in vars(layer).items():
-        plain = getattr(value, "_torchdynamo_orig_callable", None)
-        if plain is not None and name in vars(own) and not isinstance(value, nn.Module):
-            if (
-                isinstance(plain, FunctionType)
-                and plain.__code__.co_filename == external_utils.__file__
-            ):
-                plain = plain.__wrapped__  # type: ignore[attr-defined]  # a frame that dynamo puts around torch's own
-            vars(own)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy
+        uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
+        if uncompiled is None or name not in attributes or isinstance(value, nn.Module):
+            continue
+        if _is_frame_of_dynamo(uncompiled):
+            uncompiled = uncompiled.__wrapped__
+        attributes[name] = copy.deepcopy(uncompiled, memo)  # a method is bound to the copy
+
+
+def _is_frame_of_dynamo(function: Any) -> bool:
+    """Return whether a function is the frame that dynamo puts around torch's own functions."""
+    if not isinstance(function, FunctionType):
+        return False
+    return function.__code__.co_filename == external_utils.__file__

@@ -7,8 +7,9 @@ values sum to the gain of the whole federation. A client that reports false scor
 honestly.
 
 A client counts the samples of each class that a model classifies correctly. For a rare class, of which it holds out
-fewer than :data:`LEAST` samples, the number would reveal labels. So it reports only the sum over its rare classes, if
-these have :data:`LEAST` samples together. A class on which no client reports has the accuracy of all rare classes.
+fewer than :data:`MIN_HELD_OUT` samples, the number would reveal labels. So it reports only the sum over its rare
+classes, if these have :data:`MIN_HELD_OUT` samples together. A class on which no client reports has the accuracy of all
+rare classes.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 
 #: The fewest held-out samples of a class, or in total, on which a client reports.
-LEAST = 5
+MIN_HELD_OUT = 5
 #: The most bytes of models that are sent to a client at a time.
 MOST_BYTES = 2**28
 #: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
-JUDGES, COALITIONS = 4, 4
+MIN_JUDGES = 4
+MIN_COALITIONS = 4
 UNLIKE = "judges coalitions as no other client does"
 _LEFT_OUT = "Coalitions are judged without it in this round."
 #: The most numbers of a model with which clients predict coalitions' outputs.
@@ -119,21 +121,25 @@ def judge(
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
         the number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
         classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if they
-        have fewer than :data:`LEAST` samples together.
+        have fewer than :data:`MIN_HELD_OUT` samples together.
     """
     if performance is not None:
-        return local.utility(
-            models,
-            performance if isinstance(performance, ModelScore) else _named(performance, mode),
-        )
+        if not isinstance(performance, ModelScore):
+            performance = _named(performance, mode)
+        return local.utility(models, performance)
     scores: Any = local.evaluate(models)
-    return _without_rare(torch.cat([scores.support[None], scores.values["correct"]]))
+    return _without_rare_classes(scores.support, scores.values["correct"])
 
 
 declare_answer(judge, _judgment)
 
 
-def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+def judge_coalitions(
+    local: LocalData,
+    models: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Count how many samples of each class every coalition's model classifies correctly, by predicted outputs.
 
     The server runs this at the client by :meth:`flsv.core.Client.ask`.
@@ -150,24 +156,40 @@ def judge_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights:
     """
     scores: Any = local.evaluate(models, keep=True)
 
-    def correct(outputs: Tensor) -> Tensor:
-        found: Any = local.score_outputs(outputs)
-        return found.values["correct"].double()
+    def correct_by_class(outputs: Tensor) -> Tensor:
+        output_scores: Any = local.score_outputs(outputs)
+        return output_scores.values["correct"].double()
 
-    own = scores.values["correct"]
-    game = PredictedGame(trained.cpu(), own, scores.outputs, weights.cpu(), correct, logits=True)
-    both = game(all_coalitions(trained.shape[1])).round().long().unflatten(1, (2, -1)).unbind(1)
-    return torch.stack([_without_rare(torch.cat([scores.support[None], each])) for each in both])
+    game = PredictedGame(
+        trained.cpu(),
+        scores.values["correct"],
+        scores.outputs,
+        weights.cpu(),
+        correct_by_class,
+        logits=True,
+    )
+    num_clients = trained.shape[1]
+    predicted_counts = game(all_coalitions(num_clients)).round().long()  # [2^n, 2 * M]
+
+    # The counts by interpolation and those by an ensemble stand side by side.
+    answers = []
+    for counts in predicted_counts.unflatten(1, (2, -1)).unbind(1):
+        answers.append(_without_rare_classes(scores.support, counts))
+    return torch.stack(answers)
 
 
 declare_answer(judge_coalitions, _judgments)
 
 
-def _without_rare(found: Tensor) -> Tensor:
-    """Hide a client's counts ``[1 + K, M]`` of rare classes, and append a column with their sum."""
-    rare = found * (found[0] < LEAST)
-    pooled = rare.sum(1, keepdim=True)
-    return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
+def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
+    """Return a client's answer ``[1 + K, M + 1]`` from its held-out samples ``[M]`` and those that K models classify
+    correctly, ``[K, M]``. Counts of rare classes are hidden, and their sum is the last column.
+    """
+    counts = torch.cat([support[None], correct])
+    rare_counts = counts * (support < MIN_HELD_OUT)
+    pooled = rare_counts.sum(1, keepdim=True)
+    is_pool_large = pooled[0] >= MIN_HELD_OUT
+    return torch.cat([counts - rare_counts, pooled * is_pool_large], 1)
 
 
 def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,11 +211,17 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
         >>> hits / held_out
         tensor([[1.0000, 0.1667]], dtype=torch.float64)
     """
-    told = torch.stack([*answers]).double()
-    told *= (samples / told[:, 0].sum(1).clamp(min=1)).clamp(max=1)[:, None, None]
-    total = told.sum(0)
-    found = torch.where(total[0, :-1] > 0, total[:, :-1], total[:, -1:])
-    return found[1:], found[0]
+    counts = torch.stack([*answers]).double()  # [clients, 1 + K, M + 1]
+    held_out_samples = counts[:, 0].sum(1)
+    # A client that claims more held-out samples than it has training samples counts for no more than these.
+    factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)
+    counts *= factors[:, None, None]
+
+    total = counts.sum(0)  # [1 + K, M + 1]
+    by_class, pooled = total[:, :-1], total[:, -1:]
+    class_has_samples = by_class[0] > 0
+    counts_or_pooled = torch.where(class_has_samples, by_class, pooled)
+    return counts_or_pooled[1:], counts_or_pooled[0]
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
@@ -206,24 +234,31 @@ def unlike_others(opinions: Tensor) -> list[int]:
         opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
 
     Returns:
-        The judges' row numbers, none with fewer than :data:`JUDGES` judges or :data:`COALITIONS` coalitions.
+        The judges' row numbers, none with fewer than :data:`MIN_JUDGES` judges or :data:`MIN_COALITIONS` coalitions.
 
     Example:
         >>> rising = torch.arange(8.0)
         >>> unlike_others(torch.stack([rising, rising + 1, 1.1 * rising, 7 - rising]))
         [3]
     """
-    known = opinions.isfinite().all(1).nonzero().flatten()
-    if len(known) < JUDGES or opinions.shape[1] < COALITIONS:
+    judges = opinions.isfinite().all(1).nonzero().flatten()
+    num_coalitions = opinions.shape[1]
+    if len(judges) < MIN_JUDGES or num_coalitions < MIN_COALITIONS:
         return []
-    own = opinions[known] - opinions[known].mean(1, keepdim=True)
-    apart = torch.cdist(own, own)
-    rest = [[other for other in range(len(known)) if other != place] for place in range(len(known))]
-    return [
-        judge
-        for place, (judge, others) in enumerate(zip(known.tolist(), rest))
-        if apart[place, others].min() > apart[others][:, others].max()
-    ]
+
+    judge_opinions = opinions[judges]
+    centered = judge_opinions - judge_opinions.mean(1, keepdim=True)
+    distances = torch.cdist(centered, centered)  # [judges, judges]
+
+    unlike = []
+    for position, judge in enumerate(judges.tolist()):
+        is_peer = torch.ones(len(judges), dtype=torch.bool)
+        is_peer[position] = False
+        nearest_peer = distances[position, is_peer].min()
+        widest_among_peers = distances[is_peer][:, is_peer].max()
+        if nearest_peer > widest_among_peers:
+            unlike.append(judge)
+    return unlike
 
 
 class ClientJudges(VectorEvaluator):
@@ -238,26 +273,28 @@ class ClientJudges(VectorEvaluator):
         data: FederatedDataModule,
         measure: ModelScore,
         device: torch.device,
-        note: Callable[[int, str], None] = lambda client, what: None,
+        note: Callable[[int, str], None] = lambda client, notice: None,
     ) -> None:
-        self.space, self._measure, self._device, self._note = space, measure, device, note
+        self.space = space
+        self._measure = measure
+        self._device = device
+        self._note = note
         self._data = data
+
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
-        if max(sizes) < LEAST:
+        if max(sizes) < MIN_HELD_OUT:
             raise ConfigurationError(
-                f'judges="clients": no client holds out {LEAST} samples. Set '
+                f'judges="clients": no client holds out {MIN_HELD_OUT} samples. Set '
                 "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
             )
         self._held_out = torch.tensor(sizes)
-        self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
+        self._clients = []
+        for client in clients:
+            if self._held_out[client.id] >= MIN_HELD_OUT:
+                self._clients.append(client)
         # Each client's last answer, by its id, as judge returns it.
         self.answers: dict[int, Tensor] = {}
-        self._how: dict[str, Any] = {}
-        if not measure.by_class:
-            name = measure.called or measure.of
-            self._how = {"performance": name, "mode": None if measure.called else measure.mode}
-            if not isinstance(name, str):  # a metric, which cannot be sent to a site
-                self._how = {"performance": ModelScore(name, measure.mode)}
+        self._judge = partial(judge, **_arguments_of_judge(measure))
 
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
@@ -265,7 +302,8 @@ class ClientJudges(VectorEvaluator):
         with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
             warnings.simplefilter("always")
             support = self(model[None]).support
-        missing = [client.id for client in self._clients if client.id not in self.answers]
+        ids = [client.id for client in self._clients]
+        missing = [client_id for client_id in ids if client_id not in self.answers]
         if missing:
             messages = [str(warning.message) for warning in recorded_warnings]
             reasons = " ".join(message for message in messages if message.endswith(_LEFT_OUT))
@@ -274,13 +312,13 @@ class ClientJudges(VectorEvaluator):
             )
         if support is not None and not support.all():
             unjudged = []
-            for class_name, num_samples in zip(self._data.class_names, support.tolist()):
-                if num_samples == 0:
+            for class_index, class_name in enumerate(self._data.class_names):
+                if support[class_index] == 0:
                     unjudged.append(class_name)
             raise ConfigurationError(
-                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {LEAST} samples of '
-                f"one of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
-                "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
+                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {MIN_HELD_OUT} '
+                f"samples of one of them, or {MIN_HELD_OUT} of classes that it has fewer of. Let clients hold out "
+                "more, FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
             )
 
     @property
@@ -295,7 +333,12 @@ class ClientJudges(VectorEvaluator):
             and len(self._held_out) <= MOST_PREDICTED
         )
 
-    def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+    def predict(
+        self,
+        models: Tensor,
+        trained: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
         """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
         ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
@@ -326,60 +369,92 @@ class ClientJudges(VectorEvaluator):
     ) -> Tensor | None:
         try:
             return client.ask(judge_coalitions, models, trained, weights).cpu()
-        except NoAnswer as why:
-            warnings.warn(f"{why} {_LEFT_OUT}", stacklevel=2)
+        except NoAnswer as reason:
+            warnings.warn(f"{reason} {_LEFT_OUT}", stacklevel=2)
             return None
 
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Let the clients score ``count`` models. With ``keep`` return the models in place of the scores' ``outputs``,
         for :meth:`predict`.
         """
-        chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
-        told: list[list[Tensor | None]] = []
-        kept: list[Tensor] = []
-        for start in range(0, max(count, 1), chunk):
-            rows = range(start, min(start + chunk, count))
+        bytes_per_model = self.space.size * self.space.dtype.itemsize
+        chunk_size = max(1, MOST_BYTES // bytes_per_model)
+        chunks_of_models: list[Tensor] = []
+        chunks_of_answers: list[list[Tensor | None]] = []
+        for first_row in range(0, max(count, 1), chunk_size):
+            rows = range(first_row, min(first_row + chunk_size, count))
             models = torch.empty(
-                len(rows), self.space.size, dtype=self.space.dtype, device=self._device
+                (len(rows), self.space.size),
+                dtype=self.space.dtype,
+                device=self._device,
             )
-            for place, row in enumerate(rows):
-                build(row, models[place])
-            told.append(map_clients(self._clients, partial(self._ask, models)))
-            kept.append(models)
+            for row, model in zip(rows, models):
+                build(row, model)
+            answers = map_clients(self._clients, partial(self._ask, models))
+            chunks_of_models.append(models)
+            chunks_of_answers.append(answers)
+
         self.answers = {}
-        for client, *parts in zip(self._clients, *told):
-            if all(part is not None for part in parts):
-                first, *more = parts
-                self.answers[client.id] = torch.cat(
-                    [first, *(part[1:] if self._measure.by_class else part for part in more)]
-                )
+        for client, *chunks in zip(self._clients, *chunks_of_answers):
+            if all(chunk is not None for chunk in chunks):
+                self.answers[client.id] = self._joined(chunks)
         if not self.answers:
             raise NoAnswer("no client has judged the coalitions' models.")
+
         scores = self._scores()
-        return replace(scores, outputs=torch.cat(kept).cpu()) if keep and self.predicts else scores
+        if keep and self.predicts:
+            return replace(scores, outputs=torch.cat(chunks_of_models).cpu())
+        return scores
+
+    def _joined(self, chunks: list[Tensor]) -> Tensor:
+        """Join a client's answers about several chunks of models."""
+        if self._measure.by_class:
+            # Each begins with the same row of held-out samples.
+            chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]
+        return torch.cat(chunks)
 
     def _ask(self, models: Tensor, client: Client) -> Tensor | None:
         try:
-            question = partial(judge, **self._how)
-            return client.ask(question, models).cpu()
-        except NoAnswer as why:
-            warnings.warn(f"{why} {_LEFT_OUT}", stacklevel=2)
+            return client.ask(self._judge, models).cpu()
+        except NoAnswer as reason:
+            warnings.warn(f"{reason} {_LEFT_OUT}", stacklevel=2)
             return None
 
     def _scores(self) -> Scores:
-        judges, answers = list(self.answers), list(self.answers.values())
+        judges = list(self.answers)
+        answers = list(self.answers.values())
         if self._measure.by_class:
             hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
-            shares = torch.stack(answers).double()
-            opinions = (shares[:, 1:] / shares[:, :1]).nanmean(-1)
             scores = Scores({"correct": hits}, held_out)
+            counts = torch.stack(answers).double()
+            shares = counts[:, 1:] / counts[:, :1]  # [judges, K, M + 1]
+            opinions = shares.nanmean(-1)
         else:
             opinions = torch.stack(answers)
-            weights = torch.minimum(self._held_out, self._data.num_samples)[judges].double()
+            num_samples = torch.minimum(self._held_out, self._data.num_samples)
+            weights = num_samples[judges].double()
             mean = (weights / weights.sum()) @ opinions
-            scores = Scores(
-                {self._measure.name: self._measure.utility(mean)}
-            )  # as it was before: its own inverse
-        for place in unlike_others(opinions):
-            self._note(judges[place], UNLIKE)
+            # Clients report utilities. This converts them back to values of the measure.
+            values = self._measure.utility(mean)
+            scores = Scores({self._measure.name: values})
+
+        for position in unlike_others(opinions):
+            self._note(judges[position], UNLIKE)
         return scores
+
+
+def _arguments_of_judge(measure: ModelScore) -> dict[str, Any]:
+    """Return the arguments ``performance`` and ``mode`` with which clients are asked for a measure."""
+    if measure.by_class:
+        return {}
+    if measure.called:
+        return {"performance": measure.called, "mode": None}
+    if isinstance(measure.of, str):
+        return {"performance": measure.of, "mode": measure.mode}
+    # A metric, which cannot be sent to a site.
+    return {"performance": ModelScore(measure.of, measure.mode)}

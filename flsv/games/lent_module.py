@@ -206,18 +206,35 @@ def lent(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[Len
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors.update(module.named_buffers())
+    return tensors
+
+
+def named_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
+    """Return the dtypes of a module's parameters and buffers by name."""
+    dtypes = {}
+    for name, tensor in named_tensors(module).items():
+        dtypes[name] = tensor.dtype
+    return dtypes
 
 
 def module_device(module: nn.Module) -> torch.device:
     """Return the device of the module's first parameter or buffer, or the CPU."""
-    return next((tensor.device for tensor in named_tensors(module).values()), torch.device("cpu"))
+    for tensor in named_tensors(module).values():
+        return tensor.device
+    return torch.device("cpu")
 
 
 @torch.no_grad()
 def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
     """Write ``private``, the state-dict entries that model vectors do not contain, into a module."""
-    own = named_tensors(module) if private else {}
+    if not private:
+        return
+    module_tensors = named_tensors(module)
     for name, value in private.items():
-        if name in own and name not in space.names and own[name].shape == value.shape:
-            own[name].copy_(value)
+        tensor = module_tensors.get(name)
+        if tensor is None or name in space.names:
+            continue
+        if tensor.shape == value.shape:
+            tensor.copy_(value)

@@ -36,28 +36,35 @@ def make_evaluators(
     """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
     each once to find errors.
     """
-    model_scores = {
-        name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)
-    }
+    model_scores = {}
+    for name, measure in measures.items():
+        if isinstance(measure, ModelScore):
+            model_scores[name] = measure
     if not model_scores:
         return {}
+
     with isolated_rngs(seed, "utility batches"):
         batches = keep_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    logged = {
-        name: measure.of for name, measure in model_scores.items() if isinstance(measure.of, str)
-    }
-    if logged:
-        names = list(dict.fromkeys(logged.values()))
-        asking = {
-            name: ", ".join(who for who, each in logged.items() if each == name) for name in names
-        }
-        derived = [measure.name for measure in model_scores.values() if measure.derived]
-        by_validation = ValidatedModels(
-            trainer, space, batches, names=names, derived=derived, asking=asking, seed=seed
+
+    # The metrics that ask for each logged value.
+    metrics_by_value: dict[str, list[str]] = {}
+    for name, measure in model_scores.items():
+        if isinstance(measure.of, str):
+            metrics_by_value.setdefault(measure.of, []).append(name)
+    if metrics_by_value:
+        validated_models = ValidatedModels(
+            trainer,
+            space,
+            batches,
+            names=list(metrics_by_value),
+            derived=[measure.name for measure in model_scores.values() if measure.derived],
+            asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
+            seed=seed,
         )
-        by_validation.attempt()
-        evaluators["logged"] = by_validation
+        validated_models.attempt()
+        evaluators["logged"] = validated_models
+
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluators[measure.evaluator] = ModelEvaluator(

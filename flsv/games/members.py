@@ -9,4 +9,8 @@ Members = tuple[int, ...]
 
 def members_of(masks: Tensor) -> list[Members]:
     """Return the members of each of K coalitions, ascending, from bool masks ``[K, n]``."""
-    return [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
+    coalitions = []
+    for mask in masks:
+        members = mask.nonzero().flatten()
+        coalitions.append(tuple(members.tolist()))
+    return coalitions

@@ -24,7 +24,7 @@ from flsv.games.lent_module import (
     LentModule,
     lent,
     module_device,
-    named_tensors,
+    named_dtypes,
     put_private,
     scoring_tried,
 )
@@ -36,7 +36,7 @@ from flsv.games.output_metric import (
     check_two_classes,
     wants_probabilities,
 )
-from flsv.games.validation_batches import checked_logits, kind_of, read_batches
+from flsv.games.validation_batches import checked_logits, no_forward, read_batches
 from flsv.games.vector_evaluator import (
     Build,
     Scores,
@@ -125,20 +125,28 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError(
                 "ModelEvaluator: expected num_classes of a classifier, or a metric."
             )
-        self.space, self.num_classes, self.chunk = space, num_classes, chunk
+        self.space = space
+        self.num_classes = num_classes
+        self.chunk = chunk
         self.device = module_device(module)
-        self.backend = (
-            ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
-        )
-        self._module, self._seed, self._context = module, seed, context or nullcontext
-        self._keep(batches)
-        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        self.backend = backend
+        if backend == "auto":
+            self.backend = "vmap" if self.device.type == "cuda" else "serial"
+        self._module = module
+        self._seed = seed
+        self._context = context or nullcontext
         self._asking = asking
-        with torch.inference_mode(
-            False
-        ):  # tensors made in inference mode can only be changed in it
-            self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
-        self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        self._dtypes = named_dtypes(module)
+        self._read(batches)
+
+        # One copy of the metric for each model of a chunk.
+        self._metrics: list[OutputMetric] = []
+        if metric is not None:
+            # Tensors made in inference mode can only be changed in it.
+            with torch.inference_mode(False):
+                self._metrics.append(OutputMetric(metric, asking, self.device))
+
         self.form: OutputForm | None = None
         self._check_labels()
         self._check_runs()
@@ -157,9 +165,11 @@ class ModelEvaluator(VectorEvaluator):
             if takes_masks or not are_masks:
                 check_two_classes(metric.metric, all_labels, self._asking)
 
-    def _keep(self, batches: Iterable[Any]) -> None:
+    def _read(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
-        self._batches, self._support = read_batches(batches, self.device, self.num_classes, size)
+        self._batches, self._support = read_batches(
+            batches, self.device, num_classes=self.num_classes, size=size
+        )
 
     def on(
         self,
@@ -176,7 +186,7 @@ class ModelEvaluator(VectorEvaluator):
         evaluator = copy(self)
         evaluator._private = private
         if batches is not None:
-            evaluator._keep(batches)
+            evaluator._read(batches)
             evaluator._check_labels()
         return evaluator
 
@@ -211,7 +221,11 @@ class ModelEvaluator(VectorEvaluator):
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
         return Sums(
-            count, self.num_classes, len(self._batches), self.device, self.form if keep else None
+            count,
+            self.num_classes,
+            batches=len(self._batches),
+            device=self.device,
+            form=self.form if keep else None,
         )
 
     @contextmanager
@@ -230,7 +244,8 @@ class ModelEvaluator(VectorEvaluator):
 
     def _load_private(self) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
-        put_private(self._module, self.space, {} if self._private is None else self._private())
+        if self._private is not None:
+            put_private(self._module, self.space, self._private())
 
     def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
@@ -246,11 +261,11 @@ class ModelEvaluator(VectorEvaluator):
         self._load_private()
 
     def _at_once(self, build: Build, count: int, sums: Sums) -> None:
-        start = 0
-        while start < count:
-            rows = range(start, min(start + self.chunk, count))
+        first_row = 0
+        while first_row < count:
+            rows = range(first_row, min(first_row + self.chunk, count))
             if self._try_to_score(build, rows, sums):
-                start = rows.stop
+                first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
                 free_cached(self.device)
@@ -277,19 +292,27 @@ class ModelEvaluator(VectorEvaluator):
             losses: whether a classifier's loss is needed, which is 0 otherwise.
         """
         assert self.form is not None
-        sums = Sums(len(outputs), self.num_classes, len(self._batches), torch.device("cpu"))
-        labels = [y.cpu() for _, y in self._batches]
-        parts = outputs.split([len(y) for y in labels], 1)
-        for position, (part, y) in enumerate(zip(parts, labels)):
-            if self.num_classes is not None:
-                sums.correct += hits_of(part, y)
+        cpu = torch.device("cpu")
+        num_models = len(outputs)
+        num_batches = len(self._batches)
+        sums = Sums(num_models, self.num_classes, batches=num_batches, device=cpu)
+        labels_of_batches = [labels.cpu() for _, labels in self._batches]
+        batch_sizes = [len(labels) for labels in labels_of_batches]
+        outputs_of_batches = outputs.split(batch_sizes, 1)
+
+        if self.num_classes is not None:
+            for position, labels in enumerate(labels_of_batches):
+                batch_outputs = outputs_of_batches[position]
+                sums.correct += hits_of(batch_outputs, labels)
                 if losses:
-                    sums.losses[:, position] = losses_of(part, y)
-        for row in range(len(outputs) if self._metrics else 0):
-            metric = self._metrics[0].clone(torch.device("cpu"))
-            for part, y in zip(parts, labels):
-                metric.update(self.form.outputs(part[row]), y)
-            sums.metric[row] = metric.value()
+                    sums.losses[:, position] = losses_of(batch_outputs, labels)
+
+        if self._metrics:
+            for row in range(num_models):
+                metric = self._metrics[0].clone(cpu)
+                for batch_outputs, labels in zip(outputs_of_batches, labels_of_batches):
+                    metric.update(self.form.outputs(batch_outputs[row]), labels)
+                sums.metric[row] = metric.value()
         return sums.scores(self._support, bool(self._metrics))
 
     def metric_of_outputs(self, outputs: Tensor, labels: Tensor) -> float:
@@ -310,13 +333,17 @@ class ModelEvaluator(VectorEvaluator):
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
-        cut, device, support = self.space.num_parameters, vector.device, self.support
-        weights = None
+        device = vector.device
+        support = self.support
+        class_weights = None
         if balanced:
             counts = support.to(device, vector.dtype)
-            weights = counts.sum() / (counts > 0).sum() / counts.clamp(min=1)
-        gradient = torch.zeros(cut, dtype=torch.float64, device=device)
-        samples = int(support.sum())
+            num_classes = (counts > 0).sum()
+            class_weights = counts.sum() / num_classes / counts.clamp(min=1)
+        num_samples = int(support.sum())
+
+        num_parameters = self.space.num_parameters
+        gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
         with (
             evaluating(self._module),
             lent(self._module, self.space),
@@ -324,20 +351,25 @@ class ModelEvaluator(VectorEvaluator):
             torch.autocast(device.type, enabled=False),
             sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
         ):
-            dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._module).items()}
-            trained = {name for name, _ in self._module.named_parameters()}
-            parameters, buffers = vector.detach().clone().split([cut, self.space.size - cut])
-            parameters.requires_grad_()
+            dtypes = named_dtypes(self._module)
+            parameter_names = {name for name, _ in self._module.named_parameters()}
+            model = vector.detach().clone()
+            parameters = model[:num_parameters].requires_grad_()
+            buffers = model[num_parameters:]
+
             for x, y in self._batches:
                 state = self.space.unflatten(torch.cat([parameters, buffers]))
-                # Only the parameters: batch_norm refuses statistics that want a gradient.
-                state = {
-                    n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()
-                }
+                for name, tensor in state.items():
+                    # Only the parameters: batch_norm refuses statistics that want a gradient.
+                    if name not in parameter_names:
+                        tensor = tensor.detach()
+                    state[name] = tensor.to(dtypes[name])
+
                 logits = functional_call(self._module, state, (x,))
                 logits = checked_logits(logits, y, len(support)).to(vector.dtype)
-                loss = F.cross_entropy(logits, y, weights, reduction="sum")
-                gradient += torch.autograd.grad(loss / samples, parameters)[0].detach()
+                loss = F.cross_entropy(logits, y, class_weights, reduction="sum")
+                (batch_gradient,) = torch.autograd.grad(loss / num_samples, parameters)
+                gradient += batch_gradient.detach()
         return gradient
 
     @property
@@ -377,16 +409,19 @@ class ModelEvaluator(VectorEvaluator):
 
     def _stacked_outputs(self, build: Build, rows: range) -> Callable[[Any], Any]:
         """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
-        module, space = self._module, self.space
-        vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
+        shape = len(rows), self.space.size
+        vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
         for row, index in enumerate(rows):
             build(index, vectors[row])
-        state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
+        states = {}
+        for name, tensor in self.space.unflatten(vectors).items():
+            states[name] = tensor.to(self._dtypes[name])
 
         def outputs(x: Any) -> Tensor:
-            batch_outputs = vmap(lambda own: functional_call(module, own, (x,)), randomness="same")(
-                state
-            )
+            def outputs_of_model(state: dict[str, Tensor]) -> Any:
+                return functional_call(self._module, state, (x,))
+
+            batch_outputs = vmap(outputs_of_model, randomness="same")(states)
             if not isinstance(batch_outputs, Tensor):
                 raise TypeError(f"forward gives {type(batch_outputs).__name__}")
             return batch_outputs
@@ -399,24 +434,30 @@ class ModelEvaluator(VectorEvaluator):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
         for metric in metrics:
-            metric.metric.reset()  # of a model before, or of a pass that failed half-way
-        sums.correct[rows.start : rows.stop] = 0
+            # An earlier model, or a pass that failed half-way, has left batches in it.
+            metric.metric.reset()
+
+        correct = sums.correct[rows.start : rows.stop]
+        losses = sums.losses[rows.start : rows.stop]
+        correct.zero_()
         seed_global_rngs(self._seed, "utility")
-        kept: list[Tensor] = []
+        predicted_from: list[Tensor] = []
         for position, (x, y) in enumerate(self._batches):
             with self._context():
                 batch_outputs = outputs(x)
             if self.num_classes is not None:
                 checked_logits(batch_outputs[0], y, self.num_classes)
-                hits, losses = score_batch(batch_outputs, y)
-                sums.correct[rows.start : rows.stop] += hits
-                sums.losses[rows.start : rows.stop, position] = losses
-            for metric, own in zip(metrics, batch_outputs):
-                metric.update(own, y)
+                batch_hits, batch_losses = score_batch(batch_outputs, y)
+                correct += batch_hits
+                losses[:, position] = batch_losses
+            for metric, model_outputs in zip(metrics, batch_outputs):
+                metric.update(model_outputs, y)
             if sums.form is not None:
-                kept.append(sums.form.logits(batch_outputs, y).float().cpu())
-        if kept:
-            sums.outputs[rows.start] = torch.cat(kept, 1)
+                logits = sums.form.logits(batch_outputs, y)
+                predicted_from.append(logits.float().cpu())
+
+        if predicted_from:
+            sums.outputs[rows.start] = torch.cat(predicted_from, 1)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
@@ -428,7 +469,8 @@ class ModelEvaluator(VectorEvaluator):
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise
-            raise no_forward(self._module, self._batches[0][0], error) from error
+            first_inputs, _ = self._batches[0]
+            raise no_forward(self._module, first_inputs, error) from error
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -448,7 +490,8 @@ class ModelEvaluator(VectorEvaluator):
                 self._load(state, build, 0)
                 self._find_form(metric.metric, gives_logits)
                 if self.form is not None and not self.form.classifies:
-                    self.form = replace(self.form, bounded=self._has_bound(state, x))
+                    bounded = self._has_bound(state, x)
+                    self.form = replace(self.form, bounded=bounded)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
@@ -473,8 +516,13 @@ class ModelEvaluator(VectorEvaluator):
             has_label_each = len(labels) == batch_shape[0]
             if not has_label_each or batch_shape[1:] != batch_shapes[0][1:]:
                 return
-        first_labels = self._batches[0][1]
-        self.form = OutputForm.of(metric, batch_shapes[0], first_labels, gives_logits=gives_logits)
+        _, first_labels = self._batches[0]
+        self.form = OutputForm.of(
+            metric,
+            batch_shapes[0],
+            first_labels,
+            gives_logits=gives_logits,
+        )
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:
@@ -546,11 +594,3 @@ def _is_below(bound: float, other_bound: float) -> bool:
     """Return whether ``bound`` is finite and below ``other_bound``, up to rounding."""
     rounding = 1e-3 * (1 + abs(bound))
     return isfinite(bound) and bound - rounding <= other_bound
-
-
-def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
-    """Return the error for a module whose ``forward(x)`` raised ``error``."""
-    return ConfigurationError(
-        f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
-        f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
-    )

@@ -25,7 +25,7 @@ from flsv.scores.class_scores import ClassScore, class_1_probabilities
 from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.utilities.errors import ConfigurationError
 
-_CLASSES = "torchmetrics.classification"
+_CLASSIFICATION_MODULE = "torchmetrics.classification"
 #: Names of torchmetrics metrics that compare classes: of one class they are 0 or NaN.
 _COMPARES_CLASSES = re.compile(
     "AUROC|LogAUC|ROC|AveragePrecision|PrecisionRecallCurve|At[FS]|EER|MatthewsCorrCoef|CohenKappa"
@@ -43,25 +43,35 @@ class OutputMetric:
     """
 
     def __init__(
-        self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False
+        self,
+        metric: Metric,
+        asking: str,
+        device: torch.device,
+        gives_logits: bool = False,
     ) -> None:
-        self.metric, self.gives_logits = metric.clone().to(device), gives_logits
-        self._asking, self._device = asking, device
+        self.metric = metric.clone().to(device)
         self.metric.sync_on_compute = False  # evaluated in this process only
         self.metric.reset()
-        self._seen = ""
+        self.gives_logits = gives_logits
+        self._asking = asking
+        self._device = device
+        self._last_batch = ""
 
     def clone(self, device: torch.device | None = None) -> OutputMetric:
         """Return a copy that has seen no batch, on the same or another device."""
-        return OutputMetric(self.metric, self._asking, device or self._device, self.gives_logits)
+        return OutputMetric(
+            self.metric,
+            self._asking,
+            device or self._device,
+            gives_logits=self.gives_logits,
+        )
 
     def update(self, outputs: Any, y: Any) -> None:
         """Add a batch, with half-precision outputs in single precision and a last dimension of 1 dropped."""
-        self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
+        self._last_batch = f"{kind_of(outputs)}, with y {kind_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
-            outputs = (
-                outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-            )
+            if outputs.dtype in (torch.bfloat16, torch.float16):
+                outputs = outputs.float()
             if outputs.shape == (*y.shape, 1):
                 outputs = outputs.squeeze(-1)
             elif y.shape == (*outputs.shape, 1):
@@ -82,17 +92,19 @@ class OutputMetric:
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._refused(error) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            form = type(value).__name__
+            if isinstance(value, Tensor):
+                form = str(list(value.shape))
             raise ConfigurationError(
-                f"{type(self.metric).__name__} gives {what}, expected one number per model: a utility is a "
+                f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a "
                 'scalar. Let the metric average, such as average="macro".'
             )
         return float(value)
 
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._seen}: {error} Log "
-            "the value in validation_step, and give its name as performance."
+            f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._last_batch}: "
+            f"{error} Log the value in validation_step, and give its name as performance."
         )
 
 
@@ -111,26 +123,39 @@ class OutputForm:
     bounded: bool = False
 
     @staticmethod
-    def of(metric: Metric, shape: tuple[int, ...], y: Tensor, gives_logits: bool) -> OutputForm:
+    def of(
+        metric: Metric,
+        shape: tuple[int, ...],
+        y: Tensor,
+        gives_logits: bool,
+    ) -> OutputForm:
         """Find the form of a batch's outputs of the shape ``[B, ...]``."""
         if isinstance(metric, MeanLogLikelihood):
             return OutputForm(True, of_labels=True)
+        shapes_of_single_outputs = (y.shape, (*y.shape, 1))
         return OutputForm(
-            _kind(metric) is not None, shape in (y.shape, (*y.shape, 1)), gives_logits
+            classifies=_kind(metric) is not None,
+            single=shape in shapes_of_single_outputs,
+            gives_logits=gives_logits,
         )
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Convert outputs ``[c, B, ...]`` of c models to this form."""
-        outputs = outputs.squeeze(-1) if outputs.shape[1:] == (*y.shape, 1) else outputs
+        if outputs.shape[1:] == (*y.shape, 1):
+            outputs = outputs.squeeze(-1)
         if not self.classifies:
             return outputs
         if self.of_labels:
-            outputs = outputs.float().clamp(max=-TINY)
-            return torch.stack([(-outputs.expm1()).log(), outputs], -1)
+            log_p = outputs.float().clamp(max=-TINY)
+            log_1_minus_p = (-log_p.expm1()).log()
+            return torch.stack([log_1_minus_p, log_p], -1)
         if self.single:
-            outputs = outputs if self.gives_logits else outputs.logit(TINY)
+            if not self.gives_logits:
+                outputs = outputs.logit(TINY)
             return torch.stack([torch.zeros_like(outputs), outputs], -1)
-        return (outputs if self.gives_logits else outputs.clamp_min(TINY).log()).movedim(2, -1)
+        if not self.gives_logits:
+            outputs = outputs.clamp_min(TINY).log()
+        return outputs.movedim(2, -1)
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Convert one model's predicted logits ``[B, ...]`` back to outputs."""
@@ -139,17 +164,19 @@ class OutputForm:
         if self.of_labels:
             return logits.log_softmax(-1)[..., 1]
         if self.single:
-            logits = logits[..., 1] - logits[..., 0]
-            return logits if self.gives_logits else logits.sigmoid()
-        return (logits if self.gives_logits else logits.softmax(-1)).movedim(-1, 1)
+            log_odds = logits[..., 1] - logits[..., 0]
+            return log_odds if self.gives_logits else log_odds.sigmoid()
+        if not self.gives_logits:
+            logits = logits.softmax(-1)
+        return logits.movedim(-1, 1)
 
 
 def wants_probabilities(metric: Metric) -> bool:
     """Return whether a metric's value for logits differs from that for their probabilities."""
-    largest = isinstance(
+    compares_largest_outputs = isinstance(
         metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch
     )
-    return _kind(metric) is not None and not largest
+    return _kind(metric) is not None and not compares_largest_outputs
 
 
 def scores_class_1(metric: Metric) -> bool:
@@ -159,12 +186,10 @@ def scores_class_1(metric: Metric) -> bool:
         >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
         (True, False)
     """
-    name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
-    return _kind(metric) in ("Binary", "Classes") and name not in (
-        "auroc",
-        "BinaryAUROC",
-        "BinaryAccuracy",
-    )
+    if isinstance(metric, ClassScore):
+        return metric.name != "auroc"
+    symmetric = ("BinaryAUROC", "BinaryAccuracy")
+    return _kind(metric) == "Binary" and type(metric).__name__ not in symmetric
 
 
 def needs_two_classes(metric: Any) -> bool:
@@ -191,11 +216,10 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
 
 def beyond_probabilities(outputs: Any) -> bool:
     """Return whether a number of the outputs is outside [0, 1]."""
-    return (
-        isinstance(outputs, Tensor)
-        and outputs.is_floating_point()
-        and bool(((outputs < 0) | (outputs > 1)).any())
-    )
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        return False
+    is_outside = (outputs < 0) | (outputs > 1)
+    return bool(is_outside.any())
 
 
 def are_probabilities(outputs: Tensor) -> bool:
@@ -209,19 +233,23 @@ def _kind(metric: Metric) -> str | None:
     """Return a metric's kind: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
-    if not type(metric).__module__.startswith(_CLASSES):
+    metric_class = type(metric)
+    if not metric_class.__module__.startswith(_CLASSIFICATION_MODULE):
         return None
-    return next(
-        (k for k in ("Binary", "Multilabel", "Multiclass") if type(metric).__name__.startswith(k)),
-        None,
-    )
+    for kind in ("Binary", "Multilabel", "Multiclass"):
+        if metric_class.__name__.startswith(kind):
+            return kind
+    return None
 
 
 def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
     kind = _kind(metric)
     if not logits.is_floating_point() or kind is None:
         return logits
-    if kind == "Multilabel" or logits.ndim != y.ndim + 1:
-        return logits if kind == "Multiclass" else logits.sigmoid()
+    has_class_columns = logits.ndim == y.ndim + 1
+    if kind == "Multiclass":
+        return logits.softmax(1) if has_class_columns else logits
+    if kind == "Multilabel" or not has_class_columns:
+        return logits.sigmoid()
     # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.
-    return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)
+    return logits.to(loss_dtype(logits.device)).softmax(1)

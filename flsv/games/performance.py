@@ -82,14 +82,16 @@ class ModelScore:
     judged: bool = False
 
     def __repr__(self) -> str:
-        return (
-            repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
-        )
+        if self.called:
+            return repr(self.called)
+        return f"ModelScore(of={self.of!r}, mode={self.mode!r})"
 
     @property
     def title(self) -> str:
         """The measure's name in tables and texts."""
-        name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        name = self.called
+        if not name:
+            name = self.of if isinstance(self.of, str) else type(self.of).__name__
         return f"{CLIENTS}{name}" if self.judged else name
 
     @property
@@ -108,11 +110,12 @@ class ModelScore:
 
         All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
         """
+        is_logged_value = isinstance(self.of, str)
+        if self.by_class:
+            return "clients", "classes"
         if self.judged:
-            return "clients", "classes" if self.by_class else (
-                self.of if isinstance(self.of, str) else id(self.of)
-            )
-        return "logged" if isinstance(self.of, str) else self
+            return "clients", self.of if is_logged_value else id(self.of)
+        return "logged" if is_logged_value else self
 
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""
@@ -127,30 +130,35 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
         ('f1 of ill', 'accuracy')
     """
     title = measure if isinstance(measure, str) else measure.title
-    of = f" of {f'class {positive}' if str(positive).isdigit() else positive}"
-    return f"{title}{of}" if positive is not None and scores_positive(measure) else title
+    if positive is None or not scores_positive(measure):
+        return title
+    if positive.isdigit():
+        return f"{title} of class {positive}"
+    return f"{title} of {positive}"
 
 
 def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     """Return whether a measure is a positive class's score, as F1 is."""
-    return (
-        isinstance(measure, ModelScore)
-        and isinstance(measure.of, Metric)
-        and scores_class_1(measure.of)
-    )
+    if not isinstance(measure, ModelScore) or not isinstance(measure.of, Metric):
+        return False
+    return scores_class_1(measure.of)
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
     """Warn if a measure scores the rarer class without the user's choice (``pos_label``)."""
-    titles = dict.fromkeys(
-        title_of(each, data.positive_class) for each in measures if scores_positive(each)
-    )
+    titles = []
+    for measure in measures:
+        if scores_positive(measure):
+            title = title_of(measure, data.positive_class)
+            if title not in titles:
+                titles.append(title)
     if titles and data.by_rarity:
-        share = data.class_counts[:, 1].sum() / data.class_counts.sum()
+        counts = data.class_counts  # [clients, classes]
+        share = counts[:, 1].sum() / counts.sum()
         rank_zero_warn(
-            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class because it is the rarer one "
-            f"({100 * share:.1f} % of the training samples). To confirm it, or choose the other one, set pos_label "
-            f"(--data.pos_label {data.positive_class})."
+            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class because it is the "
+            f"rarer one ({100 * share:.1f} % of the training samples). To confirm it, or choose the other one, set "
+            f"pos_label (--data.pos_label {data.positive_class})."
         )
 
 
@@ -250,29 +258,31 @@ def performance_of(
 validation_step say also mode="min" or mode="max". Without one, expected one of ('accuracy', 'balanced_accuracy', \
 'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
     """
-    who = owner if isinstance(owner, str) else type(owner).__name__
+    owner_name = owner if isinstance(owner, str) else type(owner).__name__
     if isinstance(performance, ModelScore):  # checked before, for another object
         return performance
     if isinstance(performance, Metric):
-        better = performance.higher_is_better
-        if mode is None and better is None:
+        higher_is_better = performance.higher_is_better
+        if mode is None and higher_is_better is None:
             raise ConfigurationError(
-                f"{who}({argument}={type(performance).__name__}()): the metric does not say whether more of it is "
-                'better. Say mode="min" or mode="max".'
+                f"{owner_name}({argument}={type(performance).__name__}()): the metric does not say whether more of it "
+                'is better. Say mode="min" or mode="max".'
             )
-        return ModelScore(copy.deepcopy(performance), mode or ("max" if better else "min"))
+        if mode is None:
+            mode = "max" if higher_is_better else "min"
+        return ModelScore(copy.deepcopy(performance), mode)
     if performance in CLASSIFICATION:
         if mode == "min":
             raise ConfigurationError(
-                f'{who}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value of '
-                "this name that the module logs needs another name.)"
+                f'{owner_name}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value '
+                "of this name that the module logs needs another name.)"
             )
         return performance
     if mode is None and performance in CLASS_SCORES:
         return ModelScore(ClassScore(performance), "max", performance)
     if mode is None:
         raise ConfigurationError(
-            f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "
+            f"{owner_name}({argument}={performance!r}): for a value that the module logs in validation_step say also "
             f'mode="min" or mode="max". Without one, expected one of {_NAMES}, or a torchmetrics metric (in YAML: '
             "class_path)."
         )

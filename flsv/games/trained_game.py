@@ -41,7 +41,11 @@ class OutputScore:
     cases: CaseScores | None = None
 
     def shapley(
-        self, trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor
+        self,
+        trained: Tensor,
+        utilities: Tensor,
+        outputs: Tensor,
+        weights: Tensor,
     ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
@@ -71,7 +75,12 @@ class OutputScore:
     def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
         return self.score(within(trained_outputs, outputs))
 
-    def case_covariance(self, trained: Tensor, outputs: Tensor, weights: Tensor) -> Tensor | None:
+    def case_covariance(
+        self,
+        trained: Tensor,
+        outputs: Tensor,
+        weights: Tensor,
+    ) -> Tensor | None:
         """Compute the covariance ``[n, n]`` of values between draws of as many validation samples, from outputs
         ``[s, T, V, ...]`` of s seeds. None if it is not known.
         """
@@ -110,8 +119,10 @@ class TrainedGame:
         evaluator: Any,
         measure: str | ModelScore,
     ) -> None:
-        self._trained, self._evaluator, self._measure = trained, evaluator, measure
-        self.by = OutputScore.of(evaluator, measure)
+        self._trained = trained
+        self._evaluator = evaluator
+        self._measure = measure
+        self.output_score = OutputScore.of(evaluator, measure)
         # [K, V, ...], of the last call's coalitions.
         self.outputs: Tensor | None = None
 
@@ -123,17 +134,23 @@ class TrainedGame:
     def __call__(self, masks: Tensor) -> Tensor:
         """Return coalitions' utilities, ``[J]`` or ``[J, M]``. NaN for the full coalition if it is scored later."""
         if self._trained.before is not None and not self._evaluator.asks_clients:
-            before = self._trained.before(self._measure)
-            self.outputs = None if self.by is None else _and_nan(before.outputs)
-            return _and_nan(utility_of(before, self._measure))
-        keep = {} if self.by is None else {"keep": True}
-        scores = self._evaluator.evaluate(self._trained.builder(masks), len(masks), **keep)
+            untrained_scores = self._trained.before(self._measure)
+            if self.output_score is not None:
+                self.outputs = _followed_by_nan(untrained_scores.outputs)
+            return _followed_by_nan(utility_of(untrained_scores, self._measure))
+
+        build = self._trained.builder(masks)
+        if self.output_score is None:
+            scores = self._evaluator.evaluate(build, len(masks))
+        else:
+            scores = self._evaluator.evaluate(build, len(masks), keep=True)
         self.outputs = scores.outputs
         return utility_of(scores, self._measure)
 
 
-def _and_nan(first: Tensor) -> Tensor:
-    return torch.cat([first, torch.full_like(first, torch.nan)])
+def _followed_by_nan(empty_coalition: Tensor) -> Tensor:
+    """Append NaN, for the full coalition, to what is known of the empty one."""
+    return torch.cat([empty_coalition, torch.full_like(empty_coalition, torch.nan)])
 
 
 #: The number of untrained models that are evaluated.
@@ -141,12 +158,16 @@ UNTRAINED = 8
 
 
 def untrained_models(
-    module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
+    module: nn.Module,
+    initial: Mapping[str, Any],
+    space: ParameterSpace,
+    seed: int,
 ) -> Callable[[int, Tensor], None] | None:
     """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer has
     random weights.
     """
-    if not (layers := _drawable_layers(module, initial, space)):
+    layers = _drawable_layers(module, initial, space)
+    if not layers:
         return None
 
     def build(index: int, out: Tensor) -> None:
@@ -163,14 +184,18 @@ def _drawable_layers(
     module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace
 ) -> list[Any]:
     """List the layers whose weights can be drawn at random again."""
-    frozen, found = {id(each) for each in space.constants(module).values()}, []
+    frozen_ids = set(map(id, space.constants(module).values()))
+    layers = []
     for name, layer in module.named_modules():
-        if callable(getattr(layer, "reset_parameters", None)):
-            # Adapters start at zero, and must stay there.
-            own = dict(layer.named_parameters(name))
-            start = [initial[each] for each in own if each in initial]
-            if frozen.isdisjoint(map(id, own.values())) and (
-                not start or any(each.any() for each in start)
-            ):
-                found.append(layer)
-    return found
+        if not callable(getattr(layer, "reset_parameters", None)):
+            continue
+        parameters = dict(layer.named_parameters(name))
+        if not frozen_ids.isdisjoint(map(id, parameters.values())):
+            continue
+
+        initial_tensors = [initial[key] for key in parameters if key in initial]
+        # Adapters start at zero, and must stay there.
+        starts_at_zero = initial_tensors and not any(tensor.any() for tensor in initial_tensors)
+        if not starts_at_zero:
+            layers.append(layer)
+    return layers

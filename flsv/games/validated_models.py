@@ -56,9 +56,13 @@ class ValidatedModels(VectorEvaluator):
         asking: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
-        self.space, self._names = space, list(dict.fromkeys(names))
-        self._derived, self._asking = derived, asking or {}
-        self._trainer, self._loaders, self._seed = trainer, loaders, seed
+        self.space = space
+        self._names = list(dict.fromkeys(names))
+        self._derived = derived
+        self._asking = asking or {}
+        self._trainer = trainer
+        self._loaders = loaders
+        self._seed = seed
         self._private: Callable[[], Mapping[str, Tensor]] = dict
 
     def on(
@@ -73,29 +77,39 @@ class ValidatedModels(VectorEvaluator):
             private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
                 those of the fit's module.
         """
-        other = copy(self)
-        other._loaders, other._private = loaders, private or dict
-        return other
+        evaluator = copy(self)
+        evaluator._loaders = loaders
+        evaluator._private = private or dict
+        return evaluator
 
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Compute the scores of ``count`` models, one after the other.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
             count: K, the number of models.
         """
-        rows: list[Mapping[str, float]] = []
+        columns: dict[str, list[float]] = {name: [] for name in self._names}
         vector = torch.empty(
             self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
         )
         for index in range(count):
             build(index, vector)
             with self._validation(vector) as run:
-                rows.append(self._numbers(run.logged()))
-        return Scores(
-            {n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names}
-        )
+                numbers = self._numbers(run.logged())
+            for name, column in columns.items():
+                column.append(numbers[name])
+
+        scores = {}
+        for name, column in columns.items():
+            scores[name] = torch.tensor(column, dtype=torch.float64)
+        return Scores(scores)
 
     @torch.no_grad()
     def live(
@@ -165,12 +179,10 @@ class ValidatedModels(VectorEvaluator):
     def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
         for name in self._names:
             if name not in logged:
-                who, module = (
-                    self._asking.get(name, "a utility"),
-                    type(self._trainer.lightning_module).__name__,
-                )
+                asking = self._asking.get(name, "a utility")
+                module_name = type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
-                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
+                    f"{asking}: {module_name} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
@@ -181,40 +193,51 @@ class ValidatedModels(VectorEvaluator):
         # Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called
         # directly, without its hooks, and batches are averaged as Lightning does it, weighted by their sizes.
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
-        total, weights = torch.zeros((), dtype=torch.float64), 0.0
+        total = torch.zeros((), dtype=torch.float64)
+        total_weight = 0.0
         # Closed, or an error would leave its contexts entered.
         with self._validation(vector) as run, closing(run.steps()) as steps:
-            own = {
-                n: p.requires_grad_(True)
-                for n, p in run.module.named_parameters()
-                if n in self.space.names
-            }
-            ordered = [own[n] for n in self.space.names if n in own]
+            parameters = self._trainable_parameters(run.module)
             for arguments, loader in steps:
                 with torch.enable_grad():
-                    logged = [
-                        (torch.as_tensor(v).sum(), w)
-                        for v, w in _logged(run.module, name, arguments, loader)
-                    ]
-                for value, weight in logged:
+                    logged_values = []
+                    for value, weight in _values_of_step(run.module, name, arguments, loader):
+                        logged_values.append((torch.as_tensor(value).sum(), weight))
+
+                for value, weight in logged_values:
                     if not value.requires_grad:
                         raise ConfigurationError(
                             f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, which is logged "
                             "without its graph, as .item(), .detach() and no_grad leave it. Let validation_step log "
                             "the loss itself, or take a metric that evaluates models instead."
                         )
-                    slopes = torch.autograd.grad(value, ordered, materialize_grads=True)
-                    gradient += weight * torch.cat([slope.flatten() for slope in slopes]).double()
-                    total, weights = (
-                        total + weight * value.detach().cpu().double(),
-                        weights + weight,
-                    )
-        return total / weights, gradient / weights
+                    gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
+                    flat_gradient = torch.cat([tensor.flatten() for tensor in gradients])
+                    gradient += weight * flat_gradient.double()
+                    total = total + weight * value.detach().cpu().double()
+                    total_weight += weight
+        return total / total_weight, gradient / total_weight
 
-    def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
+    def _trainable_parameters(self, module: nn.Module) -> list[Tensor]:
+        """Let a module's parameters require gradients, and return them in the order of vectors."""
+        parameters = {}
+        for name, parameter in module.named_parameters():
+            if name in self.space.names:
+                parameters[name] = parameter.requires_grad_(True)
+        return [parameters[name] for name in self.space.names if name in parameters]
+
+    def _check_gradient(
+        self,
+        name: str,
+        model: Tensor,
+        logged: float,
+    ) -> None:
         """Raise unless the value that is differentiated equals ``logged``, the number that Lightning logs."""
-        derived = float(self._derive(start, name)[0])
-        if not abs(derived - logged) <= rounding_of(self._trainer).number * max(1.0, abs(logged)):
+        value, _ = self._derive(model, name)
+        derived = float(value)
+        tolerance = rounding_of(self._trainer).number * max(1.0, abs(logged))
+        is_equal = abs(derived - logged) <= tolerance  # False for NaN
+        if not is_equal:
             raise ConfigurationError(
                 f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
                 f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "
@@ -222,8 +245,11 @@ class ValidatedModels(VectorEvaluator):
             )
 
 
-def _logged(
-    module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
+def _values_of_step(
+    module: L.LightningModule,
+    name: str,
+    arguments: tuple[Any, ...],
+    loader: int | None,
 ) -> list[tuple[Any, float]]:
     """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``name``."""
     values: list[tuple[Any, float]] = []
@@ -231,17 +257,21 @@ def _logged(
     def log(*args: Any, **kwargs: Any) -> None:
         call = _LOG.bind(None, *args, **kwargs)
         call.apply_defaults()
-        names, size = [call.arguments["name"]], call.arguments["batch_size"]
+        logged_name = call.arguments["name"]
+        names = [logged_name]
         if loader is not None and call.arguments["add_dataloader_idx"]:
-            names.append(f"{names[0]}/dataloader_idx_{loader}")
+            names.append(f"{logged_name}/dataloader_idx_{loader}")
         if name in names:
-            weight = extract_batch_size(arguments[0]) if size is None else size
-            values.append((call.arguments["value"], float(weight)))
+            batch_size = call.arguments["batch_size"]
+            if batch_size is None:
+                batch_size = extract_batch_size(arguments[0])
+            values.append((call.arguments["value"], float(batch_size)))
 
-    own = vars(module)
-    own["log"] = log
+    # The attribute hides the method for the time of one step.
+    attributes = vars(module)
+    attributes["log"] = log
     try:
         module.validation_step(*arguments)
     finally:
-        del own["log"]
+        del attributes["log"]
     return values

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
 
 from flsv.utilities.errors import ConfigurationError
 
@@ -18,37 +18,54 @@ Pair = tuple[Any, Any]
 
 @torch.inference_mode(False)
 def read_batches(
-    batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
+    batches: Iterable[Any],
+    device: torch.device,
+    num_classes: int | None,
+    size: int | None = None,
 ) -> tuple[list[Pair], Tensor | None]:
     """Move batches to a device, and cut them to ``size`` samples. Also return the number of samples of each class,
     int64 ``[M]`` on the CPU.
     """
     pairs: list[Pair] = []
-    support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
-    for x, y in (
-        batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches)
-    ):
-        if support is not None:
-            support += torch.bincount(y.cpu(), minlength=len(support))
-        if support is None or len(y):
-            pairs.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
+    support = torch.zeros(num_classes or 0, dtype=torch.int64)
+    for batch in batches:
+        if num_classes is None:
+            x, y = batch
+        else:
+            x, y = checked_pair(batch, num_classes)
+            support += torch.bincount(y.cpu(), minlength=num_classes)
+            if len(y) == 0:
+                continue
+        device_pair = move_data_to_device((x, y), device)
+        pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
+
     if not pairs:
         raise ConfigurationError(
             "there are no validation samples: models cannot be evaluated on nothing."
         )
-    return (pairs if support is None or size is None else _recut(pairs, size)), support
+    if num_classes is not None and size is not None:
+        pairs = _with_batch_size(pairs, size)
+    return pairs, None if num_classes is None else support
 
 
-def _recut(batches: list[Pair], size: int) -> list[Pair]:
+def _with_batch_size(batches: list[Pair], size: int) -> list[Pair]:
     """Cut batches to ``size`` samples if all inputs are tensors of one shape."""
-    kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
-    if len(kinds) > 1 or None in kinds:
+    inputs = [x for x, _ in batches]
+    labels = [y for _, y in batches]
+    forms = set()
+    for x in inputs:
+        if not isinstance(x, Tensor):
+            return batches
+        forms.add((x.shape[1:], x.dtype))
+    if len(forms) > 1:
         return batches
-    inputs, labels = (torch.cat(parts).split(size) for parts in zip(*batches))
-    return list(zip(inputs, labels))
+
+    input_parts = torch.cat(inputs).split(size)
+    label_parts = torch.cat(labels).split(size)
+    return list(zip(input_parts, label_parts))
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _without_inference_mode(tensor: Tensor) -> Tensor:
     """Return the tensor, or a clone if it was made in inference mode, which autograd refuses."""
     return tensor.clone() if tensor.is_inference() else tensor
 
@@ -57,34 +74,49 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     """Return a batch as ``(x, y)``. Raise ConfigurationError unless it is a pair of inputs and labels ``[B]`` below
     ``num_classes``.
     """
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if not is_pair:
         raise ConfigurationError(
             f"a validation batch is a {type(batch).__name__}, expected a pair (x, y)."
         )
     x, y = batch
-    if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+    if not _are_classes(y):
         raise ConfigurationError(
             f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B]."
         )
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_classes):
-        raise ConfigurationError(
-            f"validation labels lie in {int(y.min())} .. {int(y.max())}, but num_classes={num_classes}: expected "
-            f"0 .. {num_classes - 1}."
-        )
+    if len(y):
+        lowest = int(y.min())
+        highest = int(y.max())
+        if lowest < 0 or highest >= num_classes:
+            raise ConfigurationError(
+                f"validation labels lie in {lowest} .. {highest}, but num_classes={num_classes}: expected "
+                f"0 .. {num_classes - 1}."
+            )
     return x, y.long()
 
 
-def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
+def _are_classes(y: Any) -> bool:
+    if not isinstance(y, Tensor) or y.ndim != 1:
+        return False
+    return not y.is_floating_point() and y.dtype != torch.bool
+
+
+def checked_logits(
+    logits: Any,
+    y: Tensor,
+    classes: int,
+    or_more: bool = False,
+) -> Tensor:
     """Return ``logits``. Raise ConfigurationError unless they are ``[B, classes]``, or with ``or_more`` have more
     columns.
     """
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-    if shape == (len(y), classes) or (
-        or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes
-    ):
-        return logits
+    if isinstance(logits, Tensor) and logits.ndim == 2:
+        num_rows, num_columns = logits.shape
+        has_classes = num_columns == classes or (or_more and num_columns > classes)
+        if num_rows == len(y) and has_classes:
+            return logits
     raise ConfigurationError(
         f"the module's forward gives {kind_of(logits)} for {len(y)} samples of {classes} classes; expected logits "
         f"[{len(y)}, {classes}]."
@@ -93,6 +125,14 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
 
 def kind_of(value: Any) -> str:
     """Describe a tensor by dtype and shape, any other object by its type."""
-    return (
-        f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__
+
+
+def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
+    """Return the error for a module whose ``forward(x)`` raised ``error``."""
+    return ConfigurationError(
+        f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
+        f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
     )

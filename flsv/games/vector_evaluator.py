@@ -64,26 +64,30 @@ class Scores:
             return -self.values["loss"]
         correct = self.values["correct"]
         if name == "accuracy":
-            return correct.sum(-1).double() / self.support.sum()
-        per_class = correct.double() / self.support.clamp(min=1)
-        return (
-            per_class
-            if name == "per_class_accuracy"
-            else per_class.sum(-1) / (self.support > 0).sum()
-        )
+            num_correct = correct.sum(-1)
+            return num_correct.double() / self.support.sum()
+        num_samples = self.support.clamp(min=1)
+        per_class = correct.double() / num_samples
+        if name == "per_class_accuracy":
+            return per_class
+        num_classes = (self.support > 0).sum()
+        return per_class.sum(-1) / num_classes
 
     def __getitem__(self, rows: Tensor) -> Scores:
         """Select the scores of the models with the indices ``rows``."""
-        return Scores({name: value[rows] for name, value in self.values.items()}, self.support)
+        selected = {}
+        for name, values in self.values.items():
+            selected[name] = values[rows]
+        return Scores(selected, self.support)
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """Concatenate the scores of several groups of models on the same samples."""
-        first = parts[0]
-        return Scores(
-            {name: torch.cat([part.values[name] for part in parts]) for name in first.values},
-            first.support,
-        )
+        values = {}
+        for name in parts[0].values:
+            values_of_parts = [part.values[name] for part in parts]
+            values[name] = torch.cat(values_of_parts)
+        return Scores(values, parts[0].support)
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,12 +99,14 @@ def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def hits_of(logits: Tensor, y: Tensor) -> Tensor:
     """Count each model's correct predictions per class on a batch, int64 ``[c, M]``."""
-    models, _, classes = logits.shape
-    best, predicted = logits.max(-1)
+    num_models, _, num_classes = logits.shape
+    largest, predicted = logits.max(-1)
     # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
-    hits = (predicted == y) & (best == best)
-    correct = torch.zeros(models, classes, dtype=torch.int64, device=logits.device)
-    correct.index_add_(1, y, hits.long())
+    is_number = largest == largest
+    is_correct = (predicted == y) & is_number
+    shape = num_models, num_classes
+    correct = torch.zeros(shape, dtype=torch.int64, device=logits.device)
+    correct.index_add_(1, y, is_correct.long())
     return correct
 
 
@@ -108,9 +114,11 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
     """Sum each model's cross-entropy over a batch, ``[c]``."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(
-        len(logits), -1
-    )
+    num_models = len(logits)
+    flat_logits = logits.flatten(0, 1)  # [c * B, M]
+    repeated_y = y.repeat(num_models)
+    losses = F.cross_entropy(flat_logits, repeated_y, reduction="none")
+    losses = losses.view(num_models, -1)
     return losses.sum(-1, dtype=loss_dtype(logits.device))
 
 
@@ -123,30 +131,53 @@ class Sums:
     """Buffers for the scores of one ``evaluate`` call, with a row per model, on the models' device."""
 
     def __init__(
-        self, models: int, classes: int | None, batches: int, device: torch.device, form: Any = None
+        self,
+        models: int,
+        classes: int | None,
+        batches: int,
+        device: torch.device,
+        form: Any = None,
     ) -> None:
-        self.form, self.outputs = (
-            form,
-            dict[int, Tensor](),
-        )  # of chunks of models, by the first one's number
-        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
+        self.form = form
+        # Outputs of chunks of models, by the chunk's first row.
+        self.outputs: dict[int, Tensor] = {}
+        self.correct = torch.zeros(
+            (models, classes or 0),
+            dtype=torch.int64,
+            device=device,
+        )
         # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
-        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.losses = torch.zeros(
+            (models, batches),
+            dtype=loss_dtype(device),
+            device=device,
+        )
         self.metric = torch.zeros(models, dtype=torch.float64)
 
-    def scores(self, support: Tensor | None, measured: bool) -> Scores:
+    def scores(
+        self,
+        support: Tensor | None,
+        measured: bool,
+    ) -> Scores:
         """Return all models' scores, with ``"metric"`` if it was ``measured``."""
-        values = {"metric": self.metric} if measured else {}
+        values = {}
+        if measured:
+            values["metric"] = self.metric
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)
             # One column after the other: the rounding of sum(-1) depends on the number of rows.
             losses, correct = to_host([self.losses, self.correct])
             for column in losses.double().unbind(1):
                 loss = loss + column
-            values |= {"correct": correct, "loss": loss / support.sum()}
-        outputs = (
-            torch.cat([part for _, part in sorted(self.outputs.items())]) if self.outputs else None
-        )
+            values["correct"] = correct
+            values["loss"] = loss / support.sum()
+
+        outputs = None
+        if self.outputs:
+            chunks = []
+            for first_row in sorted(self.outputs):
+                chunks.append(self.outputs[first_row])
+            outputs = torch.cat(chunks)
         return Scores(values, support, outputs)
 
 
@@ -182,11 +213,17 @@ class VectorEvaluator(ABC):
             ValueError: the vectors have another length.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
-            raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
+            shape = list(vectors.shape)
+            raise ValueError(f"expected vectors [K, {self.space.size}], got {shape}.")
         return self.evaluate(row_builder(vectors), len(vectors), keep)
 
     @abstractmethod
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`).
 
         One model or one chunk of models is in memory at a time. With ``keep`` the scores also contain the models'

@@ -353,7 +353,7 @@ class ShadowShapley(MeasuredMetric):
                 utilities,
                 outputs=game.outputs,
                 weights=game.weights,
-                output_score=game.by,
+                output_score=game.output_score,
             )
         self.evaluations = self.evaluations + len(masks)
 

@@ -21,8 +21,9 @@ from flsv.utilities.host_copies import to_host
 
 def auroc(values: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve of finite values for labels 0 and 1."""
-    # Places in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
-    return binary_auroc(values.unique(return_inverse=True)[1] / len(values), labels)
+    # Ranks in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
+    _, ranks = values.unique(return_inverse=True)
+    return binary_auroc(ranks / len(values), labels)
 
 
 #: ``{name: function}``: the function computes a score from probabilities of label 1 ``[N]`` and labels 0 or 1 ``[N]``.
@@ -51,7 +52,8 @@ class ClassScore(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
-        if labels.is_floating_point() or labels.ndim != 1 or len(labels) != len(probabilities):
+        are_classes = labels.ndim == 1 and not labels.is_floating_point()
+        if not are_classes or len(labels) != len(probabilities):
             raise ValueError("expected one integer class per sample.")
         if probabilities.ndim > 2:
             raise ValueError("expected a logit per sample, or one for each class.")
@@ -80,18 +82,24 @@ class ClassScore(Metric):
 
 
 def one_against_rest(
-    score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor
+    score: Callable[[Tensor, Tensor], Tensor],
+    columns: Tensor,
+    labels: Tensor,
 ) -> Tensor:
     """Average ``score(column, label is this class)`` over the classes that occur, one class against the rest."""
-    return torch.stack(
-        [score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]
-    ).mean()
+    class_scores = []
+    for class_index in labels.unique().tolist():
+        is_class = (labels == class_index).long()
+        class_scores.append(score(columns[:, class_index], is_class))
+    return torch.stack(class_scores).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
     """Return the probabilities of class 1 if there are two classes, else of all."""
-    two = probabilities.ndim == labels.ndim + 1 and probabilities.shape[1] == 2
-    return probabilities[:, 1] if two else probabilities
+    has_class_columns = probabilities.ndim == labels.ndim + 1
+    if has_class_columns and probabilities.shape[1] == 2:
+        return probabilities[:, 1]
+    return probabilities
 
 
 NAN = float("nan")
@@ -118,8 +126,9 @@ class ClassScores(Metric):
     def __init__(self, num_classes: int, **options: Any) -> None:
         super().__init__(**options)
         self.num_classes = num_classes
-        self.add_state("correct", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("support", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        no_samples = torch.zeros(num_classes, dtype=torch.long)
+        self.add_state("correct", no_samples, dist_reduce_fx="sum")
+        self.add_state("support", no_samples.clone(), dist_reduce_fx="sum")
         self.add_state("logits", [], dist_reduce_fx="cat")
         self.add_state("labels", [], dist_reduce_fx="cat")
 
@@ -127,31 +136,38 @@ class ClassScores(Metric):
         # bincount and boolean indices would make the host wait for the device.
         y = y.long()  # cross_entropy also accepts labels of type uint8
         self.support.index_add_(0, y, torch.ones_like(y))
-        self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
+        is_correct = logits.argmax(dim=1) == y
+        self.correct.index_add_(0, y, is_correct.long())
         if self.num_classes <= MOST_RANKED:
             self.logits.append(logits.detach())
             self.labels.append(y)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores as scalars by name."""
-        return self._from_host()[0]
+        scores, _ = self._scores_and_classes()
+        return scores
 
-    def _from_host(self) -> tuple[dict[str, Tensor], int]:
+    def _scores_and_classes(self) -> tuple[dict[str, Tensor], int]:
         """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
-        ranked = (
-            [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
-        )
-        correct, support, *ranked = to_host([self.correct, self.support, *ranked])
-        present = support > 0
+        device_tensors = [self.correct, self.support]
+        if self.logits:
+            device_tensors += [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)]
+        correct, support, *odds_and_labels = to_host(device_tensors)
+
+        occurs = support > 0
         accuracy = correct.sum() / support.sum()
+        auroc_of_classes = accuracy * NAN
+        if odds_and_labels:
+            auroc_of_classes = _macro_auroc(*odds_and_labels).to(accuracy)
         scores = {
             "accuracy": accuracy,
-            "balanced_accuracy": (correct[present] / support[present]).mean(),
-            "auroc": (_macro_auroc(*ranked) if ranked else accuracy * NAN).to(accuracy),
+            "balanced_accuracy": (correct[occurs] / support[occurs]).mean(),
+            "auroc": auroc_of_classes,
         }
-        return {name: score.to(self.correct.device) for name, score in scores.items()}, int(
-            present.sum()
-        )
+
+        device = self.correct.device
+        device_scores = {name: score.to(device) for name, score in scores.items()}
+        return device_scores, int(occurs.sum())
 
 
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
@@ -166,7 +182,8 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
     """Compute :func:`macro_auroc` from log-odds ``[N, M]`` and classes ``[N]`` on the CPU."""
-    if len(labels.unique()) < 2 or odds.isnan().any():
+    num_classes = len(labels.unique())
+    if num_classes < 2 or odds.isnan().any():
         return torch.tensor(NAN)
     return one_against_rest(auroc, odds, labels)
 
@@ -174,19 +191,24 @@ def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
 def log_odds(logits: Tensor) -> Tensor:
     """Compute log(p / (1 - p)), float64 ``[N, M]``, of the softmax probabilities p."""
     logits = logits.detach().double()
-    best = logits.argmax(1, keepdim=True)
-    others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
-    first = logits.gather(1, best) - others
-    log_p = logits.log_softmax(1)
+
     # For all but the most probable class p is at most 1/2, so that 1 - p loses no digits.
-    return (log_p - torch.log1p(-log_p.exp().clamp(max=0.5))).scatter(1, best, first)
+    log_p = logits.log_softmax(1)
+    log_1_minus_p = torch.log1p(-log_p.exp().clamp(max=0.5))
+
+    # For the most probable class, 1 - p is the sum of the other classes' probabilities.
+    best_class = logits.argmax(1, keepdim=True)
+    other_logits = logits.scatter(1, best_class, -torch.inf)
+    best_odds = logits.gather(1, best_class) - other_logits.logsumexp(1, keepdim=True)
+    return (log_p - log_1_minus_p).scatter(1, best_class, best_odds)
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
     """Return the scores as Python numbers by name, NaN before the first batch."""
     if not counts.update_called:
         return dict.fromkeys(OWN_SCORES, NAN)
-    return {name: value.item() for name, value in counts.compute().items()}
+    scores = counts.compute()
+    return {name: score.item() for name, score in scores.items()}
 
 
 class EpochScores(ClassScores):
@@ -210,7 +232,7 @@ class EpochScores(ClassScores):
 
     def compute(self) -> dict[str, Tensor]:
         """Return the loss and the scores as scalars by name."""
-        scores, occurring = self._from_host()
-        if not self.logits or occurring < 2:
+        scores, num_classes = self._scores_and_classes()
+        if not self.logits or num_classes < 2:
             del scores["auroc"]
         return {"loss": self.loss / self.weight, **scores}

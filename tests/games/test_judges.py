@@ -18,8 +18,8 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import predicted_shapley
 from flsv.games import judges
 from flsv.games.judges import (
-    JUDGES,
-    LEAST,
+    MIN_HELD_OUT as LEAST,
+    MIN_JUDGES as JUDGES,
     UNLIKE,
     hits_by_class,
     judge,
