@@ -13,42 +13,51 @@ from flsv.cli import main
 from flsv.utilities.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name.startswith("digits")])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in names() if name.startswith("digits")],
+)
 def test_federations_of_digits_need_no_data_root(name, monkeypatch):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    each = federation(name)
-    assert each.available
-    data = each.datamodule()
+    digits = federation(name)
+    assert digits.available
+
+    data = digits.datamodule()
+
     assert data.num_clients == 6
-    for kind, bad in each.badness().items():
+    for kind, bad in digits.badness().items():
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):
-            assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
+            bad_clients = bad.nonzero().flatten().tolist()
+            assert set(bad_clients) <= set(data.malicious)
 
 
 def test_every_federation_belongs_to_exactly_one_set():
-    sets = [names(which) for which in SETS]
+    sets = [names(set_name) for set_name in SETS]
     assert all(sets)
-    assert sorted(name for each in sets for name in each) == names()
+    assert sorted(name for names_of_set in sets for name in names_of_set) == names()
 
 
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
-def own(folder: Path, **changes: Any) -> str:
+def file_of_digits(folder: Path, **changes: Any) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
-    said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
+    sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump({name: value for name, value in said.items() if value is not None})
-    )
+    remaining = {name: value for name, value in sections.items() if value is not None}
+    path.write_text(yaml.safe_dump(remaining))
     return str(path)
 
 
 def test_federation_from_an_own_file_is_read(tmp_path):
-    mine = federation(own(tmp_path, rounds=3, title=None, set=None))
-    assert (mine.name, mine.rounds, mine.title, mine.set) == ("mine", 3, "mine", "held_out")
-    mine.check()
+    path = file_of_digits(tmp_path, rounds=3, title=None, set=None)
+
+    digits = federation(path)
+
+    assert (digits.name, digits.rounds) == ("mine", 3)
+    assert (digits.title, digits.set) == ("mine", "held_out")
+    digits.check()
     with pytest.raises(ConfigurationError, match="there is no federation 'nothing'"):
         federation("nothing")
 
@@ -65,7 +74,7 @@ def test_federation_from_an_own_file_is_read(tmp_path):
 def test_federation_file_with_errors_is_refused_before_training(
     tmp_path, changes, match, monkeypatch
 ):
-    path = own(tmp_path, **changes)
+    path = file_of_digits(tmp_path, **changes)
     with pytest.raises(ConfigurationError, match=match):
         federation(path).check()
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
@@ -21,97 +23,131 @@ from flsv.utilities.seeding import seed_global_rngs
 from helpers.runs import small_federation
 
 
-def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
-    mine, path = small_federation(rounds=1), tmp_path / "small.csv"
-    assert make_truth(mine, tmp_path, seeds=[1]) == 8
-    whole, lines = truth_table(mine, tmp_path).utilities, path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:7]) + "1,0+2")  # killed while it wrote
+def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_path: Path) -> None:
+    small = small_federation(rounds=1)
+    path = tmp_path / "small.csv"
+
+    # Made at once.
+    assert make_truth(small, tmp_path, seeds=[1]) == 8
+    utilities = truth_table(small, tmp_path).utilities
+    lines = path.read_text().splitlines(keepends=True)
+
+    # Killed while it wrote.
+    truncated = "".join(lines[:7]) + "1,0+2"
+    path.write_text(truncated)
     with pytest.raises(ConfigurationError, match="3 of 8 coalitions are missing"):
-        truth_table(mine, tmp_path)
-    for killed, trained in ((path.read_text(), 3), (lines[0][:20], 8), (lines[0] + "seed,", 8)):
-        path.write_text(killed)
-        assert make_truth(mine, tmp_path, seeds=[1]) == trained
-        torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0, rtol=0)
-    other = replace(mine, rounds=3)
-    elsewhere = replace(mine, title="another")
-    assert (
-        truth_settings(other, FOLDER)
-        != truth_settings(mine, FOLDER)
-        == truth_settings(elsewhere, FOLDER)
-    )
+        truth_table(small, tmp_path)
+    for text, missing_count in [
+        (truncated, 3),
+        (lines[0][:20], 8),
+        (lines[0] + "seed,", 8),
+    ]:
+        path.write_text(text)
+        assert make_truth(small, tmp_path, seeds=[1]) == missing_count
+        table = truth_table(small, tmp_path)
+        torch.testing.assert_close(table.utilities, utilities, atol=0, rtol=0)
+
+    longer = replace(small, rounds=3)
+    renamed = replace(small, title="another")
+    settings = truth_settings(small, FOLDER)
+    assert truth_settings(longer, FOLDER) != settings
+    assert truth_settings(renamed, FOLDER) == settings
     for function in (truth_table, make_truth):
         with pytest.raises(
             ConfigurationError, match="small.csv holds results of other settings: settings is"
         ):
-            function(other, tmp_path)
+            function(longer, tmp_path)
 
 
 def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
-    draw = torch.Generator().manual_seed(0)
-    table = torch.randn(4, 8, dtype=torch.float64, generator=draw)
-    truth = exact_truth((1, 2, 3, 4), table)
+    noise = torch.Generator().manual_seed(0)
+    table = torch.randn(4, 8, dtype=torch.float64, generator=noise)
     masks = all_coalitions(3)
+
+    truth = exact_truth((1, 2, 3, 4), table)
+
     for row, values in zip(table, truth.values):
-        game = {tuple(mask.tolist()): u for mask, u in zip(masks, row)}
-        exact = exact_shapley(
-            lambda asked, game=game: torch.stack([game[tuple(m.tolist())] for m in asked]), 3
-        )
-        assert torch.allclose(values, exact.values)
-    others = [np.delete(truth.values.numpy(), s, 0).mean(0) for s in range(4)]
-    expected = np.mean(
-        [stats.spearmanr(v, o).statistic for v, o in zip(truth.values.numpy(), others)]
-    )
-    assert truth.ceiling == pytest.approx(expected)
+        utilities = {tuple(mask.tolist()): utility for mask, utility in zip(masks, row)}
+
+        def utility(masks: Tensor, utilities: dict[Any, Tensor] = utilities) -> Tensor:
+            return torch.stack([utilities[tuple(mask.tolist())] for mask in masks])
+
+        assert torch.allclose(values, exact_shapley(utility, 3).values)
+
+    # The ceiling: how well one seed's values agree with the mean of the other seeds'.
+    by_seed = truth.values.numpy()
+    correlations = []
+    for seed, values_of_seed in enumerate(by_seed):
+        mean_of_others = np.delete(by_seed, seed, 0).mean(0)
+        correlations.append(stats.spearmanr(values_of_seed, mean_of_others).statistic)
+    assert truth.ceiling == pytest.approx(np.mean(correlations))
 
 
 @pytest.mark.parametrize("name", names())
 def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name: str) -> None:
     truth = truth_table(federation(name))
+
     assert len(truth.seeds) >= 3  # or there is no interval
     assert set(truth.seeds) <= set(SEEDS)
     assert truth.values.isfinite().all()
     assert truth.ceiling > 0.6
-    assert (
-        len({round(u, 4) for u in truth.utilities[0].tolist()}) > truth.num_clients
-    )  # a game worth the name
+    # A game worth the name: the coalitions differ.
+    distinct_utilities = {round(utility, 4) for utility in truth.utilities[0].tolist()}
+    assert len(distinct_utilities) > truth.num_clients
 
 
 @pytest.mark.slow
 def test_shipped_utilities_equal_newly_trained_ones() -> None:
-    name, members = "digits_free_riders", (2, 3, 4)
-    each = federation(name)
-    mask = torch.tensor([[client in members for client in range(len(each.num_samples))]])
-    rows = [line.split(",") for line in (FOLDER / f"{name}.csv").read_text().splitlines()[2:]]
-    shipped = {(seed, coalition.lstrip("'")): float(utility) for seed, coalition, utility in rows}
-    made = train_coalitions(each, mask, SEEDS[0]).item()
-    assert made == pytest.approx(
-        shipped[str(SEEDS[0]), "+".join(map(str, members))], abs=0.0025
-    )  # a validation sample
+    name = "digits_free_riders"
+    members = (2, 3, 4)
+    free_riders = federation(name)
+    num_clients = len(free_riders.num_samples)
+    mask = torch.tensor([[client in members for client in range(num_clients)]])
+    lines = (FOLDER / f"{name}.csv").read_text().splitlines()[2:]
+    shipped = {}
+    for line in lines:
+        seed, coalition, utility = line.split(",")
+        shipped[seed, coalition.lstrip("'")] = float(utility)
+
+    trained = train_coalitions(free_riders, mask, SEEDS[0]).item()
+
+    expected = shipped[str(SEEDS[0]), "+".join(map(str, members))]
+    assert trained == pytest.approx(expected, abs=0.0025)  # a validation sample
 
 
 def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
+    small = small_federation()
+    eleven_clients = {
+        "class_path": "flsv.data.IIDPartitioner",
+        "init_args": {"num_clients": 11},
+    }
+    large = small_federation(data={**small.data, "partitioner": eleven_clients})
+
     with pytest.raises(ConfigurationError, match="there is no truth of small"):
-        truth_table(small_federation(), tmp_path)
-    many = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 11}}
+        truth_table(small, tmp_path)
     with pytest.raises(ConfigurationError, match="2,048 coalitions.*the limit is 10 clients"):
-        make_truth(
-            small_federation(data={**small_federation().data, "partitioner": many}), tmp_path
-        )
+        make_truth(large, tmp_path)
 
 
 def test_truth_coalitions_equal_fits_in_this_process() -> None:
-    mine, masks = small_federation(performance="negative_loss"), all_coalitions(3)
+    small = small_federation(performance="negative_loss")
+    masks = all_coalitions(3)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        quiet = Reporting(table=False)
-        return mine.trainer(
-            FederatedLoop(sampler=cohort, seed=7, uploads=mine.attackers(), reporting=quiet)
+        loop = FederatedLoop(
+            sampler=cohort,
+            seed=7,
+            uploads=small.attackers(),
+            reporting=Reporting(table=False),
         )
+        return small.trainer(loop)
 
-    found = train_coalitions(mine, masks, seed=7)
+    utilities = train_coalitions(small, masks, seed=7)
     seed_global_rngs(7, "benchmark")
-    apart = RetrainedUtility(trainer, mine.module(), mine.datamodule(), "negative_loss")(masks)
-    torch.testing.assert_close(found, apart, rtol=1e-6, atol=1e-6)
-    assert (
-        apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()
-    )  # the coalitions do differ
+    retrained = RetrainedUtility(trainer, small.module(), small.datamodule(), "negative_loss")
+    utilities_here = retrained(masks)
+
+    torch.testing.assert_close(utilities, utilities_here, rtol=1e-6, atol=1e-6)
+    # The coalitions do differ. That of client 0 alone may be worth what nobody is.
+    distinct = utilities_here.unique().numel()
+    assert distinct == 8 - 1 + (utilities_here[4] != utilities_here[0]).item()

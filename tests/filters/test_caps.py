@@ -10,31 +10,38 @@ from flsv.filters.caps import capped_samples, length_factors, scale_updates
 @pytest.mark.parametrize("cap", [0.5, 1.25])
 def test_length_factors_cap_long_updates_at_the_bound_and_keep_short_ones(cap: float) -> None:
     norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
-    bound = cap * np.median(norms.double().numpy())
-    factors = length_factors(norms, cap)
-    np.testing.assert_allclose(
-        (factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound)
-    )
+    norms_by_numpy = norms.double().numpy()
+    bound = cap * np.median(norms_by_numpy)
+
+    capped = length_factors(norms, cap) * norms.double()
+
+    np.testing.assert_allclose(capped.numpy(), np.minimum(norms_by_numpy, bound))
 
 
 def test_capped_samples_are_at_most_the_bound() -> None:
-    told = torch.tensor([30, 31, 31, 500])
-    assert capped_samples(told, None) is told
-    assert capped_samples(told, 1.25).tolist() == [30, 31, 31, 39]  # 1.25 * 31 = 38.75
-    assert capped_samples(told, 1.25).dtype == torch.int64
+    num_samples = torch.tensor([30, 31, 31, 500])
+    assert capped_samples(num_samples, None) is num_samples
+
+    capped = capped_samples(num_samples, 1.25)
+
+    assert capped.tolist() == [30, 31, 31, 39]  # 1.25 * 31 = 38.75
+    assert capped.dtype == torch.int64
 
 
 def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
     generator = torch.Generator().manual_seed(1)
-    rows, start = torch.randn(4, 6, generator=generator), torch.randn(6, generator=generator)
+    rows = torch.randn(4, 6, generator=generator)
+    initial = torch.randn(6, generator=generator)
     factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
-    result = scale_updates(rows, start, factors, end=5)
+
+    result = scale_updates(rows, initial, factors, end=5)
+
     assert torch.equal(result[[0, 2]], rows[[0, 2]])
     assert torch.equal(result[:, 5], rows[:, 5])
-    expected = start + factors[:, None] * (rows.double() - start)
+    expected = initial + factors[:, None] * (rows.double() - initial)
     torch.testing.assert_close(result[:, :5].double(), expected[:, :5])
-    # Starts of their own give the same.
-    torch.testing.assert_close(
-        scale_updates(rows, start.expand(4, 6).clone(), factors, end=5), result
-    )
-    assert scale_updates(rows, start, torch.ones(4), end=5) is rows
+
+    # An initial model for each client gives the same.
+    initial_models = initial.expand(4, 6).clone()
+    torch.testing.assert_close(scale_updates(rows, initial_models, factors, end=5), result)
+    assert scale_updates(rows, initial, torch.ones(4), end=5) is rows

@@ -36,14 +36,17 @@ def test_centered_cosine_similarities_equal_numpys_and_are_0_without_a_direction
 ) -> None:
     """Updates without a direction are no part of it."""
     updates = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    e = updates[:4].double().numpy()
-    e /= np.linalg.norm(e, axis=1, keepdims=True)
-    e -= e.mean(0)
-    expected = (e @ e.T) / np.outer(np.linalg.norm(e, axis=1), np.linalg.norm(e, axis=1))
+    centered = updates[:4].double().numpy()
+    centered /= np.linalg.norm(centered, axis=1, keepdims=True)
+    centered -= centered.mean(0)
+    centered /= np.linalg.norm(centered, axis=1, keepdims=True)
+    expected = centered @ centered.T
     updates[4] = bad
-    found = similarities(updates @ updates.T)
-    np.testing.assert_allclose(found[:4, :4].numpy(), expected, atol=1e-6)
-    assert not found[4].any()
+
+    cosines = similarities(updates @ updates.T)
+
+    np.testing.assert_allclose(cosines[:4, :4].numpy(), expected, atol=1e-6)
+    assert not cosines[4].any()
 
 
 def test_sum_of_two_updates_is_in_no_group_of_copies() -> None:
@@ -51,51 +54,66 @@ def test_sum_of_two_updates_is_in_no_group_of_copies() -> None:
     updates[1] += 0.3 * updates[0]
     updates[2] = updates[0] + updates[1]
     updates[4] = updates[3] + 0.1 * updates[4]
+
     similar = similarities(updates @ updates.T)
+
     assert similar[2, :2].min() > 0.7
     assert groups_of(same_group_pairs(similar)) == [[3, 4]]
 
 
 def written_out(updates: np.ndarray, step: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """For each of the two means, of the updates' directions and the step's."""
-    k = len(updates)
+    count = len(updates)
     lengths = np.linalg.norm(updates, axis=1)
-    u, g = updates / lengths[:, None], step / np.linalg.norm(step)
-    found = []
-    for weights in (np.full(k, 1 / k), samples * lengths / (samples * lengths).sum()):
-        c = k / (k + 1) * weights @ u + g / (k + 1)
-        found.append([(d - c) @ (g - c) / np.linalg.norm(d - c) / np.linalg.norm(g - c) for d in u])
-    return np.minimum(*np.array(found))
+    directions = updates / lengths[:, None]
+    step_direction = step / np.linalg.norm(step)
+    by_weights = []
+    for weights in (np.full(count, 1 / count), samples * lengths / (samples * lengths).sum()):
+        center = (count * weights @ directions + step_direction) / (count + 1)
+        to_step = step_direction - center
+        cosines = []
+        for direction in directions:
+            offset = direction - center
+            cosines.append(offset @ to_step / np.linalg.norm(offset) / np.linalg.norm(to_step))
+        by_weights.append(cosines)
+    return np.minimum(*np.array(by_weights))
 
 
 def test_last_step_similarity_equals_the_formula_written_out() -> None:
     draw = np.random.default_rng(0)
-    updates, step, samples = draw.normal(size=(5, 9)), draw.normal(size=9), draw.integers(1, 50, 5)
+    updates = draw.normal(size=(5, 9))
+    step = draw.normal(size=9)
+    samples = draw.integers(1, 50, 5)
     updates[2] = 0.3 * step
-    mine = torch.from_numpy(updates), torch.from_numpy(step)
-    found = last_step_similarity(
-        mine[0] @ mine[0].T, mine[0] @ mine[1], float(mine[1] @ mine[1]), torch.from_numpy(samples)
+
+    similarity = last_step_similarity(
+        torch.from_numpy(updates @ updates.T),
+        torch.from_numpy(updates @ step),
+        float(step @ step),
+        torch.from_numpy(samples),
     ).numpy()
-    np.testing.assert_allclose(found, written_out(updates, step, samples), atol=1e-12)
-    assert found[2] == pytest.approx(1)
-    assert found.argmax() == 2
+
+    np.testing.assert_allclose(similarity, written_out(updates, step, samples), atol=1e-12)
+    assert similarity[2] == pytest.approx(1)
+    assert similarity.argmax() == 2
 
 
 def by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
     """Every subset of two to k / 2 clients."""
     k = len(similar)
-    found = np.zeros((k, k), dtype=bool)
+    in_one_group = np.zeros((k, k), dtype=bool)
     for mask in range(1, 2**k):
         members = [i for i in range(k) if mask >> i & 1]
-        others = [i for i in range(k) if not mask >> i & 1]
+        outsiders = [i for i in range(k) if not mask >> i & 1]
         if not 2 <= len(members) <= k / 2:
             continue
-        within = min(similar[i, j] for i in members for j in members if i != j)
-        if within - max(similar[i, j] for i in members for j in others) >= gap:
+        similarities_inside = [similar[i, j] for i in members for j in members if i != j]
+        similarities_across = [similar[i, j] for i in members for j in outsiders]
+        if min(similarities_inside) - max(similarities_across) >= gap:
             for i in members:
                 for j in members:
-                    found[i, j] = i != j
-    return found
+                    in_one_group[i, j] = i != j
+    return in_one_group
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -103,53 +121,57 @@ def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
     generator = np.random.default_rng(seed)
     directions = generator.normal(size=(8, 30))
     for copy in range(seed % 4):  # groups of up to four
-        directions[7 - copy] = directions[0] + 0.3 * generator.normal(size=30)
+        noise = generator.normal(size=30)
+        directions[7 - copy] = directions[0] + 0.3 * noise
     similar = np.corrcoef(directions)
+
     for gap in (0.1, 0.3, 0.6):
-        found = isolated_groups(torch.from_numpy(similar), gap).numpy()
-        np.testing.assert_array_equal(found, by_trying_all(similar, gap))
+        groups = isolated_groups(torch.from_numpy(similar), gap).numpy()
+        np.testing.assert_array_equal(groups, by_trying_all(similar, gap))
 
 
 def test_fewer_than_six_clients_have_no_isolated_group() -> None:
     similar = torch.full((7, 7), -0.5)
     similar[:3, :3] = 0.9
-    assert groups_of(isolated_groups(similar.fill_diagonal_(1), 0.4)) == [[0, 1, 2]]
-    assert not isolated_groups(similar[1:6, 1:6], 0.4).any()
+
+    isolated_of_seven = isolated_groups(similar.fill_diagonal_(1), 0.4)
+    isolated_of_five = isolated_groups(similar[1:6, 1:6], 0.4)
+
+    assert groups_of(isolated_of_seven) == [[0, 1, 2]]
+    assert not isolated_of_five.any()
 
 
 class Sybil(Attack):
     """What its clients send differs by little, up to this round."""
 
-    def __init__(self, clients: list[int], last: int = 99) -> None:
+    def __init__(self, clients: list[int], last_round: int = 99) -> None:
         super().__init__(clients)
-        self.last = last
+        self.last_round = last_round
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        if context.round_index > self.last:
+        if context.round_index > self.last_round:
             return update
-        common = torch.randn(
-            len(update), generator=torch.Generator().manual_seed(context.round_index)
-        )
-        return (
-            update.norm()
-            * (common + 0.1 * torch.randn(len(update), generator=generator))
-            / len(update) ** 0.5
-        )
+        common_noise = torch.Generator().manual_seed(context.round_index)
+        common = torch.randn(len(update), generator=common_noise)
+        noise = torch.randn(len(update), generator=generator)
+        return update.norm() * (common + 0.1 * noise) / len(update) ** 0.5
 
 
 def seven() -> Any:
     return toy_data((4, 3, 4, 3, 4, 3, 4))
 
 
-def told(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str]:
+def warnings_of(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str]:
+    """Fit, and return the warnings with these words."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(loop, folder, data=seven(), rounds=rounds)
-    return [str(w.message) for w in caught if words in str(w.message)]
+    messages = [str(warning.message) for warning in caught]
+    return [message for message in messages if words in message]
 
 
-def of_sybils(last: int = 99, **options: Any) -> FederatedLoop:
-    return FederatedLoop(uploads=[Sybil([3, 1], last)], seed=1, **options)
+def loop_of_sybils(last_round: int = 99, **options: Any) -> FederatedLoop:
+    return FederatedLoop(uploads=[Sybil([3, 1], last_round)], seed=1, **options)
 
 
 def watching() -> dict[str, Any]:
@@ -157,39 +179,48 @@ def watching() -> dict[str, Any]:
 
 
 def test_copies_are_reported_together_and_still_aggregated(tmp_path: Path) -> None:
-    loop = of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
-    said = told(loop, tmp_path / "run", "almost the same updates", 5)
-    assert said[0].startswith(
+    loop = loop_of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
+    unwatched = loop_of_sybils()
+
+    messages = warnings_of(loop, tmp_path / "run", "almost the same updates", rounds=5)
+    messages_if_unwatched = warnings_of(
+        unwatched, tmp_path / "silent", "almost the same updates", rounds=5
+    )
+
+    assert messages[0].startswith(
         "clients 1, 3 sent almost the same updates as each other, in several rounds, "
     )
-    assert "round 3 (similarity 0.9" in said[0]
-    assert "Look into it before you pay anything" in said[0]
-    assert len(said) == 2  # when it was found, and at the end
+    assert "round 3 (similarity 0.9" in messages[0]
+    assert "Look into it before you pay anything" in messages[0]
+    assert len(messages) == 2  # when the copies were seen, and at the end
     assert loop.participations.tolist() == [5] * 7
-    assert [(each.what, each.client, each.times) for each in loop.events] == [
+    assert [(event.what, event.client, event.times) for event in loop.events] == [
         ("copy", 1, 3),
         ("copy", 3, 3),
     ]
     assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
-    silent = of_sybils()
-    assert told(silent, tmp_path / "silent", "almost the same updates", 5) == silent.copies == []
-    assert torch.equal(loop.state.model(), silent.state.model())
+    assert messages_if_unwatched == []
+    assert unwatched.copies == []
+    assert torch.equal(loop.state.model(), unwatched.state.model())
 
 
 def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     """Though the copying ends before the run is stopped."""
-    loops = []
-    assert_resumes(
-        lambda: loops.append(of_sybils(2, **watching())) or loops[-1],
-        tmp_path,
-        data=seven,
-        rounds=(3, 5),
-    )
+    loops: list[FederatedLoop] = []
+
+    def make_loop() -> FederatedLoop:
+        loops.append(loop_of_sybils(2, **watching()))
+        return loops[-1]
+
+    assert_resumes(make_loop, tmp_path, data=seven, rounds=(3, 5))
+
     assert [loop.copies for loop in loops] == [[[1, 3]]] * 3
-    ours, _, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in loops)
-    assert torch.equal(ours, theirs)
-    assert ours.any()
+    pairs, _, resumed_pairs = (
+        loop.state_dict()["filters"]["CopyFilter"]["pairs"] for loop in loops
+    )
+    assert torch.equal(pairs, resumed_pairs)
+    assert pairs.any()
 
 
 def grams(similar: float, k: int = 6) -> Tensor:
@@ -199,78 +230,98 @@ def grams(similar: float, k: int = 6) -> Tensor:
     return gram
 
 
-def sent(gram: Tensor, index: int) -> Cohort:
+def cohort_with(gram: Tensor, index: int) -> Cohort:
+    """A cohort whose updates have these inner products."""
     values, vectors = torch.linalg.eigh(gram)
-    rows, k = vectors * values.clamp_min(0).sqrt(), len(gram)
-    updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
+    rows = vectors * values.clamp_min(0).sqrt()
+    updates = tuple(ClientUpdate(client, 1, row, num_steps=1) for client, row in enumerate(rows))
     return Cohort(
         index,
         updates,
         rows,
-        (torch.zeros_like(rows[0]),) * k,
-        torch.ones(k),
+        (torch.zeros_like(rows[0]),) * len(gram),
+        torch.ones(len(gram)),
         num_parameters=rows.shape[1],
     )
 
 
-def compared(
+def copies_noticed(
     rounds: list[Tensor], threshold: float | None = None, gap: float | None = None
 ) -> dict[int, int]:
-    watch, federation = CopyFilter(threshold, gap), SimpleNamespace(num_clients=6, client_names=())
-    watch.begin(federation)  # type: ignore[arg-type]
+    """In how many rounds each client was noticed as a copy."""
+    watch = CopyFilter(threshold, gap)
+    watch.begin(SimpleNamespace(num_clients=6, client_names=()))  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):
-        watch.apply(sent(gram, index))
+        watch.apply(cohort_with(gram, index))
     return watch.notices.state_dict()["copy"]
 
 
 def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
-    apart, near = grams(0.65), grams(0.2)
-    assert not compared([apart] * 2, gap=0.45)
-    assert compared([apart] * 3, gap=0.45) == {0: 1, 1: 1}
-    # Once found, it stays found; after the third round nobody is found any more.
-    assert compared([apart] * 3 + [near] * 2, gap=0.45)[1] == 3
-    assert not compared([near] * 3 + [apart] * 6, gap=0.45)
-    assert not compared([grams(1.0), near, near], gap=0.45)  # a single round of a copy
-    assert not compared([apart] * 6, threshold=0.7)
+    distant = grams(0.65)
+    close = grams(0.2)
+
+    assert not copies_noticed([distant] * 2, gap=0.45)
+    assert copies_noticed([distant] * 3, gap=0.45) == {0: 1, 1: 1}
+    # Once noticed, it stays so; after the third round nobody is noticed any more.
+    assert copies_noticed([distant] * 3 + [close] * 2, gap=0.45)[1] == 3
+    assert not copies_noticed([close] * 3 + [distant] * 6, gap=0.45)
+    # A single round of a copy is not enough.
+    assert not copies_noticed([grams(1.0), close, close], gap=0.45)
+    assert not copies_noticed([distant] * 6, threshold=0.7)
 
 
 def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
-    updates = torch.randn(
-        3, 6, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    noise = torch.Generator().manual_seed(0)
+    updates = torch.randn(3, 6, 4000, generator=noise, dtype=torch.float64)
     updates[:, 2] = updates[:, 0] + updates[:, 1]
-    rounds = [each @ each.T for each in updates]
-    assert not compared(rounds, threshold=0.7, gap=0.45)
+    sums = [update @ update.T for update in updates]
     updates[:, 2] = updates[:, 0]
-    assert compared([each @ each.T for each in updates], threshold=0.7) == {0: 1, 2: 1}
+    copies = [update @ update.T for update in updates]
+
+    assert not copies_noticed(sums, threshold=0.7, gap=0.45)
+    assert copies_noticed(copies, threshold=0.7) == {0: 1, 2: 1}
 
 
-def of_an_echo(folder: Path, mix: float = 1.0, rounds: int = 6) -> tuple[FederatedLoop, list[str]]:
-    filters = [OutlierFilter(), CopyFilter(None, gap=None)]
-    metrics = {"cgsv": CosineGradientShapley()}
+def run_with_echo(
+    folder: Path, mix: float = 1.0, rounds: int = 6
+) -> tuple[FederatedLoop, list[str]]:
+    """A run in which client 2 sends the server's last step back, and the warnings about it."""
     loop = FederatedLoop(
-        uploads=[Alignment(mix, clients=[2])], metrics=metrics, filters=filters, seed=1
+        uploads=[Alignment(mix, clients=[2])],
+        metrics={"cgsv": CosineGradientShapley()},
+        filters=[OutlierFilter(), CopyFilter(None, gap=None)],
+        seed=1,
     )
-    return loop, told(loop, folder, "last step back", rounds)
+    return loop, warnings_of(loop, folder, "last step back", rounds)
 
 
 def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path: Path) -> None:
-    loop, said = of_an_echo(tmp_path)
+    loop, messages = run_with_echo(tmp_path)
+
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
-    assert said[0].startswith(
+    assert messages[0].startswith(
         "client 2 sent the server's own last step back, in several rounds, up to round 4 ("
     )
-    assert "(similarity 1.00): still aggregated and measured. Look into it" in said[0]
-    assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]
+    assert "(similarity 1.00): still aggregated and measured. Look into it" in messages[0]
+    assert [(event.what, event.client, event.times) for event in loop.events] == [("echo", 2, 3)]
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]
     front = text_of(write_report(tmp_path)).partition("\nAppendix\n")[0]
     assert re.search(r"\| client 2 \|.*\| sent the model's last step back \|", front)
 
 
-@pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("mix", "rounds"),
+    [
+        (0.5, 6),
+        (1.0, 3),
+    ],
+)
 def test_partial_or_two_round_copies_of_the_server_are_not_reported(
     tmp_path: Path, mix: float, rounds: int
 ) -> None:
-    loop, said = of_an_echo(tmp_path, mix, rounds)
-    assert (said, loop.copies, loop.events) == ([], [], [])
+    loop, messages = run_with_echo(tmp_path, mix, rounds)
+
+    assert messages == []
+    assert loop.copies == []
+    assert loop.events == []
