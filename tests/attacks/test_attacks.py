@@ -36,7 +36,8 @@ from helpers.models import Plain, network
 
 SIZE = 100_000
 
-UPDATE = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.01
+SEEDED = torch.Generator().manual_seed(0)
+UPDATE = torch.randn(SIZE, generator=SEEDED) * 0.01
 SHORT = UPDATE[:50]
 
 
@@ -49,28 +50,40 @@ def cosine(a, b):
 
 
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
-    factor = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
-    assert (factor.min(), factor.max()) == pytest.approx((0.5, 1.5), abs=1e-3)
+    factors = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
+    counts, _ = np.histogram(factors, bins=10, range=(0.5, 1.5))
+
+    assert (factors.min(), factors.max()) == pytest.approx((0.5, 1.5), abs=1e-3)
     # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
-    assert np.abs(np.histogram(factor, bins=10, range=(0.5, 1.5))[0] - SIZE / 10).max() < 5 * 95
-    assert abs(np.corrcoef(factor, UPDATE)[0, 1]) < 0.02
-    # A range that is not centered scales as well: E[1 + b] = 3.
-    assert (sent(GradientPoisoning(1, 3)) / UPDATE).mean().item() == pytest.approx(3, abs=0.01)
+    assert np.abs(counts - SIZE / 10).max() < 5 * 95
+    assert abs(np.corrcoef(factors, UPDATE)[0, 1]) < 0.02
+
+
+def test_gradient_poisoning_of_an_uncentered_range_scales_by_its_mean():
+    factors = sent(GradientPoisoning(1, 3)) / UPDATE
+
+    # E[1 + b] = 3.
+    assert factors.mean().item() == pytest.approx(3, abs=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
-    noise = sent(FreeRider("noise", scale=scale))
-    assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(scale, rel=1e-4)
+    attack = FreeRider("noise", scale=scale)
+
+    noise = sent(attack)
+    noise_of_another_seed = sent(attack, seed=1)
+
+    relative_norm = noise.norm() / UPDATE.norm()
+    assert relative_norm.item() == pytest.approx(scale, rel=1e-4)
     # Independent directions have a cosine of about 1 / sqrt(P) = 0.003.
     assert abs(cosine(noise, UPDATE)) < 0.015
-    assert abs(cosine(noise, sent(FreeRider("noise", scale=scale), seed=1))) < 0.015
+    assert abs(cosine(noise, noise_of_another_seed)) < 0.015
 
 
 def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, round_index=0):
-    context = UploadContext(
-        client, num_clients, len(update) if num_parameters is None else num_parameters, round_index
-    )
+    if num_parameters is None:
+        num_parameters = len(update)
+    context = UploadContext(client, num_clients, num_parameters, round_index)
     for position, attack in enumerate(attacks):
         update = attack.apply(update, replace(context, position=position))
     return update
@@ -78,32 +91,49 @@ def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, ro
 
 def test_attack_changes_only_the_chosen_clients_updates():
     attack = SignFlip(fraction=0.4, seed=3)
-    changed = [
-        client for client in range(5) if not torch.equal(send([attack], client=client), SHORT)
-    ]
-    assert changed == attack.chosen(5)
-    honest = next(client for client in range(5) if client not in changed)
-    assert send([attack], client=honest) is SHORT
+
+    changed_clients = []
+    for client in range(5):
+        if not torch.equal(send([attack], client=client), SHORT):
+            changed_clients.append(client)
+
+    assert changed_clients == attack.chosen(5)
+    honest_client = min(set(range(5)) - set(changed_clients))
+    assert send([attack], client=honest_client) is SHORT
     assert send([]) is SHORT
 
 
 @pytest.mark.parametrize("attack", [GradientPoisoning(), FreeRider("noise")])
 def test_noise_depends_on_seed_round_and_client(attack):
-    first = send([attack])
-    assert torch.equal(first, send([attack]))
-    again = type(attack)(seed=1)
-    again.mode = getattr(attack, "mode", None)
-    for other in (send([attack], round_index=1), send([attack], client=1), send([again])):
-        assert not torch.equal(first, other)
+    of_another_seed = type(attack)(seed=1)
+    of_another_seed.mode = getattr(attack, "mode", None)
+
+    sent = send([attack])
+    different = [
+        send([attack], round_index=1),
+        send([attack], client=1),
+        send([of_another_seed]),
+    ]
+
+    assert torch.equal(sent, send([attack]))
+    for update in different:
+        assert not torch.equal(update, sent)
 
 
 def test_several_attacks_are_applied_in_order_with_independent_noise():
+    factors = send([GradientPoisoning()]) / SHORT
+    factors_of_two = send([GradientPoisoning()] * 2) / SHORT
+
     assert torch.equal(send([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
-    once, twice = (send([GradientPoisoning()] * times) / SHORT for times in (1, 2))
-    assert not torch.allclose(once**2, twice)
-    buffers = send([FreeRider()], num_parameters=40)[40:]
-    assert not buffers.any()  # it has not trained
-    assert torch.equal(send([Scaling(3.0)], num_parameters=40)[40:], SHORT[40:])
+    assert not torch.allclose(factors**2, factors_of_two)
+
+
+def test_attacks_on_buffers():
+    free_riders_buffers = send([FreeRider()], num_parameters=40)[40:]
+    scaled_buffers = send([Scaling(3.0)], num_parameters=40)[40:]
+
+    assert not free_riders_buffers.any()  # it has not trained
+    assert torch.equal(scaled_buffers, SHORT[40:])
 
 
 def test_custom_attack_that_changes_the_shape_is_refused():
@@ -117,63 +147,92 @@ def test_custom_attack_that_changes_the_shape_is_refused():
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str) -> None:
-    def run(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
-        loop = FederatedLoop(metrics={"m": TrainingLoss()}, uploads=attacks, seed=1, engine=engine)
-        module = fit(loop, tmp_path / str(len(attacks)), Plain(network(batch_norm=False)), rounds=2)
+    def run(name: str, attacks: list[Attack]) -> tuple[Tensor, Tensor]:
+        metrics = {"m": TrainingLoss()}
+        loop = FederatedLoop(metrics=metrics, uploads=attacks, seed=1, engine=engine)
+        module = fit(loop, tmp_path / name, Plain(network(batch_norm=False)), rounds=2)
         return loop.contributions["m"], vector(module)
 
-    (honest, model), (told, same) = run([]), run([FalseReports(loss=0.001, clients=[1])])
-    assert told[1] == pytest.approx(-0.001)
-    assert honest[1] < -0.01
-    assert torch.equal(told[[0, 2]], honest[[0, 2]])
-    assert torch.equal(model, same)
+    honest_losses, model = run("honest", [])
+    losses, model_of_liars = run("liars", [FalseReports(loss=0.001, clients=[1])])
+
+    assert losses[1] == pytest.approx(-0.001)
+    assert honest_losses[1] < -0.01
+    assert torch.equal(losses[[0, 2]], honest_losses[[0, 2]])
+    assert torch.equal(model, model_of_liars)
 
 
 # ---- Updates that go where the server went last
 
 
-def context(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> UploadContext:
-    return UploadContext(client, 3, num_parameters=3, round_index=1, state=state, start=start)
+def context(state: dict[str, Tensor], start: Tensor, client: int = 1) -> UploadContext:
+    return UploadContext(
+        client,
+        num_clients=3,
+        num_parameters=3,
+        round_index=1,
+        state=state,
+        start=start,
+    )
 
 
 def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
     state: dict[str, torch.Tensor] = {}
     attack = Alignment(mix=0.5)
     update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
-    assert torch.equal(attack.apply(update, context(state, torch.zeros(4))), update)
-    sent = attack.apply(update, context(state, torch.tensor([2.0, 0.0, 0.0, 5.0])))
-    assert sent[:3].norm().item() == pytest.approx(5)
-    assert sent[3] == 9
+    first_model = torch.zeros(4)
+    second_model = torch.tensor([2.0, 0.0, 0.0, 5.0])
+
+    sent_first = attack.apply(update, context(state, first_model))
+    sent_second = attack.apply(update, context(state, second_model))
+
+    # In its first round there is no step to align with.
+    assert torch.equal(sent_first, update)
+    # The mean of the step's direction and the update's, as long as the update, which is 5.
     expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
-    torch.testing.assert_close(sent[:3], expected)
+    assert sent_second[:3].norm().item() == pytest.approx(5)
+    torch.testing.assert_close(sent_second[:3], expected)
+    assert sent_second[3] == 9
     # The step is counted from when it last took part.
-    torch.testing.assert_close(state["attack.0.start"], torch.tensor([2.0, 0.0, 0.0]))
+    torch.testing.assert_close(state["attack.0.start"], second_model[:3])
 
 
 def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
-    still = {"attack.0.start": torch.ones(3)}
+    state = {"attack.0.start": torch.ones(3)}
+    unmoved = torch.ones(3)
     update = torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(Alignment().apply(update, context(dict(still), torch.ones(3))), update)
-    assert not Alignment().apply(torch.zeros(3), context(dict(still), torch.zeros(3))).any()
-    opposite = Alignment(mix=0.5).apply(
-        torch.tensor([1.0, 0.0, 0.0]), context(still, torch.tensor([0.0, 1.0, 1.0]))
-    )
-    assert opposite.isfinite().all()
+    no_update = torch.zeros(3)
+
+    sent = Alignment().apply(update, context(dict(state), unmoved))
+    sent_without_update = Alignment().apply(no_update, context(dict(state), unmoved))
+    assert torch.equal(sent, update)
+    assert not sent_without_update.any()
+
+    # The server's step, -1, 0, 0, is the opposite of the update.
+    opposite = torch.tensor([1.0, 0.0, 0.0])
+    moved = torch.tensor([0.0, 1.0, 1.0])
+    assert Alignment(mix=0.5).apply(opposite, context(state, moved)).isfinite().all()
 
 
 def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Path) -> None:
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    models: list[Tensor] = []
+    updates: list[Tensor] = []
 
-    class Seen(Alignment):
+    class Recorder(Alignment):
         def attack(self, update, context, generator):
-            seen.append((context.start.clone(), super().attack(update, context, generator)))
-            return seen[-1][1]
+            models.append(context.start.clone())
+            updates.append(super().attack(update, context, generator))
+            return updates[-1]
 
-    fit(FederatedLoop(uploads=[Seen(mix=1.0, clients=[1])], seed=1), tmp_path, rounds=3)
-    (first, _), (second, sent), (third, last) = seen
-    for got, step in ((sent, second - first), (last, third - second)):
-        cosine = torch.nn.functional.cosine_similarity(got, step[: len(sent)], dim=0)
-        assert cosine.item() == pytest.approx(1, abs=1e-5)
+    attack = Recorder(mix=1.0, clients=[1])
+    fit(FederatedLoop(uploads=[attack], seed=1), tmp_path, rounds=3)
+
+    assert len(updates) == 3
+    for round_index in (1, 2):
+        sent = updates[round_index]
+        step = models[round_index] - models[round_index - 1]
+        similarity = torch.nn.functional.cosine_similarity(sent, step[: len(sent)], dim=0)
+        assert similarity.item() == pytest.approx(1, abs=1e-5)
 
 
 # ---- Attackers who look at each other's updates, against loops written from the papers
@@ -186,14 +245,13 @@ class Quarter(Collusion):
     def collude(
         self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
-        self.seen = [*getattr(self, "seen", []), updates.clone()]
+        self.updates = updates.clone()
         return updates.mean(0) / 4
 
 
 def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
-    loop = FederatedLoop(
-        uploads=list(uploads), metrics={"cost": CommunicationCost()}, seed=1, **options
-    )
+    metrics = {"cost": CommunicationCost()}
+    loop = FederatedLoop(uploads=list(uploads), metrics=metrics, seed=1, **options)
     fit(loop, folder, data=toy_data((4, 3, 4, 3)), rounds=1)
     return loop
 
@@ -202,31 +260,39 @@ class Asks(FedAvg):
     needs = ("clients",)
 
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
-        self.said = torch.stack([client.ask(lambda local: local.sent) for client in round.clients])
-        self.came = torch.stack(
-            [round.global_vector + round.matrix.update(i) for i in range(len(round))]
-        )
+        answers = [client.ask(lambda local: local.sent) for client in round.clients]
+        updates = [round.matrix.update(i) for i in range(len(round))]
+        self.models_by_answer = torch.stack(answers)
+        self.models_received = round.global_vector + torch.stack(updates)
         return super().weights(round, contributions)
 
 
 def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
     tmp_path: Path,
 ) -> None:
-    asks, keep = Asks(), {"evaluation": ClientEvaluation(every=1, models="trained")}
-    honest = run(tmp_path / "honest", **keep)
-    loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), aggregator=asks, **keep)
-    torch.testing.assert_close(asks.said, asks.came)
+    asks = Asks()
+    evaluation = ClientEvaluation(every=1, models="trained")
+    colluders = Quarter(clients=[1, 2])
+
+    honest = run(tmp_path / "honest", evaluation=evaluation)
+    loop = run(tmp_path / "attacked", colluders, aggregator=asks, evaluation=evaluation)
+
+    torch.testing.assert_close(asks.models_by_answer, asks.models_received)
     for client in range(4):
         assert torch.equal(loop.trained[client], honest.trained[client])
 
 
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
     attack = Quarter(clients=[0], knows="all")
+
     loop = run(tmp_path, TopK(0.1), attack)
+
     uploaded = loop.contributions["cost"].by_class[:, 0]
     assert uploaded[0] == loop.space.size
     assert uploaded[1] < loop.space.size / 2
-    assert (attack.seen[0] == 0).float().mean() > 0.5  # what the others are about to send
+    # The attacker knows what the others are about to send, most of which are zeros.
+    share_of_zeros = (attack.updates == 0).float().mean()
+    assert share_of_zeros > 0.5
     with pytest.raises(ConfigurationError, match="then collusion"):
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
 

@@ -17,23 +17,32 @@ from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
 
 
 def images(channels: int = 1, side: int = 28) -> torch.Tensor:
-    return torch.randn(3, channels, side, side, generator=torch.Generator().manual_seed(0))
+    seeded = torch.Generator().manual_seed(0)
+    return torch.randn(3, channels, side, side, generator=seeded)
 
 
 def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_path: Path) -> None:
     torch.manual_seed(1)
     trained = timm.create_model("resnet10t", num_classes=4, in_chans=1).eval()
-    torch.save(trained.state_dict(), tmp_path / "weights.pt")
-    options = {"pretrained_cfg_overlay": {"file": str(tmp_path / "weights.pt"), "num_classes": 4}}
+    weights = trained.state_dict()
+    file = tmp_path / "weights.pt"
+    torch.save(weights, file)
+    options = {"pretrained_cfg_overlay": {"file": str(file), "num_classes": 4}}
+
     features = Backbone("resnet10t", pretrained=True, options=options)(images(side=32))
-    bare = timm.create_model("resnet10t", num_classes=0, in_chans=1)
-    bare.load_state_dict({k: v for k, v in trained.state_dict().items() if not k.startswith("fc.")})
-    torch.testing.assert_close(features, bare.eval()(images(side=32)).detach())
+
+    headless = timm.create_model("resnet10t", num_classes=0, in_chans=1).eval()
+    for name in ("fc.weight", "fc.bias"):
+        del weights[name]
+    headless.load_state_dict(weights)
+    torch.testing.assert_close(features, headless(images(side=32)).detach())
 
 
 def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> None:
     state = torch.get_rng_state()
+
     features = [Backbone("lenet5", seed=seed)(images()) for seed in (0, 0, 1)]
+
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(features[0], features[1])
     assert not torch.equal(features[0], features[2])
@@ -41,8 +50,9 @@ def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alon
 
 def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
     features = Backbone("torchvision:resnet18", image_size=40)(images(3, side=16))
+
     assert features.shape == (3, 512)
-    assert not any(isinstance(m, nn.Linear) for m in squeezenet1_0().modules())
+    assert not any(isinstance(layer, nn.Linear) for layer in squeezenet1_0().modules())
     with pytest.raises(ConfigurationError, match="no linear layer"):
         Backbone("torchvision:squeezenet1_0", image_size=64)(images(3))
 
@@ -52,46 +62,60 @@ def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
 
 def draw(samples: int, seed: int = 0) -> torch.Tensor:
     x = torch.randn(samples, 1, 4, 5, generator=torch.Generator().manual_seed(seed))
-    return x * torch.linspace(0.1, 3, 20).view(1, 1, 4, 5) + 2
+    scales = torch.linspace(0.1, 3, 20).view(1, 1, 4, 5)
+    return x * scales + 2
 
 
 def sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Clients' samples, of no class."""
     return [(part, torch.zeros(len(part), dtype=torch.long)) for part in x.split(sizes)]
 
 
 @pytest.mark.parametrize("by_moments", [False, True])
 def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
-    pca, x, other = PCA(4), draw(90), draw(30, 1)
-    pca.fit(None if by_moments else x, clients_of(sets(x, 50, 0, 39, 1)) if by_moments else [])
-    fitted = SklearnPCA(4, svd_solver="full").fit(x.flatten(1).double().numpy())
-    theirs, mine = (
-        torch.from_numpy(fitted.transform(other.flatten(1).double().numpy())),
-        pca(other).double(),
-    )
-    torch.testing.assert_close(mine.abs(), theirs.abs(), atol=1e-4, rtol=1e-4)
+    pca = PCA(4)
+    fitted_on = draw(90)
+    transformed = draw(30, seed=1)
+
+    if by_moments:
+        pca.fit(None, clients_of(sets(fitted_on, 50, 0, 39, 1)))
+    else:
+        pca.fit(fitted_on, [])
+    components = pca(transformed).double()
+
+    reference = SklearnPCA(4, svd_solver="full").fit(fitted_on.flatten(1).double().numpy())
+    expected = torch.from_numpy(reference.transform(transformed.flatten(1).double().numpy()))
+    torch.testing.assert_close(components.abs(), expected.abs(), atol=1e-4, rtol=1e-4)
     # One sign per component.
-    torch.testing.assert_close((mine * theirs).sign().mean(0).abs(), torch.ones(4).double())
+    mean_sign = (components * expected).sign().mean(0)
+    torch.testing.assert_close(mean_sign.abs(), torch.ones(4).double())
 
 
-def test_pca_fit_ignores_non_finite_rows() -> None:
+@pytest.mark.parametrize("by_moments", [False, True])
+def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
     x = draw(60)
     broken = x.clone()
     broken[7, 0, 0, 0] = float("nan")
-    keep = torch.arange(60) != 7
-    for fit in (
-        lambda pca: pca.fit(broken, []),
-        lambda pca: pca.fit(None, clients_of(sets(broken, 60))),
-    ):
-        pca, clean = PCA(3), PCA(3)
-        fit(pca)
-        clean.fit(x[keep], [])
-        torch.testing.assert_close(pca(broken)[keep], clean(x)[keep], atol=1e-3, rtol=1e-3)
-        assert pca(broken)[7].isnan().all()
+    is_finite = torch.arange(60) != 7
+
+    pca = PCA(3)
+    if by_moments:
+        pca.fit(None, clients_of(sets(broken, 60)))
+    else:
+        pca.fit(broken, [])
+    clean = PCA(3)
+    clean.fit(x[is_finite], [])
+
+    components = pca(broken)
+    expected = clean(x)[is_finite]
+    torch.testing.assert_close(components[is_finite], expected, atol=1e-3, rtol=1e-3)
+    assert components[7].isnan().all()
 
 
 def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
         PCA().fit(None, clients_of(sets(draw(0), 0)))
+
     pca = PCA(2)
     pca.fit(draw(20), [])
     with pytest.raises(ConfigurationError, match="of 20 numbers, and got 1"):
@@ -102,8 +126,10 @@ def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
 
 
 def test_penultimate_equals_the_network_without_its_last_layer() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)).eval()
+    layers = [nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)]
+    module = nn.Sequential(*layers).eval()
     x = torch.randn(BATCH + 5, 3, 2, 2)
+
     torch.testing.assert_close(Penultimate()(x, module), module[:3](x).detach())
     torch.testing.assert_close(Penultimate(head="1")(x, module), x.flatten(1))
     assert not module[3]._forward_pre_hooks
@@ -118,7 +144,8 @@ def test_penultimate_of_a_head_called_twice_is_refused() -> None:
             self.head = nn.Linear(12, 3)
 
         def forward(self, x):
-            return self.head(x.flatten(1)) + self.head(x.flatten(1))
+            x = x.flatten(1)
+            return self.head(x) + self.head(x)
 
     module = Twice()
     with pytest.raises(ConfigurationError, match="given 8 rows for 4 samples"):

@@ -23,51 +23,81 @@ CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 def draw(samples: int, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(samples) % 3
-    return CENTRES[y] + noise * torch.randn(samples, 5, generator=generator), y
+    x = CENTRES[y] + noise * torch.randn(samples, 5, generator=generator)
+    return x, y
+
+
+def no_samples() -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, 5), torch.zeros(0).long()
+
+
+def not_a_number(samples: int) -> Tensor:
+    return torch.full((samples, 5), torch.nan)
 
 
 def value(
     sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any
 ) -> Any:
+    """The valuation of these clients' samples, and the clients."""
     clients = clients_of(sets)
-    server = None if validation is None else server_of(*validation)
+    server = None
+    if validation is not None:
+        server = server_of(*validation)
     generator = torch.Generator().manual_seed(seed)
-    return FedBary(**options).value(clients, server, generator, judge=judge), clients
+    valuation = FedBary(**options).value(clients, server, generator, judge=judge)
+    return valuation, clients
 
 
 def exact(a: Any, b: Any, weight: float) -> float:
     """POT on the paper's stacked vectors [x; m_y; s_y], in NumPy."""
     stacked = []
-    for x, y in (a, b):
-        x, y = x.double().numpy(), y.numpy()
+    for samples, labels in (a, b):
+        x = samples.double().numpy()
+        y = labels.numpy()
         mean = np.stack([x[y == label].mean(0) for label in y])
         deviation = np.stack([x[y == label].std(0) for label in y])
         stacked.append(np.concatenate([x, weight**0.5 * mean, weight**0.5 * deviation], 1))
-    cost = ((stacked[0][:, None] - stacked[1][None]) ** 2).sum(-1)
-    return ot.emd2(ot.unif(len(cost)), ot.unif(cost.shape[1]), cost) ** 0.5
+    differences = stacked[0][:, None] - stacked[1][None]
+    cost = (differences**2).sum(-1)
+    rows, columns = cost.shape
+    return ot.emd2(ot.unif(rows), ot.unif(columns), cost) ** 0.5
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
-    server, sets = draw(45, 0), [draw(45, 1), draw(45, 2, 3.0)]
-    exactly = {"support": 45, "allow_reconstruction": True}
-    found, _ = value(sets, server, label_weight=weight, iterations=20, judge=False, **exactly)
-    wanted = torch.tensor([exact(each, server, weight) for each in sets]).float()
-    torch.testing.assert_close(found.distances, wanted, rtol=1e-3, atol=0)
-    inverse = 1 / wanted
-    torch.testing.assert_close(found.shares, inverse / inverse.sum(), rtol=1e-3, atol=0)
-    assert found.verdicts == (None, None)
+    server = draw(45, 0)
+    sets = [draw(45, 1), draw(45, 2, noise=3.0)]
+
+    valuation, _ = value(
+        sets,
+        server,
+        judge=False,
+        label_weight=weight,
+        iterations=20,
+        support=45,
+        allow_reconstruction=True,
+    )
+
+    distances = torch.tensor([exact(client, server, weight) for client in sets]).float()
+    shares = (1 / distances) / (1 / distances).sum()
+    torch.testing.assert_close(valuation.distances, distances, rtol=1e-3, atol=0)
+    torch.testing.assert_close(valuation.shares, shares, rtol=1e-3, atol=0)
+    assert valuation.verdicts == (None, None)
 
 
 def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
-    sets, server = [draw(40, seed) for seed in (1, 2, 3)], draw(30, 0)
-    one, _ = value(sets, server, support=8, workers=1)
-    three, _ = value(sets, server, support=8, workers=3)
-    assert torch.equal(one.distances, three.distances)
-    assert torch.equal(one.flagged, three.flagged)
-    assert torch.equal(one.distances[:2], value(sets[:2], server, support=8)[0].distances)
-    other, _ = value(sets, server, support=8, seed=1)
-    assert not torch.equal(one.distances, other.distances)
+    sets = [draw(40, seed) for seed in (1, 2, 3)]
+    server = draw(30, 0)
+
+    by_one_worker, _ = value(sets, server, support=8, workers=1)
+    by_three_workers, _ = value(sets, server, support=8, workers=3)
+    of_two_clients, _ = value(sets[:2], server, support=8)
+    of_another_seed, _ = value(sets, server, support=8, seed=1)
+
+    assert torch.equal(by_one_worker.distances, by_three_workers.distances)
+    assert torch.equal(by_one_worker.flagged, by_three_workers.flagged)
+    assert torch.equal(by_one_worker.distances[:2], of_two_clients.distances)
+    assert not torch.equal(by_one_worker.distances, of_another_seed.distances)
 
 
 # What is bad is found
@@ -75,39 +105,47 @@ def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
 
 def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -> None:
     x, y = draw(150, 1)
-    wrong = torch.zeros(150, dtype=torch.bool)
-    wrong[::10] = True
-    flipped = torch.where(wrong, (y + 1) % 3, y)
-    score = {}
+    mislabeled = torch.zeros(150, dtype=torch.bool)
+    mislabeled[::10] = True
+    sets = [(x, torch.where(mislabeled, (y + 1) % 3, y)), draw(90, 2)]
+
+    auroc = {}
     for weight in (0.0, 1.0):
-        _, clients = value([(x, flipped), draw(90, 2)], draw(90, 0), label_weight=weight)
-        score[weight] = roc_auc_score(wrong, clients[0].ask(sample_values).gradients)
-    assert score[1.0] > 0.99
-    assert score[0.0] < 0.7
+        _, clients = value(sets, draw(90, 0), label_weight=weight)
+        gradients = clients[0].ask(sample_values).gradients
+        auroc[weight] = roc_auc_score(mislabeled, gradients)
+
+    assert auroc[1.0] > 0.99
+    assert auroc[0.0] < 0.7
 
 
 def test_noisy_samples_are_flagged_and_counted() -> None:
     x, y = draw(150, 1)
     noisy = torch.arange(150) < 30
-    x[noisy] += 4 * torch.randn(30, 5, generator=torch.Generator().manual_seed(4))
-    found, clients = value([(x, y), draw(90, 2)], draw(90, 0), label_weight=0.0)
+    noise = torch.randn(30, 5, generator=torch.Generator().manual_seed(4))
+    x[noisy] += 4 * noise
+
+    valuation, clients = value([(x, y), draw(90, 2)], draw(90, 0), label_weight=0.0)
+
     values = clients[0].ask(sample_values)
     assert roc_auc_score(noisy, values.gradients) > 0.95
     assert (values.flagged & noisy).sum() >= 24
     assert (values.flagged & ~noisy).sum() <= 12
-    assert found.flagged[0] == values.flagged.sum()
-    verdict = found.verdicts[0]
+    assert valuation.flagged[0] == values.flagged.sum()
+    verdict = valuation.verdicts[0]
     assert verdict.counts.sum() == 150
-    numbers, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
-    assert numbers.tolist() == verdict.counts.tolist()
+    counts, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
+    assert counts.tolist() == verdict.counts.tolist()
 
 
 def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
     x, y = draw(91, 1)
-    for calibration, groups in (("client", [y >= 0]), ("class", [y == c for c in range(3)])):
+    one_class = [y == label for label in range(3)]
+    for calibration, groups in [("client", [y >= 0]), ("class", one_class)]:
         _, clients = value([(x, y), draw(30, 2)], draw(30, 0), calibration=calibration)
         gradients = clients[0].ask(sample_values).gradients
-        assert all(gradients[group].sum().item() == pytest.approx(0, abs=1e-3) for group in groups)
+        for group in groups:
+            assert gradients[group].sum().item() == pytest.approx(0, abs=1e-3)
 
 
 # Who sees what
@@ -141,8 +179,9 @@ class Customs(Client):
     def open(self, answer: Any) -> Any:
         if isinstance(answer, tuple):
             return tuple(map(self.open, answer))
-        for name, part in vars(answer).items() if hasattr(answer, "__dataclass_fields__") else ():
-            object.__setattr__(answer, name, self.open(part))
+        if hasattr(answer, "__dataclass_fields__"):
+            for name, part in vars(answer).items():
+                object.__setattr__(answer, name, self.open(part))
         if isinstance(answer, Tensor):
             answer = answer.as_subclass(Tensor).clone()
         self.crossed.append(answer)
@@ -156,61 +195,69 @@ def no_model(batches: Any) -> Any:
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     crossed: list[Any] = []
-    clients, held = [], []
+    clients: list[Customs] = []
     for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
-        sealed, counts = [(x.as_subclass(Sealed), y.as_subclass(Sealed))], torch.bincount(y)
-        held.append(
-            LocalData(
-                f"client {number}",
-                lambda split, sealed=sealed: sealed,
-                counts,
-                2 * counts,
-                no_model,
-            )
+        sealed = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
+        counts = torch.bincount(y)
+        client_data = LocalData(
+            f"client {number}",
+            lambda split, sealed=sealed: sealed,
+            counts,
+            2 * counts,
+            no_model,
         )
-        clients.append(Customs(number, held[-1]))
-        clients[-1].crossed = crossed
+        client = Customs(number, client_data)
+        client.crossed = crossed
+        clients.append(client)
     with pytest.raises(AssertionError, match="outside of the client"):
         _ = draw(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
     with pytest.raises(PermissionError):
-        _ = held[0].memory
+        _ = client_data.memory
     server = server_of(*draw(30, 0)) if with_validation else None
-    found = FedBary(PCA(3), support=7, iterations=3).value(clients, server, torch.Generator())
-    assert found.distances.isfinite().all()
-    shapes = {tuple(each.shape) for each in crossed if isinstance(each, Tensor)}
+
+    valuation = FedBary(PCA(3), support=7, iterations=3).value(clients, server, torch.Generator())
+
+    assert valuation.distances.isfinite().all()
+    shapes = {tuple(answer.shape) for answer in crossed if isinstance(answer, Tensor)}
     # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
     # nothing at the server to fit components on.
-    moments = set() if with_validation else {(5,), (5, 5)}
-    assert shapes == {(7, 9), (), (BINS,), (BINS + 1,)} | moments
-    rest = [each for each in crossed if not isinstance(each, Tensor)]
-    assert {type(each).__name__ for each in rest} <= {"FirstAnswer", "Verdict", "NoneType", "int"}
+    expected = {(7, 9), (), (BINS,), (BINS + 1,)}
+    if not with_validation:
+        expected |= {(5,), (5, 5)}
+    assert shapes == expected
+    kinds = {type(answer).__name__ for answer in crossed if not isinstance(answer, Tensor)}
+    assert kinds <= {"FirstAnswer", "Verdict", "NoneType", "int"}
 
 
 def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
-    server, sets = (
-        draw(60, 0),
-        [draw(300, 1), draw(60, 2), (torch.zeros(0, 5), torch.zeros(0).long())],
-    )
-    default, _ = value(sets, server, judge=False)
-    named, _ = value(sets, server, judge=False, support=29)
-    assert default.support == 29
-    assert torch.equal(default.distances[:2], named.distances[:2])
-    assert value([draw(300, 1), draw(203, 2)], server, judge=False)[0].support == 100
-    # Samples that are not finite take no part, so they hide nobody.
+    server = draw(60, 0)
+    sets = [draw(300, 1), draw(60, 2), no_samples()]
     broken = draw(60, 2)
     broken[0][:20] = torch.nan
-    assert value([draw(300, 1), broken], server, judge=False)[0].support == 19
+
+    by_default, _ = value(sets, server, judge=False)
+    by_name, _ = value(sets, server, judge=False, support=29)
+    of_large_clients, _ = value([draw(300, 1), draw(203, 2)], server, judge=False)
+    of_a_broken_client, _ = value([draw(300, 1), broken], server, judge=False)
+
+    assert by_default.support == 29
+    assert torch.equal(by_default.distances[:2], by_name.distances[:2])
+    assert of_large_clients.support == 100
+    # Samples that are not finite take no part, so they hide nobody.
+    assert of_a_broken_client.support == 19
 
 
 @pytest.mark.parametrize("validation", [draw(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw(90, 1), draw(60, 2)]
+
     with pytest.raises(
         ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"
     ):
         value(sets, validation, support=30)
     allowed, _ = value(sets, validation, support=60, judge=False, allow_reconstruction=True)
     assert allowed.support == 60
+
     with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
         FedBary(part="labels", label_weight=0.0)
     with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
@@ -222,61 +269,83 @@ def test_support_from_which_samples_could_be_reconstructed_is_refused(validation
 
 def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     x, y = draw(31, 1)
-    alone = y.clone()
-    alone[0] = 7
-    only = draw(30, 2)
-    sets = [(x, alone), (only[0][only[1] == 0], only[1][only[1] == 0])]
-    found, clients = value(sets, draw(30, 0), support=4)
-    assert found.distances.isfinite().all()
+    labels = y.clone()
+    labels[0] = 7
+    x_of_all, y_of_all = draw(30, 2)
+    of_one_class = (x_of_all[y_of_all == 0], y_of_all[y_of_all == 0])
+
+    valuation, clients = value([(x, labels), of_one_class], draw(30, 0), support=4)
+
+    assert valuation.distances.isfinite().all()
     assert clients[0].ask(sample_values).gradients[0] == 0
-    assert found.distances[1] > found.distances[0]
+    assert valuation.distances[1] > valuation.distances[0]
 
 
 def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> None:
-    found, clients = value(
-        [draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0)
-    )
-    assert found.distances[1].isnan()
-    assert found.shares[1].isnan()
-    assert found.flagged_shares[1].isnan()
-    assert found.shares[[0, 2]].sum().item() == pytest.approx(1)
+    server = draw(20, 0)
+
+    valuation, _ = value([draw(20, 1), no_samples(), draw(20, 2)], server)
+
+    assert valuation.distances[1].isnan()
+    assert valuation.shares[1].isnan()
+    assert valuation.flagged_shares[1].isnan()
+    assert valuation.shares[[0, 2]].sum().item() == pytest.approx(1)
     with pytest.raises(ConfigurationError, match="no client has a sample"):
-        value([(torch.zeros(0, 5), torch.zeros(0).long())] * 2, draw(20, 0))
+        value([no_samples(), no_samples()], server)
 
 
 def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> None:
     x, y = draw(40, 1)
-    broken = torch.cat([x, torch.full((2, 5), torch.nan), torch.full((1, 5), torch.inf)])
+    infinite = torch.full((1, 5), torch.inf)
+    broken = torch.cat([x, not_a_number(2), infinite])
     labels = torch.cat([y, torch.tensor([0, 1, 2])])
-    other = draw(30, 2)
-    clean, _ = value([(x, y), other], draw(30, 0))
-    found, clients = value([(broken, labels), other], draw(30, 0))
-    assert torch.equal(found.distances, clean.distances)
-    assert found.broken.tolist() == [3, 0]
-    assert found.flagged[0] == clean.flagged[0] + 3
+    client_1 = draw(30, 2)
+    server = draw(30, 0)
+
+    clean, _ = value([(x, y), client_1], server)
+    valuation, clients = value([(broken, labels), client_1], server)
+
+    assert torch.equal(valuation.distances, clean.distances)
+    assert valuation.broken.tolist() == [3, 0]
+    assert valuation.flagged[0] == clean.flagged[0] + 3
     values = clients[0].ask(sample_values)
     assert values.flagged[40:].all()
     assert values.gradients[40:].isinf().all()
-    nothing, clients = value([(torch.full((4, 5), torch.nan), y[:4]), other], draw(30, 0))
-    assert nothing.distances[0].isnan()
-    assert nothing.flagged_shares[0] == 1
+
+
+def test_client_or_server_without_a_finite_sample() -> None:
+    labels = torch.tensor([0, 1, 2, 0])
+    client_1 = draw(30, 2)
+    server = draw(30, 0)
+    x_of_server, _ = draw(30, 0)
+    x_of_server[3, 2] = torch.nan
+
+    valuation, clients = value([(not_a_number(4), labels), client_1], server)
+    assert valuation.distances[0].isnan()
+    assert valuation.flagged_shares[0] == 1
     assert clients[0].ask(sample_values).flagged.all()
-    dirty = draw(30, 0)
-    dirty[0][3, 2] = torch.nan
-    assert value([other], dirty)[0].distances.isfinite().all()
+
+    by_a_broken_sample, _ = value([client_1], (x_of_server, server[1]))
+    assert by_a_broken_sample.distances.isfinite().all()
     with pytest.raises(ConfigurationError, match="validation set is finite"):
-        value([other], (torch.full((4, 5), torch.nan), y[:4]))
+        value([client_1], (not_a_number(4), labels))
 
 
 @pytest.mark.parametrize("at_server", [True, False])
 def test_participants_with_different_feature_counts_are_refused_by_name(at_server: bool) -> None:
-    odd = (torch.zeros(20, 6), torch.zeros(20).long())
-    sets = [draw(20, 1), draw(20, 2) if at_server else odd]
-    who = "the server" if at_server else "client 1"
-    with pytest.raises(
-        ConfigurationError, match=rf"Pixels\(\): client 0 has 5, .*{who} has 6 features"
-    ):
-        value(sets, odd if at_server else None, support=9)
+    six_features = (torch.zeros(20, 6), torch.zeros(20).long())
+    sets = [draw(20, 1), draw(20, 2)]
+    server = None
+    if at_server:
+        server = six_features
+        participant = "the server"
+    else:
+        sets[1] = six_features
+        participant = "client 1"
+
+    message = rf"Pixels\(\): client 0 has 5, .*{participant} has 6 features"
+    with pytest.raises(ConfigurationError, match=message):
+        value(sets, server, support=9)
 
 
 def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
@@ -284,9 +353,13 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
         def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
             return x / 2
 
-    server, sets = draw(30, 0), [draw(30, 1), draw(30, 2)]
-    halved, whole = (value(sets, server, features=features)[0] for features in (Half(), Pixels()))
-    torch.testing.assert_close(halved.distances, whole.distances / 2)
+    server = draw(30, 0)
+    sets = [draw(30, 1), draw(30, 2)]
+
+    of_halves, _ = value(sets, server, features=Half())
+    of_pixels, _ = value(sets, server, features=Pixels())
+
+    torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
     with pytest.raises(ConfigurationError, match="there is none before training"):
         value(sets, server, features="penultimate")
 
@@ -296,39 +369,52 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     share: float,
 ) -> None:
     values = torch.randn(900, generator=torch.Generator().manual_seed(0))
-    bad, y = (
-        torch.randperm(900, generator=torch.Generator().manual_seed(1)) < 900 * share,
-        torch.arange(900) % 3,
-    )
-    values[bad] += 30
+    order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(900) % 3
+    is_outlier = order < 900 * share
+    values[is_outlier] += 30
+
     flagged = flag_samples(values - values.mean())
-    assert flagged[bad].all()
-    assert flagged[~bad].float().mean() < 0.02
-    apart = values + 100.0 * y
-    apart -= apart.mean()
-    alone, together = flag_samples(apart, y=y), flag_samples(apart)
-    assert alone[bad & (apart > 0)].all()
-    assert alone[~bad].float().mean() < 0.02
-    assert not together[bad & (y == 0)].any()  # hidden by the other classes
+
+    assert flagged[is_outlier].all()
+    assert flagged[~is_outlier].float().mean() < 0.02
+
+    # Classes with centers of their own.
+    by_class = values + 100.0 * y
+    by_class -= by_class.mean()
+    flagged_by_class = flag_samples(by_class, y=y)
+    flagged_together = flag_samples(by_class)
+    assert flagged_by_class[is_outlier & (by_class > 0)].all()
+    assert flagged_by_class[~is_outlier].float().mean() < 0.02
+    assert not flagged_together[is_outlier & (y == 0)].any()  # hidden by the other classes
 
 
-def test_flag_samples_of_few_or_equal_values_flags_nothing() -> None:
-    for values in (torch.zeros(0), torch.tensor([-1.0, 1.0]), torch.zeros(7)):
-        assert not flag_samples(values).any()
-    assert flag_samples(torch.tensor([0.0, 0.0, 0.0, 5.0])).tolist() == [False, False, False, True]
-    assert flag_samples(torch.tensor([-1.0, 1.0]), "positive").tolist() == [False, True]
+@pytest.mark.parametrize("values", [[], [-1.0, 1.0], [0.0] * 7])
+def test_flag_samples_of_few_or_equal_values_flags_nothing(values: list[float]) -> None:
+    assert not flag_samples(torch.tensor(values)).any()
+
+
+def test_flag_samples_flags_a_single_high_value() -> None:
+    flagged = flag_samples(torch.tensor([0.0, 0.0, 0.0, 5.0]))
+    flagged_positive = flag_samples(torch.tensor([-1.0, 1.0]), "positive")
+
+    assert flagged.tolist() == [False, False, False, True]
+    assert flagged_positive.tolist() == [False, True]
 
 
 def test_figures_of_a_valuation_show_every_client() -> None:
-    found, _ = value(
-        [draw(30, 1), draw(20, 2), (torch.zeros(0, 5), torch.zeros(0).long())],
+    valuation, _ = value(
+        [draw(30, 1), draw(20, 2), no_samples()],
         draw(20, 0),
         support=9,
     )
-    bars, shares = draw_contributions(found).axes
-    assert [bar.get_height() for bar in bars.patches] == pytest.approx(
-        found.distances.tolist(), nan_ok=True
-    )
-    assert sum(bar.get_height() for bar in shares.patches[:2]) == pytest.approx(1)
-    panels = [axis for axis in histograms_of(found).axes if axis.get_title().startswith("client")]
+
+    bars, shares = draw_contributions(valuation).axes
+    axes = histograms_of(valuation).axes
+
+    heights = [bar.get_height() for bar in bars.patches]
+    assert heights == pytest.approx(valuation.distances.tolist(), nan_ok=True)
+    share_heights = [bar.get_height() for bar in shares.patches[:2]]
+    assert sum(share_heights) == pytest.approx(1)
+    panels = [axis for axis in axes if axis.get_title().startswith("client")]
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]
