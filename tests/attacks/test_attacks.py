@@ -51,9 +51,16 @@ def cosine(a, b):
 
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
     factors = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
-    counts, _ = np.histogram(factors, bins=10, range=(0.5, 1.5))
+    counts, _ = np.histogram(
+        factors,
+        bins=10,
+        range=(0.5, 1.5),
+    )
 
-    assert (factors.min(), factors.max()) == pytest.approx((0.5, 1.5), abs=1e-3)
+    assert (
+        factors.min(),
+        factors.max(),
+    ) == pytest.approx((0.5, 1.5), abs=1e-3)
     # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
     assert np.abs(counts - SIZE / 10).max() < 5 * 95
     assert abs(np.corrcoef(factors, UPDATE)[0, 1]) < 0.02
@@ -80,7 +87,14 @@ def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
     assert abs(cosine(noise, noise_of_another_seed)) < 0.015
 
 
-def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, round_index=0):
+def send(
+    attacks,
+    update=SHORT,
+    client=0,
+    num_clients=5,
+    num_parameters=None,
+    round_index=0,
+):
     if num_parameters is None:
         num_parameters = len(update)
     context = UploadContext(client, num_clients, num_parameters, round_index)
@@ -150,11 +164,19 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
     def run(name: str, attacks: list[Attack]) -> tuple[Tensor, Tensor]:
         metrics = {"m": TrainingLoss()}
         loop = FederatedLoop(metrics=metrics, uploads=attacks, seed=1, engine=engine)
-        module = fit(loop, tmp_path / name, Plain(network(batch_norm=False)), rounds=2)
+        module = fit(
+            loop,
+            tmp_path / name,
+            Plain(network(batch_norm=False)),
+            rounds=2,
+        )
         return loop.contributions["m"], vector(module)
 
     honest_losses, model = run("honest", [])
-    losses, model_of_liars = run("liars", [FalseReports(loss=0.001, clients=[1])])
+    losses, model_of_liars = run(
+        "liars",
+        [FalseReports(loss=0.001, clients=[1])],
+    )
 
     assert losses[1] == pytest.approx(-0.001)
     assert honest_losses[1] < -0.01
@@ -165,14 +187,18 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
 # ---- Updates that go where the server went last
 
 
-def context(state: dict[str, Tensor], start: Tensor, client: int = 1) -> UploadContext:
+def context(
+    state: dict[str, Tensor],
+    model: Tensor,
+    client: int = 1,
+) -> UploadContext:
     return UploadContext(
         client,
         num_clients=3,
         num_parameters=3,
         round_index=1,
         state=state,
-        start=start,
+        start=model,
     )
 
 
@@ -211,7 +237,15 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
     # The server's step, -1, 0, 0, is the opposite of the update.
     opposite = torch.tensor([1.0, 0.0, 0.0])
     moved = torch.tensor([0.0, 1.0, 1.0])
-    assert Alignment(mix=0.5).apply(opposite, context(state, moved)).isfinite().all()
+    assert (
+        Alignment(mix=0.5)
+        .apply(
+            opposite,
+            context(state, moved),
+        )
+        .isfinite()
+        .all()
+    )
 
 
 def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Path) -> None:
@@ -231,7 +265,11 @@ def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Pa
     for round_index in (1, 2):
         sent = updates[round_index]
         step = models[round_index] - models[round_index - 1]
-        similarity = torch.nn.functional.cosine_similarity(sent, step[: len(sent)], dim=0)
+        similarity = torch.nn.functional.cosine_similarity(
+            sent,
+            step[: len(sent)],
+            dim=0,
+        )
         assert similarity.item() == pytest.approx(1, abs=1e-5)
 
 
@@ -252,7 +290,12 @@ class Quarter(Collusion):
 def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
     metrics = {"cost": CommunicationCost()}
     loop = FederatedLoop(uploads=list(uploads), metrics=metrics, seed=1, **options)
-    fit(loop, folder, data=toy_data((4, 3, 4, 3)), rounds=1)
+    fit(
+        loop,
+        folder,
+        data=toy_data((4, 3, 4, 3)),
+        rounds=1,
+    )
     return loop
 
 

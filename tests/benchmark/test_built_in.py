@@ -36,13 +36,22 @@ def test_diabetes_is_scaled_by_its_training_rows() -> None:
         num_columns = columns.shape[1]
         means = columns.mean(0)
         deviations = columns.std(0, correction=0)
-        torch.testing.assert_close(means, torch.zeros(num_columns), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            means,
+            torch.zeros(num_columns),
+            atol=1e-5,
+            rtol=0,
+        )
         torch.testing.assert_close(deviations, torch.ones(num_columns))
 
     # The same numbers, moved and scaled: nothing lost, nothing twice.
     scaled = torch.cat([targets, data.val_set.tensors[1]]).numpy()
     raw = load_diabetes().target
-    np.testing.assert_allclose(np.sort(zscore(scaled)), np.sort(zscore(raw)), atol=1e-4)
+    np.testing.assert_allclose(
+        np.sort(zscore(scaled)),
+        np.sort(zscore(raw)),
+        atol=1e-4,
+    )
 
 
 def test_built_in_data_with_wrong_arguments_is_refused() -> None:

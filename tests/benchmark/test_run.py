@@ -133,7 +133,13 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     printed: list[str] = []
 
-    results = bench(federations, entries, seeds=2, folder=folder, say=printed.append)
+    results = bench(
+        federations,
+        entries,
+        seeds=2,
+        folder=folder,
+        say=printed.append,
+    )
     assert len(printed) == 2
     repeated = bench(federations, entries, seeds=2, folder=folder, say=printed.append)
     assert len(printed) == 2
@@ -159,10 +165,20 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     assert table["ms_a_round"]["fedsv"] == pytest.approx(1000 * cost["fedsv"].seconds)
 
     truth = federations["small"][1].mean
-    scores = [spearman(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
+    scores = [
+        spearman(
+            results.values["small", seed, "fedsv"],
+            truth,
+        )
+        for seed in (0, 1)
+    ]
     half = 6.3138 * abs(scores[0] - scores[1]) / 2  # Student's t of one degree of freedom, 90 %
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
-    assert summary["interval"]["fedsv"] == pytest.approx(half, rel=1e-3, abs=1e-9)
+    assert summary["interval"]["fedsv"] == pytest.approx(
+        half,
+        rel=1e-3,
+        abs=1e-9,
+    )
     assert 0 <= summary["auroc free_rider"]["cgsv"] <= 1
 
 

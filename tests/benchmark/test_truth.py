@@ -45,7 +45,12 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
         path.write_text(text)
         assert make_truth(small, tmp_path, seeds=[1]) == missing_count
         table = truth_table(small, tmp_path)
-        torch.testing.assert_close(table.utilities, utilities, atol=0, rtol=0)
+        torch.testing.assert_close(
+            table.utilities,
+            utilities,
+            atol=0,
+            rtol=0,
+        )
 
     longer = replace(small, rounds=3)
     renamed = replace(small, title="another")
@@ -69,7 +74,10 @@ def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
     for row, values in zip(table, truth.values):
         utilities = {tuple(mask.tolist()): utility for mask, utility in zip(masks, row)}
 
-        def utility(masks: Tensor, utilities: dict[Any, Tensor] = utilities) -> Tensor:
+        def utility(
+            masks: Tensor,
+            utilities: dict[Any, Tensor] = utilities,
+        ) -> Tensor:
             return torch.stack([utilities[tuple(mask.tolist())] for mask in masks])
 
         assert torch.allclose(values, exact_shapley(utility, 3).values)

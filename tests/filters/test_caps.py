@@ -9,13 +9,22 @@ from flsv.filters.caps import capped_samples, length_factors, scale_updates
 
 @pytest.mark.parametrize("cap", [0.5, 1.25])
 def test_length_factors_cap_long_updates_at_the_bound_and_keep_short_ones(cap: float) -> None:
-    norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
+    norms = (
+        torch.rand(
+            9,
+            generator=torch.Generator().manual_seed(0),
+        )
+        * 10
+    )
     norms_by_numpy = norms.double().numpy()
     bound = cap * np.median(norms_by_numpy)
 
     capped = length_factors(norms, cap) * norms.double()
 
-    np.testing.assert_allclose(capped.numpy(), np.minimum(norms_by_numpy, bound))
+    np.testing.assert_allclose(
+        capped.numpy(),
+        np.minimum(norms_by_numpy, bound),
+    )
 
 
 def test_capped_samples_are_at_most_the_bound() -> None:
@@ -32,7 +41,10 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
-    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
+    factors = torch.tensor(
+        [1.0, 0.5, 1.0, 0.25],
+        dtype=torch.float64,
+    )
 
     result = scale_updates(rows, initial, factors, end=5)
 
@@ -43,5 +55,13 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
 
     # An initial model for each client gives the same.
     initial_models = initial.expand(4, 6).clone()
-    torch.testing.assert_close(scale_updates(rows, initial_models, factors, end=5), result)
+    torch.testing.assert_close(
+        scale_updates(
+            rows,
+            initial_models,
+            factors,
+            end=5,
+        ),
+        result,
+    )
     assert scale_updates(rows, initial, torch.ones(4), end=5) is rows

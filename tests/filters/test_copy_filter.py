@@ -45,7 +45,11 @@ def test_centered_cosine_similarities_equal_numpys_and_are_0_without_a_direction
 
     cosines = similarities(updates @ updates.T)
 
-    np.testing.assert_allclose(cosines[:4, :4].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        cosines[:4, :4].numpy(),
+        expected,
+        atol=1e-6,
+    )
     assert not cosines[4].any()
 
 
@@ -61,7 +65,11 @@ def test_sum_of_two_updates_is_in_no_group_of_copies() -> None:
     assert groups_of(same_group_pairs(similar)) == [[3, 4]]
 
 
-def written_out(updates: np.ndarray, step: np.ndarray, samples: np.ndarray) -> np.ndarray:
+def written_out(
+    updates: np.ndarray,
+    step: np.ndarray,
+    samples: np.ndarray,
+) -> np.ndarray:
     """For each of the two means, of the updates' directions and the step's."""
     count = len(updates)
     lengths = np.linalg.norm(updates, axis=1)
@@ -161,7 +169,12 @@ def seven() -> Any:
     return toy_data((4, 3, 4, 3, 4, 3, 4))
 
 
-def warnings_of(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str]:
+def warnings_of(
+    loop: FederatedLoop,
+    folder: Path,
+    words: str,
+    rounds: int,
+) -> list[str]:
     """Fit, and return the warnings with these words."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -171,7 +184,11 @@ def warnings_of(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> l
 
 
 def loop_of_sybils(last_round: int = 99, **options: Any) -> FederatedLoop:
-    return FederatedLoop(uploads=[Sybil([3, 1], last_round)], seed=1, **options)
+    return FederatedLoop(
+        uploads=[Sybil([3, 1], last_round)],
+        seed=1,
+        **options,
+    )
 
 
 def watching() -> dict[str, Any]:
@@ -234,7 +251,15 @@ def cohort_with(gram: Tensor, index: int) -> Cohort:
     """A cohort whose updates have these inner products."""
     values, vectors = torch.linalg.eigh(gram)
     rows = vectors * values.clamp_min(0).sqrt()
-    updates = tuple(ClientUpdate(client, 1, row, num_steps=1) for client, row in enumerate(rows))
+    updates = tuple(
+        ClientUpdate(
+            client,
+            1,
+            row,
+            num_steps=1,
+        )
+        for client, row in enumerate(rows)
+    )
     return Cohort(
         index,
         updates,
@@ -303,7 +328,14 @@ def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path
         "client 2 sent the server's own last step back, in several rounds, up to round 4 ("
     )
     assert "(similarity 1.00): still aggregated and measured. Look into it" in messages[0]
-    assert [(event.what, event.client, event.times) for event in loop.events] == [("echo", 2, 3)]
+    assert [
+        (
+            event.what,
+            event.client,
+            event.times,
+        )
+        for event in loop.events
+    ] == [("echo", 2, 3)]
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]
     front = text_of(write_report(tmp_path)).partition("\nAppendix\n")[0]

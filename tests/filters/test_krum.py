@@ -14,7 +14,12 @@ from helpers.fits import fit
 
 
 def test_krum_scores_sum_the_closest_distances() -> None:
-    points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = torch.randn(
+        8,
+        30,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    )
     squared = torch.cdist(points, points).square()
     for byzantine in (0, 1, 2):
         scores = krum_scores(squared, byzantine)

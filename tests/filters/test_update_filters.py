@@ -41,7 +41,12 @@ from helpers.models import Diverges, Plain, network, sgd
 class Huge(Attack):
     """Sends an update with one huge entry, or a multiple of its update, in some rounds."""
 
-    def __init__(self, size: float | None = None, rounds: Any = (1,), factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        size: float | None = None,
+        rounds: Any = (1,),
+        factor: float = 1.0,
+    ) -> None:
         super().__init__([1])
         self.size = size
         self.rounds = rounds
@@ -68,7 +73,12 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
+        module = fit(
+            loop,
+            tmp_path,
+            data=toy_data((4, 3, 4, 3)),
+            rounds=4,
+        )
 
     messages = [str(warning.message) for warning in caught]
     (message,) = [text for text in messages if "update" in text or "NaN" in text]
@@ -77,7 +87,14 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
     )
     assert "left out of the round" in message
     # And nobody later.
-    assert [(event.what, event.client, event.times) for event in loop.events] == [("large", 1, 1)]
+    assert [
+        (
+            event.what,
+            event.client,
+            event.times,
+        )
+        for event in loop.events
+    ] == [("large", 1, 1)]
     assert loop.named == {1: (1, 4)}
     assert loop.participations.tolist() == [4, 3, 4, 4]
     assert vector(module).abs().max() < 100
@@ -230,7 +247,11 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     assert events.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
-def cohort_of(norms: list[float], index: int = 0, broken: Sequence[int] = ()) -> Cohort:
+def cohort_of(
+    norms: list[float],
+    index: int = 0,
+    broken: Sequence[int] = (),
+) -> Cohort:
     """A cohort of models with one parameter, whose updates have these lengths."""
     rows = torch.tensor(norms, dtype=torch.float64)[:, None]
     updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
@@ -250,7 +271,13 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() 
     watch = OutlierFilter()
 
     watch.apply(cohort_of([1.0, 1e4, 1.1, 0.9]))
-    cohort = watch.apply(cohort_of([1.0], index=1, broken=[4, 2, 3]))
+    cohort = watch.apply(
+        cohort_of(
+            [1.0],
+            index=1,
+            broken=[4, 2, 3],
+        )
+    )
 
     (line,) = cohort.warnings
     assert "3 of 4 clients returned" in line

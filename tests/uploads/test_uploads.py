@@ -21,11 +21,21 @@ VECTOR = torch.tensor([5.0, 7.0])
 START = torch.tensor([1.0, 2.0])
 GLOBAL = torch.tensor([0.0, 3.0])
 
-CONTEXT = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=4, seed=9)
+CONTEXT = UploadContext(
+    client=1,
+    num_clients=3,
+    num_parameters=2,
+    round_index=4,
+    seed=9,
+)
 
 
 class Recorded(Upload):
-    def __init__(self, reference: Literal["start", "global"] = "start", numbers: int = 0) -> None:
+    def __init__(
+        self,
+        reference: Literal["start", "global"] = "start",
+        numbers: int = 0,
+    ) -> None:
         self.reference = reference
         self.numbers = numbers
         self.updates: list[Tensor] = []
@@ -56,8 +66,20 @@ def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() ->
     vector = torch.rand(1000)
     tripled = Scaling(3.0, clients=[0])
 
-    sent, traffic = upload([tripled], vector, torch.rand(1000), vector, CONTEXT)
-    _, traffic_of_doubles = upload([], vector.double(), vector, vector, CONTEXT)
+    sent, traffic = upload(
+        [tripled],
+        vector,
+        torch.rand(1000),
+        vector,
+        CONTEXT,
+    )
+    _, traffic_of_doubles = upload(
+        [],
+        vector.double(),
+        vector,
+        vector,
+        CONTEXT,
+    )
 
     assert sent is vector
     assert traffic == Traffic(1000, 4000.0)
@@ -118,7 +140,12 @@ SEED = 4
 # ---- error feedback
 
 
-def context(client: int = 0, entries: int = 40, state: Any = None, **kwargs: Any) -> UploadContext:
+def context(
+    client: int = 0,
+    entries: int = 40,
+    state: Any = None,
+    **kwargs: Any,
+) -> UploadContext:
     facts = {"round_index": 0, "state": {} if state is None else state, **kwargs}
     return UploadContext(client, num_clients=3, num_parameters=entries, **facts)
 
@@ -134,13 +161,21 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
         original = update.clone()
         with_buffers = torch.cat([update, update])
 
-        compressed = TopK(0.1).apply(with_buffers, context(state=state, round_index=round_index))
+        compressed = TopK(0.1).apply(
+            with_buffers,
+            context(state=state, round_index=round_index),
+        )
 
         assert torch.equal(update, original)
         assert torch.equal(compressed[40:], original)  # buffers
         sent += compressed[:40]
     total = sent + state["upload.0.error"]
-    torch.testing.assert_close(total, UPDATES.sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        total,
+        UPDATES.sum(0),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_two_compressions_keep_their_errors_apart() -> None:
@@ -158,7 +193,12 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
 
     three_rounds = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     with pytest.warns(UserWarning, match="client 1 returned a model with NaN"):
-        module = fit(three_rounds, tmp_path, Diverges(network(), sgd, {(2, 1)}), rounds=3)
+        module = fit(
+            three_rounds,
+            tmp_path,
+            Diverges(network(), sgd, {(2, 1)}),
+            rounds=3,
+        )
 
     # Client 1 took no part in the third round, client 0 did.
     states = client_tensors(three_rounds)

@@ -16,26 +16,40 @@ from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
 # Backbones
 
 
-def images(channels: int = 1, side: int = 28) -> torch.Tensor:
+def images(
+    channels: int = 1,
+    side: int = 28,
+) -> torch.Tensor:
     seeded = torch.Generator().manual_seed(0)
     return torch.randn(3, channels, side, side, generator=seeded)
 
 
 def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    trained = timm.create_model("resnet10t", num_classes=4, in_chans=1).eval()
+    trained = timm.create_model(
+        "resnet10t",
+        num_classes=4,
+        in_chans=1,
+    ).eval()
     weights = trained.state_dict()
     file = tmp_path / "weights.pt"
     torch.save(weights, file)
     options = {"pretrained_cfg_overlay": {"file": str(file), "num_classes": 4}}
 
-    features = Backbone("resnet10t", pretrained=True, options=options)(images(side=32))
+    features = Backbone(
+        "resnet10t",
+        pretrained=True,
+        options=options,
+    )(images(side=32))
 
     headless = timm.create_model("resnet10t", num_classes=0, in_chans=1).eval()
     for name in ("fc.weight", "fc.bias"):
         del weights[name]
     headless.load_state_dict(weights)
-    torch.testing.assert_close(features, headless(images(side=32)).detach())
+    torch.testing.assert_close(
+        features,
+        headless(images(side=32)).detach(),
+    )
 
 
 def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> None:
@@ -61,7 +75,13 @@ def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
 
 
 def draw(samples: int, seed: int = 0) -> torch.Tensor:
-    x = torch.randn(samples, 1, 4, 5, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(
+        samples,
+        1,
+        4,
+        5,
+        generator=torch.Generator().manual_seed(seed),
+    )
     scales = torch.linspace(0.1, 3, 20).view(1, 1, 4, 5)
     return x * scales + 2
 
@@ -85,7 +105,12 @@ def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
 
     reference = SklearnPCA(4, svd_solver="full").fit(fitted_on.flatten(1).double().numpy())
     expected = torch.from_numpy(reference.transform(transformed.flatten(1).double().numpy()))
-    torch.testing.assert_close(components.abs(), expected.abs(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        components.abs(),
+        expected.abs(),
+        atol=1e-4,
+        rtol=1e-4,
+    )
     # One sign per component.
     mean_sign = (components * expected).sign().mean(0)
     torch.testing.assert_close(mean_sign.abs(), torch.ones(4).double())
@@ -108,7 +133,12 @@ def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
 
     components = pca(broken)
     expected = clean(x)[is_finite]
-    torch.testing.assert_close(components[is_finite], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        components[is_finite],
+        expected,
+        atol=1e-3,
+        rtol=1e-3,
+    )
     assert components[7].isnan().all()
 
 
@@ -131,7 +161,10 @@ def test_penultimate_equals_the_network_without_its_last_layer() -> None:
     x = torch.randn(BATCH + 5, 3, 2, 2)
 
     torch.testing.assert_close(Penultimate()(x, module), module[:3](x).detach())
-    torch.testing.assert_close(Penultimate(head="1")(x, module), x.flatten(1))
+    torch.testing.assert_close(
+        Penultimate(head="1")(x, module),
+        x.flatten(1),
+    )
     assert not module[3]._forward_pre_hooks
     with pytest.raises(ConfigurationError, match="not a layer"):
         Penultimate(head="nope")(x, module)

@@ -20,10 +20,18 @@ from flsv.valuation.questions import BINS
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
 
-def draw(samples: int, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
+def draw(
+    samples: int,
+    seed: int,
+    noise: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(samples) % 3
-    x = CENTRES[y] + noise * torch.randn(samples, 5, generator=generator)
+    x = CENTRES[y] + noise * torch.randn(
+        samples,
+        5,
+        generator=generator,
+    )
     return x, y
 
 
@@ -44,7 +52,12 @@ def value(
     if validation is not None:
         server = server_of(*validation)
     generator = torch.Generator().manual_seed(seed)
-    valuation = FedBary(**options).value(clients, server, generator, judge=judge)
+    valuation = FedBary(**options).value(
+        clients,
+        server,
+        generator,
+        judge=judge,
+    )
     return valuation, clients
 
 
@@ -60,13 +73,27 @@ def exact(a: Any, b: Any, weight: float) -> float:
     differences = stacked[0][:, None] - stacked[1][None]
     cost = (differences**2).sum(-1)
     rows, columns = cost.shape
-    return ot.emd2(ot.unif(rows), ot.unif(columns), cost) ** 0.5
+    return (
+        ot.emd2(
+            ot.unif(rows),
+            ot.unif(columns),
+            cost,
+        )
+        ** 0.5
+    )
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
     server = draw(45, 0)
-    sets = [draw(45, 1), draw(45, 2, noise=3.0)]
+    sets = [
+        draw(45, 1),
+        draw(
+            45,
+            2,
+            noise=3.0,
+        ),
+    ]
 
     valuation, _ = value(
         sets,
@@ -80,8 +107,18 @@ def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> No
 
     distances = torch.tensor([exact(client, server, weight) for client in sets]).float()
     shares = (1 / distances) / (1 / distances).sum()
-    torch.testing.assert_close(valuation.distances, distances, rtol=1e-3, atol=0)
-    torch.testing.assert_close(valuation.shares, shares, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        valuation.distances,
+        distances,
+        rtol=1e-3,
+        atol=0,
+    )
+    torch.testing.assert_close(
+        valuation.shares,
+        shares,
+        rtol=1e-3,
+        atol=0,
+    )
     assert valuation.verdicts == (None, None)
 
 
@@ -111,7 +148,11 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
 
     auroc = {}
     for weight in (0.0, 1.0):
-        _, clients = value(sets, draw(90, 0), label_weight=weight)
+        _, clients = value(
+            sets,
+            draw(90, 0),
+            label_weight=weight,
+        )
         gradients = clients[0].ask(sample_values).gradients
         auroc[weight] = roc_auc_score(mislabeled, gradients)
 
@@ -122,10 +163,18 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
 def test_noisy_samples_are_flagged_and_counted() -> None:
     x, y = draw(150, 1)
     noisy = torch.arange(150) < 30
-    noise = torch.randn(30, 5, generator=torch.Generator().manual_seed(4))
+    noise = torch.randn(
+        30,
+        5,
+        generator=torch.Generator().manual_seed(4),
+    )
     x[noisy] += 4 * noise
 
-    valuation, clients = value([(x, y), draw(90, 2)], draw(90, 0), label_weight=0.0)
+    valuation, clients = value(
+        [(x, y), draw(90, 2)],
+        draw(90, 0),
+        label_weight=0.0,
+    )
 
     values = clients[0].ask(sample_values)
     assert roc_auc_score(noisy, values.gradients) > 0.95
@@ -134,7 +183,10 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     assert valuation.flagged[0] == values.flagged.sum()
     verdict = valuation.verdicts[0]
     assert verdict.counts.sum() == 150
-    counts, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
+    counts, _ = np.histogram(
+        values.gradients.numpy(),
+        verdict.edges.numpy(),
+    )
     assert counts.tolist() == verdict.counts.tolist()
 
 
@@ -142,7 +194,11 @@ def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
     x, y = draw(91, 1)
     one_class = [y == label for label in range(3)]
     for calibration, groups in [("client", [y >= 0]), ("class", one_class)]:
-        _, clients = value([(x, y), draw(30, 2)], draw(30, 0), calibration=calibration)
+        _, clients = value(
+            [(x, y), draw(30, 2)],
+            draw(30, 0),
+            calibration=calibration,
+        )
         gradients = clients[0].ask(sample_values).gradients
         for group in groups:
             assert gradients[group].sum().item() == pytest.approx(0, abs=1e-3)
@@ -197,7 +253,12 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     crossed: list[Any] = []
     clients: list[Customs] = []
     for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
-        sealed = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
+        sealed = [
+            (
+                x.as_subclass(Sealed),
+                y.as_subclass(Sealed),
+            )
+        ]
         counts = torch.bincount(y)
         client_data = LocalData(
             f"client {number}",
@@ -215,7 +276,11 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
         _ = client_data.memory
     server = server_of(*draw(30, 0)) if with_validation else None
 
-    valuation = FedBary(PCA(3), support=7, iterations=3).value(clients, server, torch.Generator())
+    valuation = FedBary(
+        PCA(3),
+        support=7,
+        iterations=3,
+    ).value(clients, server, torch.Generator())
 
     assert valuation.distances.isfinite().all()
     shapes = {tuple(answer.shape) for answer in crossed if isinstance(answer, Tensor)}
@@ -237,8 +302,16 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
 
     by_default, _ = value(sets, server, judge=False)
     by_name, _ = value(sets, server, judge=False, support=29)
-    of_large_clients, _ = value([draw(300, 1), draw(203, 2)], server, judge=False)
-    of_a_broken_client, _ = value([draw(300, 1), broken], server, judge=False)
+    of_large_clients, _ = value(
+        [draw(300, 1), draw(203, 2)],
+        server,
+        judge=False,
+    )
+    of_a_broken_client, _ = value(
+        [draw(300, 1), broken],
+        server,
+        judge=False,
+    )
 
     assert by_default.support == 29
     assert torch.equal(by_default.distances[:2], by_name.distances[:2])
@@ -274,7 +347,11 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     x_of_all, y_of_all = draw(30, 2)
     of_one_class = (x_of_all[y_of_all == 0], y_of_all[y_of_all == 0])
 
-    valuation, clients = value([(x, labels), of_one_class], draw(30, 0), support=4)
+    valuation, clients = value(
+        [(x, labels), of_one_class],
+        draw(30, 0),
+        support=4,
+    )
 
     assert valuation.distances.isfinite().all()
     assert clients[0].ask(sample_values).gradients[0] == 0
@@ -350,7 +427,11 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
 
 def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
     class Half(Features):
-        def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        def __call__(
+            self,
+            x: Tensor,
+            module: nn.Module | None = None,
+        ) -> Tensor:
             return x / 2
 
     server = draw(30, 0)
@@ -368,8 +449,14 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     share: float,
 ) -> None:
-    values = torch.randn(900, generator=torch.Generator().manual_seed(0))
-    order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
+    values = torch.randn(
+        900,
+        generator=torch.Generator().manual_seed(0),
+    )
+    order = torch.randperm(
+        900,
+        generator=torch.Generator().manual_seed(1),
+    )
     y = torch.arange(900) % 3
     is_outlier = order < 900 * share
     values[is_outlier] += 30
