@@ -61,7 +61,7 @@ def build() -> Path:
         target = Path(tempfile.mkdtemp(prefix="flsv-emulated-")) / target.name
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         (Path(folder) / "without_device_check.h").write_text(_without_device_check())
-        made = Path(folder) / target.name
+        shared_object = Path(folder) / target.name
         subprocess.run(
             [
                 *("g++", "-O1", "-std=c++20", "-fPIC", "-shared"),
@@ -72,7 +72,7 @@ def build() -> Path:
                     f"-I{include}",
                     f"-I{folder}",
                 ),
-                *(str(_SOURCE), "-o", str(made)),
+                *(str(_SOURCE), "-o", str(shared_object)),
                 *(
                     f"-L{root}/lib",
                     "-lc10",
@@ -84,7 +84,7 @@ def build() -> Path:
             ],
             check=True,
         )
-        made.replace(target)  # at once: another process may be looking
+        shared_object.replace(target)  # at once: another process may be looking
     return target
 
 
@@ -129,28 +129,29 @@ def counts() -> dict[str, int]:
 
 
 @contextmanager
-def places(least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
+def places(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
     """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
-    copies only those of at least ``least`` numbers."""
-    found: Counter[tuple[str, str]] = Counter()
+    copies only those of at least ``at_least`` numbers."""
+    counts: Counter[tuple[str, str]] = Counter()
 
     def note(kind: str, numbers: int) -> None:
-        if numbers < least:
+        if numbers < at_least:
             return
-        frame, outside = sys._getframe(1), "autograd"
+        frame = sys._getframe(1)
+        outside = "autograd"
         while frame is not None:
             name = frame.f_code.co_filename
             if "/flsv/" in name and "site-packages" not in name:
-                found[kind, f"flsv/{name.rsplit('/flsv/', 1)[1]}:{frame.f_lineno}"] += 1
+                counts[kind, f"flsv/{name.rsplit('/flsv/', 1)[1]}:{frame.f_lineno}"] += 1
                 return
             if outside == "autograd" and "/torch/" not in name:
                 outside = f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back
-        found[kind, outside] += 1
+        counts[kind, outside] += 1
 
     _library.watch(note)
     try:
-        yield found
+        yield counts
     finally:
         _library.watch(None)
 

@@ -45,10 +45,10 @@ SHORT = (
 def commands(name: str, folder: Path) -> list[list[str]]:
     """``flsv fit`` into this folder, and what follows it."""
     run = folder / "lightning_logs" / "version_0"
-    configuration, *more = CONFIGURATIONS[name]
+    configuration, *overrides = CONFIGURATIONS[name]
     options = [f"--trainer.{option}" for option in (*SHORT, f"default_root_dir={folder}")]
     retrain = ["retrain", str(run), "--trainings", "singles", "--rounds", "1"]
-    fit = ["fit", f"--config={configuration}", *more, *options]
+    fit = ["fit", f"--config={configuration}", *overrides, *options]
     return [fit, retrain] if "retrain" in name else [fit]
 
 
@@ -89,23 +89,32 @@ def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
     from device.emulated import counts, put_every_trainer_on_it
 
     put_every_trainer_on_it(monkeypatch.setattr)
-    # What retrains starts processes of its own, which have the device by this.
+    # What retrains starts processes, which have the device by a sitecustomize.
     trained = tmp_path / "trained there"
-    quick = (
-        "import gc, pathlib; gc.disable(); import device.on_emulated; gc.freeze(); gc.enable(); "
+    # With the collector on, importing the device takes longer.
+    program = "\n".join(
+        [
+            "import gc, pathlib",
+            "gc.disable()",
+            "import device.on_emulated",
+            "gc.freeze()",
+            "gc.enable()",
+            f"pathlib.Path({str(trained)!r}).touch()",
+        ]
     )
-    own = f"{quick}pathlib.Path({str(trained)!r}).touch()"
-    (tmp_path / "sitecustomize.py").write_text(own)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    )
-    before = counts()["operators"]
+    (tmp_path / "sitecustomize.py").write_text(program)
+    python_path = [str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(python_path))
+    operators = counts()["operators"]
+
     for command in commands(name, tmp_path / "run"):
         assert main(command) == 0
-    assert counts()["operators"] > before
-    found = tables(tmp_path / "run")
-    assert found == tables(on_the_cpu / name)
-    assert "contributions.csv" in found
-    assert ("retrained.csv" in found) is ("retrain" in name)
+
+    assert counts()["operators"] > operators
+    files = tables(tmp_path / "run")
+    assert files == tables(on_the_cpu / name)
+    assert "contributions.csv" in files
+    assert ("retrained.csv" in files) is ("retrain" in name)
     assert trained.exists() is ("retrain" in name or "fits" in name)
-    assert ("coalitions.csv" in found) is (REFUSED in caplog.text) is ("fits" in name)
+    assert ("coalitions.csv" in files) is ("fits" in name)
+    assert (REFUSED in caplog.text) is ("fits" in name)

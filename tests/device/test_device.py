@@ -85,15 +85,19 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
 
 
 def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None:
-    here, there = quickstart(tmp_path / "cpu"), quickstart(tmp_path / "device", **on())
-    assert len(here) == len(there) > 0
-    for mine, theirs in zip(here, there):
+    rows = quickstart(tmp_path / "cpu")
+    device_rows = quickstart(tmp_path / "device", **on())
+
+    assert len(rows) == len(device_rows) > 0
+    for row, device_row in zip(rows, device_rows):
         # One sample of a client's test set may be a tie that rounding decides.
-        tolerance = 0.02 if "accuracy" in mine["metric"] else 1e-5
+        tolerance = 0.02 if "accuracy" in row["metric"] else 1e-5
         for column in ("value", "low", "high"):
-            one, other = (float(row.pop(column) or "nan") for row in (mine, theirs))
-            assert other == pytest.approx(one, abs=tolerance, rel=1e-5, nan_ok=True), (mine, column)
-        assert mine == theirs
+            value = float(row.pop(column) or "nan")
+            device_value = float(device_row.pop(column) or "nan")
+            expected = pytest.approx(value, abs=tolerance, rel=1e-5, nan_ok=True)
+            assert device_value == expected, (row, column)
+        assert row == device_row
 
 
 def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
@@ -101,29 +105,41 @@ def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
     module = network().to(DEVICE).eval()
     space = ParameterSpace(module)
     draw = torch.Generator().manual_seed(0)
-    batches = [
-        (torch.randn(50, FEATURES, generator=draw), torch.arange(50) % CLASSES) for _ in range(3)
-    ]
-    vectors = space.read(module) + 0.1 * torch.rand(40, space.size, generator=draw).to(DEVICE)
+    batches = []
+    for _ in range(3):
+        x = torch.randn(50, FEATURES, generator=draw)
+        batches.append((x, torch.arange(50) % CLASSES))
+    noise = torch.rand(40, space.size, generator=draw).to(DEVICE)
+    vectors = space.read(module) + 0.1 * noise
     metric = MulticlassF1Score(CLASSES, average="macro")
 
     def scores(backend: Any) -> Any:
-        return ModelEvaluator(
-            module, space, batches, num_classes=CLASSES, metric=metric, backend=backend
-        )(vectors)
+        evaluator = ModelEvaluator(
+            module,
+            space,
+            batches,
+            num_classes=CLASSES,
+            metric=metric,
+            backend=backend,
+        )
+        return evaluator(vectors)
 
-    mapped, serial = scores("vmap"), scores("serial")
+    mapped = scores("vmap")
+    serial = scores("serial")
     module.cpu()
     vectors = vectors.cpu()
     reference = scores("serial")
-    for found in (mapped, serial):
-        losses, hits = zip(
-            *((each.values["loss"], each.values["correct"]) for each in (found, reference))
-        )
-        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
-        assert (hits[0] - hits[1]).abs().max() <= 1
+
+    expected = reference.values
+    for device_scores in (mapped, serial):
+        values = device_scores.values
+        torch.testing.assert_close(values["loss"], expected["loss"], rtol=1e-5, atol=1e-6)
+        assert (values["correct"] - expected["correct"]).abs().max() <= 1
         torch.testing.assert_close(
-            found.value("metric"), reference.value("metric"), rtol=0, atol=0.02
+            device_scores.value("metric"),
+            reference.value("metric"),
+            rtol=0,
+            atol=0.02,
         )
 
 
@@ -202,65 +218,99 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: str) -> None:
     options, module = FEDERATIONS[name]
-    found, tables = [], []
-    for folder, where in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
-        held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
+    vectors = []
+    tables = []
+    held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
+    for folder, trainer_options in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
         data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
         trained = fit(
-            loop, folder, module(), data, rounds=2, logger=CSVLogger(folder, name="log"), **where
+            loop,
+            folder,
+            module(),
+            data,
+            rounds=2,
+            logger=CSVLogger(folder, name="log"),
+            **trainer_options,
         )
-        found.append(vector(trained).cpu())
+        vectors.append(vector(trained).cpu())
         tables.append(next(folder.rglob("contributions.csv")).read_text())
+
     if EMULATED and name != "pfedhn":  # whose large layer sums in another order
-        assert torch.equal(*found)
+        assert torch.equal(*vectors)
         assert tables[0] == tables[1]
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("first", ["cpu", DEVICE])
-@pytest.mark.parametrize("personalizer", [None, FedAMP, FedFomo, partial(PFedSV, "relevance", k=2)])
+@pytest.mark.parametrize("first_device", ["cpu", DEVICE])
+@pytest.mark.parametrize(
+    "personalizer",
+    [
+        None,
+        FedAMP,
+        FedFomo,
+        partial(PFedSV, "relevance", k=2),
+    ],
+)
 def test_checkpoint_of_one_device_resumes_on_the_other(
-    tmp_path: Path, personalizer: Any, first: str
+    tmp_path: Path, personalizer: Any, first_device: str
 ) -> None:
     def run(folder: str, rounds: int, path: Path | None = None, **options: Any) -> Tensor:
-        # FedAMP asks nobody what others are worth to it.
-        metrics = {"relevance": DomainRelevance()} if personalizer not in (None, FedAMP) else {}
-        metrics |= {"sv": CumulativeShapley()} if personalizer is None else {}
-        own = {} if personalizer is None else {"personalizer": personalizer()}
-        loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=1, **own)
+        arguments: dict[str, Any] = {"metrics": {"sv": CumulativeShapley()}}
+        if personalizer is not None:
+            # FedAMP asks nobody what others are worth to it.
+            metrics = {} if personalizer is FedAMP else {"relevance": DomainRelevance()}
+            arguments = {"metrics": metrics, "personalizer": personalizer()}
+        loop = FederatedLoop(optimizer_state="persist", seed=1, **arguments)
         data = toy_data(client_val=0.2)
-        return vector(
-            fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)
-        ).cpu()
+        module = fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)
+        return vector(module).cpu()
 
-    before, after = ({}, on()) if first == "cpu" else (on(), {})
-    run("half", 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)], **before)
-    resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **after)
+    saving = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    if first_device == "cpu":
+        run("half", 2, **saving)
+        resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **on())
+    else:
+        run("half", 2, **saving, **on())
+        resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt")
+
     torch.testing.assert_close(resumed, run("whole", 3), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("features", ["pixels", Backbone("mlp", options={"hidden": [8]}), "pca"])
+@pytest.mark.parametrize(
+    "features",
+    [
+        "pixels",
+        Backbone("mlp", options={"hidden": [8]}),
+        "pca",
+    ],
+)
 def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
     data = toy_data(server_val=0.3)
     data.setup("fit")
-    there, here = (
-        FedBary(features=features, support=4, iterations=2).value(
-            *participants_of(data, device), torch.Generator().manual_seed(0)
-        )
-        for device in (torch.device(DEVICE), torch.device("cpu"))
-    )
-    torch.testing.assert_close(there.distances.cpu(), here.distances, rtol=1e-4, atol=1e-5)
-    assert torch.equal(there.flagged.cpu(), here.flagged)
+
+    def valuation_on(device: str) -> Any:
+        method = FedBary(features=features, support=4, iterations=2)
+        participants = participants_of(data, torch.device(device))
+        return method.value(*participants, torch.Generator().manual_seed(0))
+
+    valuation = valuation_on("cpu")
+    device_valuation = valuation_on(DEVICE)
+
+    distances = device_valuation.distances.cpu()
+    torch.testing.assert_close(distances, valuation.distances, rtol=1e-4, atol=1e-5)
+    assert torch.equal(device_valuation.flagged.cpu(), valuation.flagged)
 
 
 def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
-    privacy, update = GaussianPrivacy(clip=1.0, noise_multiplier=2.0), torch.zeros(20_000)
-    here, there = (
-        privacy.apply(each, UploadContext(1, 3, 20_000, 4)).cpu()
-        for each in (update, update.to(DEVICE))
-    )
-    torch.testing.assert_close(there, here)
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0)
+    update = torch.zeros(20_000)
+    context = UploadContext(1, 3, 20_000, 4)
+
+    noise = privacy.apply(update, context)
+    device_noise = privacy.apply(update.to(DEVICE), context)
+
+    torch.testing.assert_close(device_noise.cpu(), noise)
 
 
 # ---- processes that are not forked
@@ -269,15 +319,27 @@ def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
 @pytest.mark.skipif(not EMULATED, reason="a process that has used CUDA is not forked at all")
 def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path: Path) -> None:
     """torch's engine refuses to work in its forks, on the CPU, too; the fit has values all the same."""
-    code = (
-        "import device.emulated, torch; from flsv.utilities.forks import why_not_fork; print(why_not_fork());"
-        "torch.ones(1, requires_grad=True).sum().backward(); print(why_not_fork())"
+    code = """
+import torch
+import device.emulated
+from flsv.utilities.forks import why_not_fork
+
+print(why_not_fork())
+torch.ones(1, requires_grad=True).sum().backward()
+print(why_not_fork())
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert said[0] == "None"
-    assert said[1].startswith("this machine has an accelerator, and the process has trained before")
+
+    reason, reason_after_training = process.stdout.splitlines()
+    assert reason == "None"
+    assert reason_after_training.startswith(
+        "this machine has an accelerator, and the process has trained before"
+    )
     fit(FederatedLoop(seed=1), tmp_path, without_norm(), toy_data(), rounds=1)
     loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
     fit(loop, tmp_path, without_norm(), toy_data(), rounds=1)
@@ -287,22 +349,25 @@ def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path
 def test_retrain_on_the_device_trains_in_fresh_processes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = []
-    for where in ({}, on()):
+    tables = []
+    for options in ({}, on()):
         caplog.clear()
-        trainer = trainer_for(
-            FederatedLoop(seed=1, reporting=Reporting(table=False)), tmp_path, 2, **where
-        )
+        loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
+        trainer = trainer_for(loop, tmp_path, 2, **options)
         with caplog.at_level("INFO", "lightning.pytorch"):
-            found.append(
-                flsv.retrain(
-                    trainer, without_norm(), toy_data(), "all", metric="negative_loss", seeds=1
-                )
+            table = flsv.retrain(
+                trainer,
+                without_norm(),
+                toy_data(),
+                "all",
+                metric="negative_loss",
+                seeds=1,
             )
+        tables.append(table["value"].tolist())
+
     assert "a process that uses an accelerator cannot be forked" in caplog.text
-    assert found[0]["value"].tolist() == pytest.approx(
-        found[1]["value"].tolist(), abs=0 if EMULATED else 1e-3
-    )
+    tolerance = 0 if EMULATED else 1e-3
+    assert tables[0] == pytest.approx(tables[1], abs=tolerance)
 
 
 # ---- copies and waits
@@ -320,11 +385,12 @@ def cost(
     from device.emulated import counts
 
     data = toy_data([1] * clients, batch_size=batch_size, eval_batch_size=64)
-    before = counts()
+    initial_counts = counts()
     loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, folder, Plain(), data, rounds=rounds, **on(), **options)
-    found = {name: number - before[name] for name, number in counts().items()}
-    return found | {"waits": found["waits"] + found["to_host"]}
+
+    differences = {name: number - initial_counts[name] for name, number in counts().items()}
+    return differences | {"waits": differences["waits"] + differences["to_host"]}
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
@@ -332,33 +398,41 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
     cost(tmp_path)  # some things are looked at once in a process
     few = cost(tmp_path)
     batches = cost(tmp_path, batch_size=4)
-    more = (
-        batches["operators"] - few["operators"]
-    ) / 36  # four batches more, of three clients in three rounds
-    assert 0 < more <= OF_BATCH
-    assert [batches[kind] - few[kind] for kind in ("to_device", "waits")] == [0, 0]
+    # Four batches more, of three clients in three rounds.
+    operators_per_batch = (batches["operators"] - few["operators"]) / 36
+    assert 0 < operators_per_batch <= OF_BATCH
+    assert batches["to_device"] == few["to_device"]
+    assert batches["waits"] == few["waits"]
+
+    # Three clients more in three rounds.
     clients = cost(tmp_path, clients=6)
-    each = (clients["waits"] - few["waits"]) / 9  # three clients more in three rounds
-    assert each <= OF_CLIENT
+    waits_per_client = (clients["waits"] - few["waits"]) / 9
+    assert waits_per_client <= OF_CLIENT
+
     rounds = cost(tmp_path, rounds=6)
-    assert (rounds["waits"] - few["waits"]) / 3 - 3 * each <= OF_ROUND + 0.01
+    waits_per_round = (rounds["waits"] - few["waits"]) / 3 - 3 * waits_per_client
+    assert waits_per_round <= OF_ROUND + 0.01
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what is copied")
 def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) -> None:
     from device.emulated import places
 
-    layer = 8 * FEATURES
-    with places(least=layer) as found:
-        cost(tmp_path)
+    def files_that_copy_a_model(**options: Any) -> set[str]:
+        with places(at_least=8 * FEATURES) as counts:
+            cost(tmp_path, **options)
+        return {location.partition(":")[0] for kind, location in counts if kind == "to_host"}
+
+    without_checkpoints = files_that_copy_a_model()
+    with_checkpoints = files_that_copy_a_model(
+        enable_checkpointing=True,
+        callbacks=[checkpoints(tmp_path)],
+    )
+
     # Lightning moves the module back after the fit; a validation's outputs are scored on the host.
-    known = {"device_dtype_mixin.py", "flsv/utilities/host_copies.py"}
-    assert {place.partition(":")[0] for kind, place in found if kind == "to_host"} <= known
-    with places(least=layer) as found:
-        cost(tmp_path, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
-    assert "flsv/_lightning/round_boundary.py" in {
-        place.partition(":")[0] for kind, place in found if kind == "to_host"
-    }
+    expected = {"device_dtype_mixin.py", "flsv/utilities/host_copies.py"}
+    assert without_checkpoints <= expected
+    assert "flsv/_lightning/round_boundary.py" in with_checkpoints
 
 
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")

@@ -74,23 +74,26 @@ class Grid:
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float) -> list[Message]:
         replies: list[Message] = []
-        if not (messages := list(messages)):
+        messages = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        if not messages:
             return replies  # nobody evaluates
-        for message in sorted(messages, key=lambda each: each.metadata.dst_node_id):
+        for message in messages:
             node = message.metadata.dst_node_id
             message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
             TaskIdentity._node_id = node
-            told: Any = self.now[node]
-            if told == GONE:
+            num_samples: Any = self.now[node]
+            if num_samples == GONE:
                 replies.append(Message(Error(code=5, reason=GONE), reply_to=message))
                 continue
             state = message.content["arrays"].to_torch_state_dict()
-            drawn = torch.Generator().manual_seed(node)
+            generator = torch.Generator().manual_seed(node)
             state = {
-                key: value + torch.randn(value.shape, generator=drawn) / 5
+                key: value + torch.randn(value.shape, generator=generator) / 5
                 for key, value in state.items()
             }
-            numbers = {"num-examples": told} | ({"partition-id": 10 - node} if self._parts else {})
+            numbers = {"num-examples": num_samples}
+            if self._parts:
+                numbers["partition-id"] = 10 - node
             content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(numbers)})
             replies.append(Message(content, reply_to=message))
         self.begin()
@@ -105,15 +108,16 @@ def _as_a_task(monkeypatch):
 
 
 def valued(
-    grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **more: Any
+    grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **options: Any
 ) -> Any:
     """The metrics that Flower has recorded, of each round."""
     metrics = {"value": CumulativeShapley()} if metrics is None else metrics
     strategy = Contributions(
-        FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **more
+        FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **options
     )
-    start = ArrayRecord(net().state_dict())
-    return [*strategy.start(grid, start, num_rounds=rounds).train_metrics_clientapp.values()]  # type: ignore[arg-type]
+    initial_model = ArrayRecord(net().state_dict())
+    result = strategy.start(grid, initial_model, num_rounds=rounds)  # type: ignore[arg-type]
+    return [*result.train_metrics_clientapp.values()]
 
 
 def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id():
@@ -130,15 +134,20 @@ def test_client_names_come_from_the_registration_or_else_replies_or_else_the_nod
 
 
 def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path):
-    grid = Grid(
-        {1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30}
-    )
+    everybody = {1: 10, 2: 20, 3: 30}
+    grid = Grid(everybody, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, everybody)
     records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
-    known = [
-        [record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)]
-        for record in records
-    ]
-    assert known == [[True] * 3, [True, False, True], [True, False, True], [True] * 3]
+
+    for round_index, has_value in enumerate(
+        [
+            [True, True, True],
+            [True, False, True],
+            [True, False, True],
+            [True, True, True],
+        ]
+    ):
+        values = [records[round_index][f"value/{name}"] for name in (1, 2, 3)]
+        assert [not math.isnan(value) for value in values] == has_value
     table = flsv.read_run(tmp_path / "run")
     part = table[(table["metric"] == "value") & (table["client_name"] == "2")]
     assert set(part["round"]) <= {0, 3}
@@ -245,13 +254,22 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
 def superlink(tmp_path):
     """Flower's simulation of three SuperNodes, with a SuperLink of its own; what `flwr` needs to find it."""
     pytest.importorskip("ray", reason="needs pip install 'flwr[simulation]'")
-    home, port = tmp_path / "flwr", free_ports(2)
+    home = tmp_path / "flwr"
+    port, *_ = free_ports(2)
     home.mkdir()
-    told = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port[0]}"\ninsecure = true\n'
-    (home / "config.toml").write_text(told)
-    own = {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    env = {**os.environ, **own, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    options = f"--insecure --simulation --host 127.0.0.1 --port {port[0]} --disable-runtime-dependency-installation"
+    settings = (
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
+        "insecure = true\n"
+    )
+    (home / "config.toml").write_text(settings)
+    env = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    options = f"--insecure --simulation --host 127.0.0.1 --port {port} --disable-runtime-dependency-installation"
     log = (tmp_path / "link.log").open("w")
     link = subprocess.Popen(
         ["flower-superlink", *options.split()],
@@ -284,44 +302,51 @@ def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
         "value": CumulativeShapley(performance="negative_loss"),
         "cssv": ClassSpecificShapley(),
     }
-    for start, states, samples in rounds:
-        found = flsv.value_round(
-            task.Net(), start, states, task.val_loader(), metrics=metrics, num_samples=samples
+    for initial, states, samples in rounds:
+        values = flsv.value_round(
+            task.Net(),
+            initial,
+            states,
+            task.val_loader(),
+            metrics=metrics,
+            num_samples=samples,
         )
-    return found["value"], found["cssv"]
+    return values["value"], values["cssv"]
 
 
 def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
     tmp_path, superlink, monkeypatch
 ):
     app = shutil.copytree(APP, tmp_path / "app")
-    settings = (
-        (app / "pyproject.toml").read_text().replace("fedapp.server_app:app", "fedapp.compared:app")
-    )
-    (app / "pyproject.toml").write_text(
-        settings.replace('folder = "runs"', f'folder = "{tmp_path}"')
-    )
+    configuration = app / "pyproject.toml"
+    settings = configuration.read_text()
+    settings = settings.replace("fedapp.server_app:app", "fedapp.compared:app")
+    configuration.write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
+
     printed = flwr(superlink, "run", str(app), "--stream")
+
     assert (tmp_path / "kept.pt").is_file(), printed
-    kept = torch.load(tmp_path / "kept.pt", weights_only=False)
+    strategies = torch.load(tmp_path / "kept.pt", weights_only=False)
     monkeypatch.syspath_prepend(app)
-    for module in [module for module in sys.modules if module.startswith("fedapp")]:
+    earlier_imports = [module for module in sys.modules if module.startswith("fedapp")]
+    for module in earlier_imports:
         monkeypatch.delitem(sys.modules, module)
     from fedapp import task  # type: ignore[import-not-found]
 
     for name in ("FedAvg", "FedAdam", "Halfway"):
-        (_, plain, before, done), (rounds, model, records, too) = (
-            kept[name, False],
-            kept[name, True],
-        )
-        assert all(torch.equal(plain[key], model[key]) for key in plain), name
-        assert done == too == (12 if name == "Halfway" else 0)
-        told = records[len(rounds)]
-        assert {key: told[key] for key in before[len(rounds)]} == before[len(rounds)]
+        _, plain_model, plain_records, plain_rounds = strategies[name, False]
+        rounds, model, records, num_rounds = strategies[name, True]
+
+        for key, value in plain_model.items():
+            assert torch.equal(value, model[key]), name
+        assert plain_rounds == num_rounds == (12 if name == "Halfway" else 0)
+        record = records[len(rounds)]
+        plain_record = plain_records[len(rounds)]
+        assert {key: record[key] for key in plain_record} == plain_record
         for metric, values in zip(("value", "cssv"), by_hand(rounds, task)):
-            assert [told[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
+            assert [record[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
         page = write_report(tmp_path / name).read_text()
         assert f"values of single rounds that {name} ran" in page
-    assert (
-        kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]
-    ).abs().max() > 0.01
+    weight_of_fedavg = strategies["FedAvg", True][1]["layer.weight"]
+    weight_of_fedadam = strategies["FedAdam", True][1]["layer.weight"]
+    assert (weight_of_fedavg - weight_of_fedadam).abs().max() > 0.01

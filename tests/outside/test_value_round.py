@@ -64,26 +64,49 @@ def all_metrics() -> dict[str, ContributionMetric]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run in which two of three clients take part in every round: its module, data, loop and rounds."""
-    kept, data = KeepsRounds(), toy_data()
+    recorder = KeepsRounds()
+    data = toy_data()
     loop = FederatedLoop(
-        kept, MetricCollection(all_metrics()), sampler=UniformSampler(2), seed=SEED
+        recorder,
+        MetricCollection(all_metrics()),
+        sampler=UniformSampler(2),
+        seed=SEED,
     )
-    module = fit(loop, tmp_path_factory.mktemp("run"), Logs(), data, rounds=ROUNDS)
-    return module, data, loop, kept.rounds
+
+    module = fit(
+        loop,
+        tmp_path_factory.mktemp("run"),
+        Logs(),
+        data,
+        rounds=ROUNDS,
+    )
+    return module, data, loop, recorder.rounds
 
 
-def played(
-    module: nn.Module, data: Any, rounds: list[Round], metrics: Any, form: Any, **more: Any
+def values_of_last_round(
+    module: nn.Module, data: Any, rounds: list[Round], metrics: Any, form: Any, **options: Any
 ) -> Any:
+    """Value the rounds, one after another. ``form`` makes what value_round takes of a vector."""
     for round in rounds:
         ids = round.client_ids.tolist()
         updates = {client: form(model) for client, model in zip(ids, round.client_vectors)}
-        samples = dict(zip(ids, round.num_samples.tolist()))
-        found = value_round(
-            module, form(round.global_vector), updates, data.val_dataloader(), metrics=metrics, num_samples=samples,
-            num_clients=3, seed=SEED, **more,
-        )  # fmt: skip
-    return found
+        values = value_round(
+            module,
+            form(round.global_vector),
+            updates,
+            data.val_dataloader(),
+            metrics=metrics,
+            num_samples=dict(zip(ids, round.num_samples.tolist())),
+            num_clients=3,
+            seed=SEED,
+            **options,
+        )
+    return values
+
+
+def assert_same_values(values: Tensor, expected: Tensor, name: str) -> None:
+    """Clients that were never seen are NaN in both."""
+    assert torch.equal(values.nan_to_num(9), expected.nan_to_num(9)), name
 
 
 def as_state(vector: Tensor) -> dict[str, Tensor]:
@@ -94,24 +117,28 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
 
 def test_value_round_equals_the_federated_loop_for_every_metric(trained: Any) -> None:
     module, data, loop, rounds = trained
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    found = played(module, data, rounds, all_metrics(), lambda vector: vector)
-    assert found.values.keys() == loop.contributions.keys()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+    values = values_of_last_round(module, data, rounds, all_metrics(), lambda vector: vector)
+
+    assert values.values.keys() == loop.contributions.keys()
     for name, expected in loop.contributions.items():
-        assert torch.equal(found[name].nan_to_num(9), expected.nan_to_num(9)), name
+        assert_same_values(values[name], expected, name)
         if expected.by_class is not None:
-            assert torch.equal(
-                found.per_class[name].nan_to_num(9), expected.by_class.nan_to_num(9)
-            ), name
-    assert found["sv"].isnan().sum() <= 1
-    assert found.diagnostics["cgsv"].keys() == {"phi"}
-    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
-    table = found.to_frame()
-    mine = table[(table["metric"] == "classes") & (table["class"] == "1")].set_index("client")[
-        "value"
-    ]
-    known = {i: v for i, v in enumerate(found.per_class["classes"][:, 1].tolist()) if v == v}
-    assert mine.to_dict() == pytest.approx(known)
+            assert_same_values(values.per_class[name], expected.by_class, name)
+    assert values["sv"].isnan().sum() <= 1
+    assert values.diagnostics["cgsv"].keys() == {"phi"}
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(state[name], tensor)
+
+    table = values.to_frame()
+    is_of_class_1 = (table["metric"] == "classes") & (table["class"] == "1")
+    column = table[is_of_class_1].set_index("client")["value"]
+    expected = values.per_class["classes"][:, 1]
+    seen_clients = expected.isfinite().nonzero().flatten().tolist()
+    assert column.to_dict() == pytest.approx(
+        {client: expected[client].item() for client in seen_clients}
+    )
     assert set(table["round"]) == {ROUNDS - 1}
 
 
@@ -122,72 +149,115 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("what", ["state_dict", "arrays", "deltas", "fabric"])
-def test_value_round_of_state_dicts_arrays_or_deltas_equals_that_of_vectors(
-    trained: Any, what: str
+@pytest.mark.parametrize("form", ["state_dict", "arrays", "fabric"])
+def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(
+    trained: Any, form: str
 ) -> None:
     module, data, _, rounds = trained
     net = network()
     net.load_state_dict(module.net.state_dict())
+    valued_module: nn.Module = net
+    make_form = as_state
+    if form == "arrays":
+        make_form = as_arrays
+    if form == "fabric":
+        valued_module = Fabric(accelerator="cpu", devices=1).setup(net)
+
+    metrics = {name: make() for name, make in PLAIN.items()}
+    expected = values_of_last_round(net, data, rounds, metrics, lambda vector: vector)
     metrics = MetricCollection({name: make() for name, make in PLAIN.items()})
-    expected = played(
-        net, data, rounds, {name: make() for name, make in PLAIN.items()}, lambda vector: vector
-    )
-    if what == "deltas":
-        kind, samples = CosineGradientShapley, rounds[0].num_samples.tolist()
-        start, models = rounds[0].global_vector, rounds[0].client_vectors
-        found = value_round(
-            net, start, [*(models - start)], metrics=kind(), num_samples=samples, deltas=True
-        )
-        again = value_round(net, start, [*models], metrics=[kind()], num_samples=samples)
-        torch.testing.assert_close(found[kind.__name__], again[kind.__name__])
-        return
-    form = (
-        (lambda vector: [np.asarray(v) for v in as_state(vector).values()])
-        if what == "arrays"
-        else as_state
-    )
-    given = Fabric(accelerator="cpu", devices=1).setup(net) if what == "fabric" else net
-    found = played(given, data, rounds, metrics, form)
+    values = values_of_last_round(valued_module, data, rounds, metrics, make_form)
+
     for name in PLAIN:
-        assert torch.equal(found[name].nan_to_num(9), expected[name].nan_to_num(9)), name
+        assert_same_values(values[name], expected[name], name)
+
+
+def as_arrays(vector: Tensor) -> list[np.ndarray]:
+    return [np.asarray(value) for value in as_state(vector).values()]
+
+
+def test_value_round_of_deltas_equals_that_of_models(trained: Any) -> None:
+    module, _, _, rounds = trained
+    model = rounds[0].global_vector
+    client_models = rounds[0].client_vectors
+    samples = rounds[0].num_samples.tolist()
+    net = network()
+    net.load_state_dict(module.net.state_dict())
+
+    of_deltas = value_round(
+        net,
+        model,
+        [*(client_models - model)],
+        metrics=CosineGradientShapley(),
+        num_samples=samples,
+        deltas=True,
+    )
+    of_models = value_round(
+        net,
+        model,
+        [*client_models],
+        metrics=[CosineGradientShapley()],
+        num_samples=samples,
+    )
+
+    name = "CosineGradientShapley"
+    torch.testing.assert_close(of_deltas[name], of_models[name])
 
 
 def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained: Any) -> None:
     module, data, _, rounds = trained
-    net, start, models = module.net, rounds[0].global_vector, rounds[0].client_vectors
+    net = module.net
+    model = rounds[0].global_vector
+    client_models = rounds[0].client_vectors
+    space = ParameterSpace(net)
     batches = [
         (torch.randn(4, 6), torch.randn(4, CLASSES)),
         (torch.randn(2, 6), torch.randn(2, CLASSES)),
     ]
 
     def worth(vector: Tensor) -> float:
-        own, space = network(), ParameterSpace(net)
-        space.write(own.eval(), vector)
+        evaluated = network().eval()
+        space.write(evaluated, vector)
+        total = 0.0
         with torch.no_grad():
-            total = sum(float(((own(x) - y) ** 2).mean()) * len(y) for x, y in batches)
+            for x, y in batches:
+                total += float(((evaluated(x) - y) ** 2).mean()) * len(y)
         return -total / 6
 
-    found = value_round(net, start, list(models), batches, loss=nn.functional.mse_loss)
-    empty, both = worth(start), worth((models[0] + models[1]) / 2)
-    alone = [worth(model) for model in models]
-    expected = [(alone[i] - empty + both - alone[1 - i]) / 2 for i in range(2)]
-    assert found["PartialFederatedShapley"].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert found.evaluations == 4
-    own = value_round(
-        net, start, list(models), batches, loss=nn.functional.mse_loss,
-        metrics=[PartialFederatedShapley(performance="loss", mode="min"), GradientAgreement(loss="loss")],
-    )  # fmt: skip
-    assert torch.equal(own["PartialFederatedShapley"], found["PartialFederatedShapley"])
-    assert own["GradientAgreement"].sum() == pytest.approx(1)
+    values = value_round(net, model, list(client_models), batches, loss=nn.functional.mse_loss)
+
+    empty = worth(model)
+    grand = worth((client_models[0] + client_models[1]) / 2)
+    singles = [worth(client_model) for client_model in client_models]
+    expected = [
+        (singles[0] - empty + grand - singles[1]) / 2,
+        (singles[1] - empty + grand - singles[0]) / 2,
+    ]
+    shapley_values = values["PartialFederatedShapley"]
+    assert shapley_values.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert values.evaluations == 4
+
+    by_name = value_round(
+        net,
+        model,
+        list(client_models),
+        batches,
+        loss=nn.functional.mse_loss,
+        metrics=[
+            PartialFederatedShapley(performance="loss", mode="min"),
+            GradientAgreement(loss="loss"),
+        ],
+    )
+    assert torch.equal(by_name["PartialFederatedShapley"], shapley_values)
+    assert by_name["GradientAgreement"].sum() == pytest.approx(1)
 
 
 def test_value_round_leaves_the_global_generator_unchanged(trained: Any) -> None:
     module, _, _, rounds = trained
-    batches = DataLoader(
-        TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,))), 10, shuffle=True
-    )
-    before = torch.get_rng_state()
+    samples = TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,)))
+    batches = DataLoader(samples, 10, shuffle=True)
+    generator_state = torch.get_rng_state()
+
     value_round(
         module,
         rounds[0].global_vector,
@@ -195,36 +265,53 @@ def test_value_round_leaves_the_global_generator_unchanged(trained: Any) -> None
         batches,
         metrics=LeaveOneOut(),
     )
-    assert torch.equal(torch.get_rng_state(), before)
+
+    assert torch.equal(torch.get_rng_state(), generator_state)
 
 
 def test_value_round_takes_clients_by_name_and_aggregation_weights(trained: Any) -> None:
     module, data, _, rounds = trained
-    models, names = rounds[0].client_vectors, ["Lyon", "Boston", "Kyoto"]
-    updates = {"Kyoto": models[0], "Lyon": models[1]}
+    model = rounds[0].global_vector
+    models = rounds[0].client_vectors
     metric = DecayedShapley(normalize=False)
-    found = value_round(
-        module, rounds[0].global_vector, updates, data.val_dataloader(), metrics=metric, client_names=names,
-        weights={"Kyoto": 0.25, "Lyon": 0.75},
-    )  # fmt: skip
-    assert found["DecayedShapley"].isnan().tolist() == [False, True, False]
-    frame = found.to_frame()
-    assert set(frame["client_name"]) == {"Kyoto", "Lyon"}
-    mean = value_round(
-        module, rounds[0].global_vector, [models[1], models[1], models[0]], data.val_dataloader(),
-        metrics=DecayedShapley(normalize=False), weights=[0.75, 0.0, 0.25],
-    )  # fmt: skip
-    torch.testing.assert_close(mean["DecayedShapley"][[0, 2]], found["DecayedShapley"][[0, 2]])
-    assert metric.rounds == 1
-    value_round(
+
+    values = value_round(
         module,
-        rounds[0].global_vector,
-        updates,
+        model,
+        {"Kyoto": models[0], "Lyon": models[1]},
         data.val_dataloader(),
         metrics=metric,
-        client_names=names,
+        client_names=["Lyon", "Boston", "Kyoto"],
+        weights={"Kyoto": 0.25, "Lyon": 0.75},
     )
-    assert metric.rounds == 2  # and its omega is the second round's
+    by_position = value_round(
+        module,
+        model,
+        [models[1], models[1], models[0]],
+        data.val_dataloader(),
+        metrics=DecayedShapley(normalize=False),
+        weights=[0.75, 0.0, 0.25],
+    )
+
+    decayed = values["DecayedShapley"]
+    assert decayed.isnan().tolist() == [False, True, False]
+    assert set(values.to_frame()["client_name"]) == {"Kyoto", "Lyon"}
+    torch.testing.assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
+
+
+def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained: Any) -> None:
+    module, data, _, rounds = trained
+    metric = DecayedShapley(normalize=False)
+
+    for rounds_counted in (1, 2):
+        value_round(
+            module,
+            rounds[0].global_vector,
+            list(rounds[0].client_vectors),
+            data.val_dataloader(),
+            metrics=metric,
+        )
+        assert metric.rounds == rounds_counted  # and its omega is the second round's
 
 
 NET = network()
@@ -280,9 +367,9 @@ STATE = NET.state_dict()
 def test_value_round_with_mismatched_arguments_raises(
     arguments: dict[str, Any], message: str
 ) -> None:
-    given = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
+    fitting_arguments = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
     with pytest.raises(ConfigurationError, match=message):
-        value_round(**{**given, **arguments})
+        value_round(**{**fitting_arguments, **arguments})
 
 
 def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
@@ -295,13 +382,19 @@ def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
 
 
 def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> None:
-    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    own = ParameterSpace(convolution).read(convolution)
+    convolution = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    model = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
+
     with pytest.raises(ConfigurationError, match="say num_classes"):
-        value_round(convolution, own, [own, own], batches)
-    found = value_round(convolution, own, [own, own], batches, num_classes=2)
-    assert found["PartialFederatedShapley"].tolist() == [0, 0]
+        value_round(convolution, model, [model, model], batches)
+
+    values = value_round(convolution, model, [model, model], batches, num_classes=2)
+    assert values["PartialFederatedShapley"].tolist() == [0, 0]
 
 
 class Normalizes(Plain):
@@ -310,14 +403,22 @@ class Normalizes(Plain):
 
 
 def test_value_round_applies_the_modules_batch_hooks_in_validation_mode() -> None:
-    x, y, module = torch.randn(60, 6), torch.arange(60) % 3, Normalizes(network(batch_norm=False))
-    start = ParameterSpace(module).read(module)
-    updates = [start + torch.randn_like(start) for _ in range(3)]
-    found = value_round(module, start, updates, [(x, y)], metrics=CumulativeShapley())
+    x = torch.randn(60, 6)
+    y = torch.arange(60) % 3
+    module = Normalizes(network(batch_norm=False))
+    model = ParameterSpace(module).read(module)
+    updates = [model + torch.randn_like(model) for _ in range(3)]
+
+    values = value_round(module, model, updates, [(x, y)], metrics=CumulativeShapley())
     by_hand = value_round(
-        module.net, start, updates, [(x / 10 - 3, y)], metrics=CumulativeShapley()
+        module.net,
+        model,
+        updates,
+        [(x / 10 - 3, y)],
+        metrics=CumulativeShapley(),
     )
-    torch.testing.assert_close(found["CumulativeShapley"], by_hand["CumulativeShapley"])
+
+    torch.testing.assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
     assert module._trainer is None  # it is read, not written
 
 
@@ -328,19 +429,21 @@ class OfDictionaries(Plain):
 
 
 def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
-    x, y, module = (
-        torch.randn(60, 6),
-        torch.arange(60) % 3,
-        OfDictionaries(network(batch_norm=False)),
-    )
-    start = ParameterSpace(module).read(module)
-    updates = [start + torch.randn_like(start) for _ in range(3)]
+    x = torch.randn(60, 6)
+    y = torch.arange(60) % 3
+    dictionaries = [{"x": x, "y": y}]
+    module = OfDictionaries(network(batch_norm=False))
+    model = ParameterSpace(module).read(module)
+    updates = [model + torch.randn_like(model) for _ in range(3)]
     logged = PartialFederatedShapley(performance="dev/hits", mode="max")
-    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=logged)
-    plain = value_round(module, start, updates, [(x, y)], metrics=PartialFederatedShapley())
-    torch.testing.assert_close(found["PartialFederatedShapley"], plain["PartialFederatedShapley"])
+
+    by_logged = value_round(module, model, updates, dictionaries, metrics=logged)
+    plain = value_round(module, model, updates, [(x, y)], metrics=PartialFederatedShapley())
+
+    name = "PartialFederatedShapley"
+    torch.testing.assert_close(by_logged[name], plain[name])
     with pytest.raises(
         ConfigurationError,
         match=r"a batch is dict\. Or measure by a value that validation_step logs",
     ):
-        value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley())
+        value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -26,35 +26,41 @@ class Judged:
     """
 
     def __init__(self, id: int, accuracy: Any, model: Tensor | None = None) -> None:
-        self.asked: list[Tensor] = []
-        self.id, self.accuracy, self.model = id, accuracy, model
+        self.evaluated: list[Tensor] = []
+        self.id = id
+        self.accuracy = accuracy
+        self.model = model
         counts = torch.tensor([1, 1])
         self.data = LocalData(
-            f"client {id}", lambda split: [], counts, counts, lambda batches: self
+            f"client {id}",
+            lambda split: [],
+            counts,
+            counts,
+            lambda batches: self,
         )
 
     def __call__(self, vectors: Tensor) -> Any:
-        self.asked.append(vectors.clone())
-        values = torch.tensor(
-            [float(self.accuracy(vector)) for vector in vectors], dtype=torch.float64
-        )
+        self.evaluated.append(vectors.clone())
+        accuracies = [float(self.accuracy(vector)) for vector in vectors]
+        values = torch.tensor(accuracies, dtype=torch.float64)
         return SimpleNamespace(value=lambda measure: values)
 
 
-NETWORK = nn.Sequential(
-    nn.Linear(2, 1), nn.Linear(1, 2)
-)  # 3 + 4 parameters, the last 4 are the head
+# 3 + 4 parameters, the last 4 are the head.
+NETWORK = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))
 SPACE = ParameterSpace(NETWORK)
 
 
-def begun(n: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
-    some = torch.ones(n, dtype=torch.long)
-    sizes = {"train": some, "val": some, "test": some}
-    method.begin(FederationInfo(torch.zeros(space.size), space, n, 2, sizes, 0))
+def begin(num_clients: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
+    """The method, in a federation of clients with one sample each and a global model of zeros."""
+    ones = torch.ones(num_clients, dtype=torch.long)
+    sizes = {"train": ones, "val": ones, "test": ones}
+    model = torch.zeros(space.size)
+    method.begin(FederationInfo(model, space, num_clients, 2, sizes, 0))
     return method
 
 
-def play(
+def play_round(
     method: PFedSV,
     clients: list[Judged],
     vectors: Tensor,
@@ -63,28 +69,48 @@ def play(
     space: ParameterSpace = SPACE,
 ) -> tuple[dict[int, Tensor], Round]:
     """A round in which the clients upload these vectors: the models that they go on from, and the round."""
-    board, channel = ContributionMetrics({}), Channel()
-    board.contributions = {} if relevance is None else {"relevance": relevance}
+    metrics = ContributionMetrics({})
+    channel = Channel()
+    if relevance is not None:
+        metrics.contributions = {"relevance": relevance}
     strategies = {"aggregator": FedAvg("uniform"), "personalizer": method}
-    server = RoundServer(board, strategies, space, channel)
+    server = RoundServer(metrics, strategies, space, channel)
     state = FederationState(
-        method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0])
+        method._num_clients,
+        round_index=index,
+        global_vector=torch.zeros_like(vectors[0]),
     )
-    instructions = server.instruct([each.id for each in clients], state)
+    instructions = server.instruct([client.id for client in clients], state)
     server.send(instructions)
-    for each, vector in zip(clients, vectors):
-        with opened(each.data):
-            start = method.receive(each.data, instructions[each.id])
-        each.data.set_models(start, vector if each.model is None else each.model)
-    updates = [ClientUpdate(each.id, 1, vector) for each, vector in zip(clients, vectors)]
-    known: Any = {each.id: Client(each.id, each.data, channel) for each in clients}
-    round = server.finish(server.receive(updates, vectors, instructions, state, known), state)
+
+    for client, vector in zip(clients, vectors):
+        with opened(client.data):
+            initial = method.receive(client.data, instructions[client.id])
+        client.data.set_models(initial, vector if client.model is None else client.model)
+    updates = [
+        ClientUpdate(
+            client.id,
+            1,
+            vector,
+        )
+        for client, vector in zip(clients, vectors)
+    ]
+    proxies: Any = {
+        client.id: Client(
+            client.id,
+            client.data,
+            channel,
+        )
+        for client in clients
+    }
+    received = server.receive(updates, vectors, instructions, state, proxies)
+    round = server.finish(received, state)
+
     assert state.starts == {}  # the clients keep their models themselves
-    traffic = round.uploaded, round.downloaded
-    assert all(
-        len(each) == len(clients) for each in traffic
-    )  # counted before the clients are asked for their models
-    return {each.id: client.ask(own_model) for each, client in zip(clients, known.values())}, round
+    # Traffic is counted before the clients are asked for their models.
+    assert len(round.uploaded) == len(round.downloaded) == len(clients)
+    models = {client.id: proxies[client.id].ask(own_model) for client in clients}
+    return models, round
 
 
 def own_model(local: LocalData) -> Tensor:
@@ -95,23 +121,30 @@ def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
     """Equation 2: the mean over all orders."""
     count = len(vectors)
 
-    def worth(members: tuple[int, ...]) -> float:
-        return float(accuracy(vectors[list(members)].mean(0))) if members else 0.0
+    def worth(*members: int) -> float:
+        if not members:
+            return 0.0
+        return float(accuracy(vectors[list(members)].mean(0)))
 
     values = np.zeros(count)
     orders = list(itertools.permutations(range(count)))
     for order in orders:
-        for place, player in enumerate(order):
-            values[player] += worth(order[: place + 1]) - worth(order[:place])
+        for position, player in enumerate(order):
+            predecessors = order[:position]
+            values[player] += worth(*predecessors, player) - worth(*predecessors)
     return values / len(orders)
 
 
-def random_models(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        count, SPACE.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+def random_models(count: int, seed: int = 0, size: int = SPACE.size) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, size, generator=generator, dtype=torch.float64)
 
 
 def closeness(target: Any) -> Any:
     """An accuracy: 1 at ``target``, falling with the distance."""
-    return lambda vector: np.exp(-np.linalg.norm(np.asarray(vector) - np.asarray(target)) / 3)
+
+    def accuracy(vector: Any) -> float:
+        distance = np.linalg.norm(np.asarray(vector) - np.asarray(target))
+        return np.exp(-distance / 3)
+
+    return accuracy

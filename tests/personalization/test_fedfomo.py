@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from functools import partial
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,16 +24,15 @@ from helpers.models import Plain, network
 DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
 
 
-def kept(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     """What has crossed, and the models that the clients go on from."""
     traffic = round.uploaded, round.downloaded
-    assert len(round.matrix.starts) == len(
-        round
-    )  # the clients are asked for them, which is not counted any more
-    return traffic, {
-        client.id: client.ask(lambda local: local.state[OWN_MODEL].clone())
-        for client in round.clients
-    }
+    # The clients are asked for these models, which is not counted any more.
+    assert len(round.matrix.starts) == len(round)
+    models = {}
+    for client in round.clients:
+        models[client.id] = client.ask(lambda local: local.state[OWN_MODEL].clone())
+    return traffic, models
 
 
 def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
@@ -50,57 +50,93 @@ def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tens
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None:
-    personalizer, data = FedFomo(num_downloads=2), DATA()
-    seen = watched(
-        personalizer, lambda *_: deepcopy((personalizer._uploads, personalizer._affinity)), kept
-    )
+    personalizer = FedFomo(num_downloads=2)
+    data = DATA()
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
+
+    def uploads_and_affinity(*arguments: Any) -> Any:
+        return deepcopy((personalizer._uploads, personalizer._affinity))
+
+    entries = watched(personalizer, uploads_and_affinity, traffic_and_models)
     fit(loop, tmp_path, data=data, rounds=4)
-    moved = 0
-    for round, (before, affinity), _, ((uploaded, downloaded), own) in seen:
-        uploads = before | dict(zip(round.client_ids.tolist(), round.client_vectors))
-        for row, client in enumerate(round.client_ids.tolist()):
-            start = round.matrix.starts[row]
+
+    size = loop.space.size
+    num_mixtures = 0
+    for round, (earlier_uploads, affinity), _, (traffic, own_models) in entries:
+        clients = round.client_ids.tolist()
+        uploads = earlier_uploads | dict(zip(clients, round.client_vectors))
+        uploaded, downloaded = traffic
+        assert set(own_models) == set(clients)
+        for row, client in enumerate(clients):
+            initial = round.matrix.starts[row]
             values = round.peer_values[row]
-            looked_at = (~values.isnan()).nonzero().flatten().tolist()
-            assert client in looked_at
-            assert len(looked_at) == 1 + min(2, len(uploads) - 1)
-            # The first model that it starts from, and the others'; up a model, and what all these are worth to it.
-            assert (
-                downloaded[row] == ((client not in before) + len(looked_at) - 1) * loop.space.size
+            peers = values.isfinite().nonzero().flatten().tolist()
+            assert client in peers
+            assert len(peers) == 1 + min(2, len(uploads) - 1)
+
+            # Down: the first model that it starts from, and the others'.
+            # Up: a model, and what all these are worth to it.
+            is_new = client not in earlier_uploads
+            assert downloaded[row] == (is_new + len(peers) - 1) * size
+            assert uploaded[row] == size + len(peers)
+
+            signed, expected = equation_3(
+                loop,
+                data,
+                client,
+                initial,
+                [uploads[j] for j in peers],
             )
-            assert uploaded[row] == loop.space.size + len(looked_at)
-            base, *others = losses(loop, data, client, [start, *(uploads[j] for j in looked_at)])
-            cut = loop.space.num_parameters
-            distance = [float((uploads[j] - start)[:cut].double().norm()) for j in looked_at]
-            signed = (base - np.array(others)) / np.array(distance)
+            shares = signed / abs(signed).sum()
             np.testing.assert_allclose(
-                values[looked_at], signed / abs(signed).sum(), rtol=1e-3, atol=1e-6
+                values[peers],
+                shares,
+                rtol=1e-3,
+                atol=1e-6,
             )
-            weights = np.maximum(signed, 0)
-            if weights.sum() > 0:
-                weights = weights / weights.sum()
-                expected = start.double() + sum(
-                    w * (uploads[j] - start).double() for w, j in zip(weights, looked_at)
-                )
-                moved += 1
-            else:
-                expected = start.double()
-            torch.testing.assert_close(own[client].double(), expected, rtol=1e-4, atol=1e-5)
-            affinity[client, looked_at] += values[looked_at]
-        assert set(own) == set(round.client_ids.tolist())
-    assert moved > 3
+            own_model = own_models[client].double()
+            torch.testing.assert_close(own_model, expected, rtol=1e-4, atol=1e-5)
+            num_mixtures += (signed > 0).any()
+            affinity[client, peers] += values[peers]
+    assert num_mixtures > 3
     torch.testing.assert_close(personalizer._affinity, affinity)
 
 
+def equation_3(
+    loop: FederatedLoop, data: Any, client: int, initial: torch.Tensor, peers: list[torch.Tensor]
+) -> tuple[np.ndarray, torch.Tensor]:
+    """What each peer's model gains by distance, and the mixture of those that gain something."""
+    cut = loop.space.num_parameters
+    loss, *peer_losses = losses(loop, data, client, [initial, *peers])
+    distances = [float((model - initial)[:cut].double().norm()) for model in peers]
+    signed = (loss - np.array(peer_losses)) / np.array(distances)
+
+    weights = np.maximum(signed, 0)
+    mixture = initial.double()
+    if weights.sum() > 0:
+        for weight, model in zip(weights / weights.sum(), peers):
+            mixture = mixture + weight * (model - initial).double()
+    return signed, mixture
+
+
 def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
-    start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
-    losses = torch.tensor([1.0, 1.0, 0.5, float("nan"), float("inf")], dtype=torch.float64)
-    local = SimpleNamespace(
-        start=start, model=start, state={}, utility=lambda vectors, performance: -losses
+    initial = torch.zeros(3)
+    model = torch.tensor([1.0, 0.0, 0.0])
+    # Of the initial model, the client's, and three others'.
+    losses = torch.tensor(
+        [1.0, 1.0, 0.5, nan, inf],
+        dtype=torch.float64,
     )
-    values = mix_models(local, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
-    assert torch.equal(local.state[OWN_MODEL], other)
+    local = SimpleNamespace(
+        start=initial,
+        model=initial,
+        state={},
+        utility=lambda vectors, performance: -losses,
+    )
+
+    values = mix_models(local, [model, 2 * model, 3 * model], 3)  # type: ignore[arg-type]
+
+    assert torch.equal(local.state[OWN_MODEL], model)
     assert values.tolist() == [0, 1, 0, 0]
 
 
@@ -129,10 +165,19 @@ class Logs(Plain):
 
 
 def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path: Path) -> None:
-    runs = []
+    values_of_runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):
-        seen = watched(personalizer := FedFomo(num_downloads=2, **measure))
-        fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Logs(), DATA(), rounds=2)
-        runs.append([round.peer_values for round, *_ in seen])
-    for one, other in zip(*runs):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+        personalizer = FedFomo(num_downloads=2, **measure)
+        entries = watched(personalizer)
+        loop = FederatedLoop(personalizer=personalizer, seed=3)
+        fit(loop, tmp_path, Logs(), DATA(), rounds=2)
+        values_of_runs.append([round.peer_values for round, *_ in entries])
+
+    for values, values_by_log in zip(*values_of_runs):
+        torch.testing.assert_close(
+            values,
+            values_by_log,
+            rtol=1e-3,
+            atol=1e-4,
+            equal_nan=True,
+        )

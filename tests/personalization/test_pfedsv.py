@@ -9,11 +9,11 @@ import torch
 from personalization.judged import (
     SPACE,
     Judged,
-    begun,
+    begin,
     closeness,
     exact_values,
     nan,
-    play,
+    play_round,
     random_models,
 )
 from torch import nn
@@ -32,35 +32,55 @@ from helpers.fits import fit
 def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
-    everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
-    models, round = play(begun(4, PFedSV()), everybody, vectors)
+    clients = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
+
+    models, round = play_round(
+        begin(4, PFedSV()),
+        clients,
+        vectors,
+    )
+
     values = exact_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
-    distances = np.linalg.norm(vectors.numpy() - vectors[0].numpy(), axis=1)
+    np.testing.assert_allclose(
+        round.peer_values[0],
+        values,
+        atol=1e-6,
+    )
+    # Every coalition but the empty one, once, in one call.
+    (evaluated,) = clients[0].evaluated
+    assert len(evaluated) == len(evaluated.unique(dim=0)) == 15
+
+    # Its own model counts as at the mean of the others' distances.
+    distances = np.linalg.norm(
+        vectors.numpy() - vectors[0].numpy(),
+        axis=1,
+    )
     distances[0] = distances[1:].mean()
     weights = np.maximum(values, 0) / distances
-    np.testing.assert_allclose(models[0], weights / weights.sum() @ vectors.numpy(), atol=1e-6)
-    # Every coalition but the empty one, once, in one call.
-    (asked,) = everybody[0].asked
-    assert len(asked) == len(asked.unique(dim=0)) == 15
+    mixture = weights / weights.sum() @ vectors.numpy()
+    np.testing.assert_allclose(models[0], mixture, atol=1e-6)
 
 
 def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative() -> None:
     vectors = random_models(3)
-    own = vectors[0] + 7
-    models, round = play(
-        begun(3, PFedSV()),
-        [
-            Judged(0, lambda vector: -1 - len(vector), own),
-            Judged(1, lambda vector: 0),
-            Judged(2, lambda vector: 0),
-        ],
+    trained = vectors[0] + 7
+    clients = [
+        Judged(0, lambda vector: -1 - len(vector), trained),
+        Judged(1, lambda vector: 0),
+        Judged(2, lambda vector: 0),
+    ]
+
+    models, round = play_round(
+        begin(3, PFedSV()),
+        clients,
         vectors,
     )
+
     assert (round.peer_values[0] < 0).all()
-    assert torch.equal(models[0], own)
+    assert torch.equal(models[0], trained)
     # What others download is what it has uploaded.
-    assert torch.equal(torch.stack([models[1], models[2]]), vectors[1:])
+    assert torch.equal(models[1], vectors[1])
+    assert torch.equal(models[2], vectors[2])
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -69,8 +89,16 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
     clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
-    free, _ = play(begun(2, PFedSV()), clients, vectors)
-    careful, round = play(begun(2, PFedSV(safeguard=True)), clients, vectors)
+    free, _ = play_round(
+        begin(2, PFedSV()),
+        clients,
+        vectors,
+    )
+    careful, round = play_round(
+        begin(2, PFedSV(safeguard=True)),
+        clients,
+        vectors,
+    )
     assert round.peer_values is not None
     assert (round.peer_values[0] > 0).all()
     assert not torch.equal(free[0], vectors[0])
@@ -78,14 +106,27 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
 
 
 def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client() -> None:
-    method = begun(4, PFedSV())
+    method = begin(4, PFedSV())
     vectors = random_models(3)
-    play(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
+    play_round(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
     late = Judged(0, lambda v: 0.5)  # appears first in a later round
-    _, round = play(method, [late], vectors[:1], torch.full((4, 4), nan), index=7)
-    assert round.peer_values.isnan().tolist() == [[False, False, False, True]]
+    _, round = play_round(
+        method,
+        [late],
+        vectors[:1],
+        torch.full((4, 4), nan),
+        index=7,
+    )
+    assert round.peer_values.isnan().tolist() == [
+        [
+            False,
+            False,
+            False,
+            True,
+        ]
+    ]
     assert round.downloaded.tolist() == [(1 + 2) * SPACE.size]
-    pairs = torch.cat(late.asked)
+    pairs = torch.cat(late.evaluated)
     for stale in vectors:
         assert (pairs == stale).all(1).any()
 
@@ -93,105 +134,168 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    method, clients = begun(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
-    _, round = play(method, clients, random_models(4), relevance, index=1)
-    assert round.peer_values[0].isnan().tolist() == [False, True, False, True]
+    method, clients = begin(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
+    _, round = play_round(
+        method,
+        clients,
+        random_models(4),
+        relevance,
+        index=1,
+    )
+    assert round.peer_values[0].isnan().tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert round.downloaded.tolist() == [(1 + 1) * SPACE.size, *[(1 + 3) * SPACE.size] * 3]
     relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
-    models, round = play(method, clients, random_models(4), relevance, index=2)
+    models, round = play_round(
+        method,
+        clients,
+        random_models(4),
+        relevance,
+        index=2,
+    )
     assert round.downloaded[0] == 0
     torch.testing.assert_close(models[0], random_models(4)[0])
 
 
 def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     vectors = random_models(3)
-    method, clients = (
-        begun(3, PFedSV(mode="extractor")),
-        [Judged(i, closeness(vectors[1])) for i in range(3)],
-    )
-    models, round = play(method, clients, vectors)
+    accuracy = closeness(vectors[1])
+    method = begin(3, PFedSV(mode="extractor"))
+    clients = [Judged(client, accuracy) for client in range(3)]
+
+    models, round = play_round(method, clients, vectors)
+
+    # The first 3 entries are the extractor.
     server = round.server_vector
     torch.testing.assert_close(server, vectors.mean(0))
-    asked = torch.cat(clients[0].asked)
-    assert (asked[:, :3] == server[:3]).all()
+    evaluated = torch.cat(clients[0].evaluated)
+    assert (evaluated[:, :3] == server[:3]).all()
     for model in models.values():
         assert torch.equal(model[:3], server[:3])
+
     # Shapley values and distances are those of heads on the common extractor.
-    whole = torch.cat([server[:3].expand(3, -1), vectors[:, 3:]], dim=1)
-    values = round.peer_values[0].double()
-    np.testing.assert_allclose(
-        values, exact_values(whole.numpy(), closeness(vectors[1])), atol=1e-6
+    heads = vectors[:, 3:]
+    on_common_extractor = torch.cat(
+        [server[:3].expand(3, -1), heads],
+        dim=1,
     )
-    distances = (vectors[:, 3:] - vectors[0, 3:]).norm(dim=1)
+    expected = exact_values(on_common_extractor.numpy(), accuracy)
+    np.testing.assert_allclose(round.peer_values[0], expected, atol=1e-6)
+    distances = (heads - heads[0]).norm(dim=1)
     distances[0] = distances[1:].mean()
-    weights = values.clamp_min(0) / distances
+    weights = round.peer_values[0].double().clamp_min(0) / distances
+    mixture = weights / weights.sum() @ heads
     torch.testing.assert_close(
-        models[0][3:], weights / weights.sum() @ vectors[:, 3:], atol=1e-6, rtol=0
+        models[0][3:],
+        mixture,
+        atol=1e-6,
+        rtol=0,
     )
+
     # Up: a model, and three values. Down: the first model, the extractor, 3 parameters, and two heads of 4.
     assert round.uploaded.tolist() == [7 + 3] * 3
     assert round.downloaded.tolist() == [7 + 3 + 2 * 4] * 3
-    # A client that was away fetches the extractor before it trains, too.
-    _, round = play(method, clients[:2], vectors[:2], index=1)
-    assert round.downloaded.tolist() == [3 + 2 * 4] * 2
-    _, round = play(method, clients, vectors, index=2)
-    assert round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
 
 
-def test_pfedsv_start_points_depend_on_the_mode_and_on_absence() -> None:
-    vector, own = torch.arange(7.0), torch.full((7,), -1.0)
-    state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
-    # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
-    # chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
-    for mode, new, back in (
+def test_pfedsv_client_that_was_away_fetches_the_shared_extractor() -> None:
+    vectors = random_models(3)
+    method = begin(3, PFedSV(mode="extractor"))
+    clients = [Judged(client, closeness(vectors[1])) for client in range(3)]
+
+    play_round(method, clients, vectors)
+    _, second_round = play_round(
+        method,
+        clients[:2],
+        vectors[:2],
+        index=1,
+    )
+    _, third_round = play_round(method, clients, vectors, index=2)
+
+    # An extractor of 3 parameters and two heads of 4; who was away, the extractor before it trains, too.
+    assert second_round.downloaded.tolist() == [3 + 2 * 4] * 2
+    assert third_round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "newcomer", "returned"),
+    [
         ("model", [0] * 7, [-1] * 7),
-        ("extractor", [0, 1, 2, *[0] * 4], [0, 1, 2, *[-1] * 4]),
-    ):
-        method = begun(2, PFedSV(mode=mode))
-        assert method.start(1, state).tolist() == new
-        assert method.send(1, method.start(1, state), state) == {}
-        for there, expected in ((False, back), (True, [-1] * 7)):
-            method._uploads, method._cohort = {1: own}, [1] if there else [0]
-            assert method.start(1, state) is None
-            with opened(local):
-                local.state[OWN_MODEL] = own
-                assert (
-                    method.receive(
-                        local, Instruction(4, 1, 0, None, method.send(1, None, state))
-                    ).tolist()
-                    == expected
-                )
-    assert torch.equal(state.model(), vector)
-    assert own.tolist() == [-1] * 7
+        ("extractor", [0, 1, 2, 0, 0, 0, 0], [0, 1, 2, -1, -1, -1, -1]),
+    ],
+)
+def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
+    mode: Any, newcomer: list[float], returned: list[float]
+) -> None:
+    """A newcomer starts from the initial model, of zeros, on the extractor that there is. Who has been there has chosen
+    a model, and keeps it; after an absence it is sent the extractor that there is now."""
+    model = torch.arange(7.0)
+    chosen_model = torch.full((7,), -1.0)
+    state = FederationState(2, global_vector=model.clone())
+    local = Judged(1, lambda vector: 0).data
+    method = begin(2, PFedSV(mode=mode))
+
+    initial = method.start(1, state)
+    assert initial.tolist() == newcomer
+    assert method.send(1, initial, state) == {}
+
+    method._uploads = {1: chosen_model}
+    for cohort, expected in (([0], returned), ([1], [-1] * 7)):
+        method._cohort = cohort
+        assert method.start(1, state) is None
+        instruction = Instruction(4, 1, 0, None, method.send(1, None, state))
+        with opened(local):
+            local.state[OWN_MODEL] = chosen_model
+            assert method.receive(local, instruction).tolist() == expected
+    assert torch.equal(state.model(), model)
+    assert chosen_model.tolist() == [-1] * 7
 
 
 def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
-    method = begun(2, PFedSV(mode="extractor", classifier=["0", "1"]))
-    start = method.start(1, FederationState(2, global_vector=torch.ones(7)))
-    assert start is not None
-    assert start.tolist() == [0] * 7
+    method = begin(
+        2,
+        PFedSV(mode="extractor", classifier=["0", "1"]),
+    )
+    state = FederationState(2, global_vector=torch.ones(7))
+
+    initial = method.start(1, state)
+
+    assert initial is not None
+    assert initial.tolist() == [0] * 7
     for layers in (["2"], ["1", "fc"], []):
         with pytest.raises(ConfigurationError, match="classifier"):
-            begun(2, PFedSV(mode="extractor", classifier=layers))
+            begin(2, PFedSV(mode="extractor", classifier=layers))
     bare = nn.Sequential(nn.Conv2d(1, 2, 3))
     with pytest.raises(ConfigurationError, match="linear"):
-        begun(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
+        begin(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
 
 
 def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> None:
-    space = ParameterSpace(
-        nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
-    )  # 4 + 3 parameters, 4 statistics
-    vectors = torch.randn(
-        3, space.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    vectors[:, 7:] = 1 + 1000 * vectors[:, 7:].abs()
-    clients = [Judged(i, lambda v: 0.5 + 0.01 * float(v[0])) for i in range(3)]
-    models, round = play(begun(3, PFedSV(), space=space), clients, vectors, space=space)
-    distances = (vectors - vectors[0])[:, :7].norm(dim=1)
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    space = ParameterSpace(module)
+    num_parameters = 4 + 3  # then come 4 statistics
+    vectors = random_models(3, size=space.size)
+    vectors[:, num_parameters:] = 1 + 1000 * vectors[:, num_parameters:].abs()
+    clients = [Judged(i, lambda vector: 0.5 + 0.01 * float(vector[0])) for i in range(3)]
+    method = begin(3, PFedSV(), space=space)
+
+    models, round = play_round(method, clients, vectors, space=space)
+
+    # Its own model counts as at the mean of the others' distances.
+    parameters = vectors[:, :num_parameters]
+    distances = (parameters - parameters[0]).norm(dim=1)
     distances[0] = distances[1:].mean()
     weights = round.peer_values[0].double().clamp_min(0) / distances
-    torch.testing.assert_close(models[0], weights / weights.sum() @ vectors, atol=1e-4, rtol=0)
+    mixture = weights / weights.sum() @ vectors
+    torch.testing.assert_close(
+        models[0],
+        mixture,
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +319,7 @@ def federation() -> FederatedLoop:
 
 def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="DomainRelevance"):
-        play(begun(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
+        play_round(begin(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
         fit(federation(), tmp_path)
 
@@ -223,17 +327,23 @@ def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Pa
 def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     """What a question returns is one number for each model that was played with; of the last round."""
     loop = federation()
-    fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2), rounds=2)
-    sent = [
-        (message.direction, message.name, message.traffic.numbers)
-        for message in loop.channel.messages
-    ]
-    assert {each[:2] for each in sent} == {
+    fit(
+        loop,
+        tmp_path,
+        data=toy_data(drop_last=True, client_val=0.2),
+        rounds=2,
+    )
+
+    numbers_by_message: dict[tuple[str, str], list[float]] = {}
+    for message in loop.channel.messages:
+        numbers = numbers_by_message.setdefault((message.direction, message.name), [])
+        numbers.append(message.traffic.numbers)
+    assert set(numbers_by_message) == {
         ("up", "update"),
         ("up", "collaborate"),
         ("down", "collaborate"),
     }
-    assert {numbers for _, name, numbers in sent if name == "update"} == {loop.space.size}
-    answers = [numbers for way, name, numbers in sent if (way, name) == ("up", "collaborate")]
+    assert set(numbers_by_message["up", "update"]) == {loop.space.size}
+    answers = numbers_by_message["up", "collaborate"]
     assert len(answers) == 3
     assert max(answers) <= 3

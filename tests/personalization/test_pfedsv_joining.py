@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from personalization.judged import Judged, begun, closeness, play, random_models
+from personalization.judged import Judged, begin, closeness, play_round, random_models
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
@@ -27,9 +27,10 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
     values[0] = accuracy(vectors[0])
     orders = list(itertools.permutations(range(1, len(vectors))))
     for order in orders:
-        worth = [
-            float(accuracy(vectors[[0, *order[:place]]].mean(0))) for place in range(len(order) + 1)
-        ]
+        worth = []
+        for count in range(len(order) + 1):
+            members = [0, *order[:count]]
+            worth.append(float(accuracy(vectors[members].mean(0))))
         values[list(order)] += np.diff(worth) / len(orders)
     return values
 
@@ -39,16 +40,29 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
     accuracy = closeness(target)
     everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
-    models, round = play(begun(4, PFedSV(game="joining")), everybody, vectors)
+
+    models, round = play_round(
+        begin(4, PFedSV(game="joining")),
+        everybody,
+        vectors,
+    )
+
     values = joining_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
+    np.testing.assert_allclose(
+        round.peer_values[0],
+        values,
+        atol=1e-6,
+    )
     assert values[1] > values[2] > 0 > values[3]
-    weights = np.maximum(values, 0) / np.linalg.norm(
-        vectors.numpy() - vectors[0].numpy(), axis=1
-    ).clip(1e-9)
+    distances = np.linalg.norm(
+        vectors.numpy() - vectors[0].numpy(),
+        axis=1,
+    )
+    weights = np.maximum(values, 0) / distances.clip(1e-9)
     weights[0] = 0
     mixture = weights / weights.sum() @ vectors.numpy()
-    path = [(1 - step / 10) * vectors[0].numpy() + step / 10 * mixture for step in range(11)]
+    # The best of eleven models between its own and the mixture.
+    path = [(1 - share) * vectors[0].numpy() + share * mixture for share in np.linspace(0, 1, 11)]
     best = path[int(np.argmax([accuracy(model) for model in path]))]
     np.testing.assert_allclose(models[0], best, atol=1e-6)
     assert accuracy(best) > accuracy(vectors[0].numpy())
@@ -58,71 +72,105 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
     vectors = random_models(3)
     for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
         clients = [Judged(0, accuracy), Judged(1, lambda v: 0), Judged(2, lambda v: 0)]
-        models, round = play(begun(3, PFedSV(game="joining")), clients, vectors)
+        models, round = play_round(
+            begin(3, PFedSV(game="joining")),
+            clients,
+            vectors,
+        )
         assert torch.equal(models[0], vectors[0])
         assert (round.peer_values[0, 1:] <= 1e-9).all()
     # With nobody to download there is no game.
-    models, round = play(begun(3, PFedSV(game="joining")), [Judged(0, lambda v: 0.25)], vectors[:1])
+    models, round = play_round(
+        begin(3, PFedSV(game="joining")),
+        [Judged(0, lambda v: 0.25)],
+        vectors[:1],
+    )
     assert torch.equal(models[0], vectors[0])
     assert round.peer_values[0].nan_to_num(-1).tolist() == [0.25, -1, -1]
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
 def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
-    method, local = begun(2, PFedSV(shared=shared)), Judged(1, lambda v: 0).data
+    method, local = (
+        begin(
+            2,
+            PFedSV(shared=shared),
+        ),
+        Judged(1, lambda v: 0).data,
+    )
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
     with opened(local):
-        for model in (method.receive(local, instruction), method.own(local, instruction)):
+        for model in (
+            method.receive(local, instruction),
+            method.own(local, instruction),
+        ):
             assert model.tolist() == list(range(7))  # a newcomer has nothing else
         local.state[OWN_MODEL] = torch.full((7,), -1.0)
         expected = -1.0 + shared * (torch.arange(7.0) + 1)
         torch.testing.assert_close(method.receive(local, instruction), expected)
         assert method.own(local, instruction).tolist() == [-1] * 7
     # As in the paper, what is used is what is trained.
-    method = begun(2, PFedSV())
+    method = begin(2, PFedSV())
     method._uploads = {1: torch.zeros(7)}
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
     with opened(local):
-        assert torch.equal(method.own(local, instruction), method.receive(local, instruction))
+        assert torch.equal(
+            method.own(local, instruction),
+            method.receive(local, instruction),
+        )
 
 
 def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Path) -> None:
     """The same global model and trained models as FedAvg's, to the bit; what clients receive is not the global one, and
     no worse on their validation splits than what they have trained."""
-    loops, vectors = [], []
-    for personalizer in (None, PFedSV(k=2, game="joining", shared=1.0)):
-        loops.append(
-            FederatedLoop(
-                personalizer=personalizer,
-                metrics={"relevance": DomainRelevance()} if personalizer else {},
-                evaluation=ClientEvaluation(keep_trained=True, every=1),
-                seed=1,
-                reporting=Reporting(figures=0, table=False),
-            )
+    sampled = PFedSV(k=2, game="joining", shared=1.0)
+    loops = []
+    vectors = []
+    for name, personalizer in (
+        ("fedavg", None),
+        ("pfedsv", sampled),
+    ):
+        loop = FederatedLoop(
+            personalizer=personalizer,
+            metrics={"relevance": DomainRelevance()} if personalizer else {},
+            evaluation=ClientEvaluation(keep_trained=True, every=1),
+            seed=1,
+            reporting=Reporting(figures=0, table=False),
         )
         data = toy_data(client_val=0.3, client_test=0.2)
-        vectors.append(
-            vector(
-                fit(loops[-1], tmp_path / str(len(loops)), Plain(network(False)), data, rounds=1)
-            )
+        module = fit(
+            loop,
+            tmp_path / name,
+            Plain(network(False)),
+            data,
+            rounds=1,
         )
+        loops.append(loop)
+        vectors.append(vector(module))
+
     assert torch.equal(*vectors)
     fedavg, ours = loops
     received = ours.received()
     for client, model in ours.trained.items():
         assert torch.equal(model, fedavg.trained[client])
         assert not torch.equal(received[client], vectors[0])
-        after, before = (
-            ours.clients[client].ask(scores, torch.stack([received[client], model])).tolist()
+        client_data = ours.clients[client]
+        score_received, score_trained = client_data.ask(
+            scores, torch.stack([received[client], model])
+        ).tolist()
+        assert score_received >= score_trained
+        accuracy = client_data.ask(
+            scores,
+            received[client][None],
+            "test",
+            "accuracy",
         )
-        assert after >= before
-        tested = ours.clients[client].ask(scores, received[client][None], "test", "accuracy")
-        assert ours.client_accuracy[client] == pytest.approx(float(tested))
+        assert ours.client_accuracy[client] == pytest.approx(float(accuracy))
     assert not torch.equal(fedavg.client_accuracy, ours.client_accuracy)
 
 
 def scores(
-    local: LocalData, models: Tensor, split: Any = "val", by: Any = "negative_loss"
+    local: LocalData, models: Tensor, split: Any = "val", performance: Any = "negative_loss"
 ) -> Tensor:
-    return local.evaluate(models, split).value(by)
+    return local.evaluate(models, split).value(performance)

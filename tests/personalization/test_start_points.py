@@ -40,38 +40,52 @@ from helpers.models import Plain, loop_of, network, sgd
 def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(
     tmp_path: Path, sampler: Any
 ) -> None:
-    personalizer, metric = SparsifiedReward(beta=1.0), CosineGradientShapley(alpha=0.5)
+    personalizer = SparsifiedReward(beta=1.0)
     loop = FederatedLoop(
-        CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2
+        CGSV(scale=0.5),
+        {"cgsv": CosineGradientShapley(alpha=0.5)},
+        personalizer=personalizer,
+        sampler=sampler,
+        seed=2,
     )
-    seen = watched(
-        personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models)))
-    )
+
+    def reputation_and_models(round: Any, contributions: Any, models: Any) -> Any:
+        return contributions["cgsv"].clone(), deepcopy(dict(models))
+
+    entries = watched(personalizer, reputation_and_models)
     fit(loop, tmp_path, rounds=4)
-    for round, (reputation, held), own, _ in seen:
-        assert sorted(own) == sorted(round.client_ids.tolist())
+
+    for round, (reputation, initial_models), own_models, _ in entries:
+        assert sorted(own_models) == sorted(round.client_ids.tolist())
         merit = [math.tanh(max(float(r), 0)) for r in reputation.double().nan_to_num(0)]
         shares = [m / max(merit) for m in merit]
         assert min(shares) < 0.999  # so that the test says something
         step = loop.space.unflatten(round.server_vector - round.global_vector)
-        for client in own:
-            start = loop.space.unflatten(held.get(client, round.global_vector))
-            new, server = (
-                loop.space.unflatten(own[client]),
-                loop.space.unflatten(round.server_vector),
-            )
+        server = loop.space.unflatten(round.server_vector)
+        for client, own_model in own_models.items():
+            initial_model = initial_models.get(client, round.global_vector)
+            initial = loop.space.unflatten(initial_model)
+            rewarded = loop.space.unflatten(own_model)
             for name in loop.space.names:
                 if "running" in name:
-                    torch.testing.assert_close(new[name], server[name])
+                    torch.testing.assert_close(rewarded[name], server[name])
                     continue
-                flat = step[name].flatten()
-                count = min(math.ceil(shares[client] * len(flat)), len(flat) - 1)
-                best = sorted(range(len(flat)), key=lambda i, flat=flat: -abs(float(flat[i])))[
-                    :count
-                ]
-                expected = start[name].flatten().clone()
-                expected[best] += flat[best]
-                torch.testing.assert_close(new[name].flatten(), expected, msg=name)
+                expected = with_largest_entries(initial[name], step[name], shares[client])
+                torch.testing.assert_close(rewarded[name], expected, msg=name)
+
+
+def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
+    """Add this share of a step's entries, those of the largest magnitude, and never all of them."""
+    flat = step.flatten()
+    count = min(math.ceil(share * len(flat)), len(flat) - 1)
+    by_magnitude = sorted(
+        range(len(flat)),
+        key=lambda index: -abs(float(flat[index])),
+    )
+    result = initial.flatten().clone()
+    for index in by_magnitude[:count]:
+        result[index] += flat[index]
+    return result.view(step.shape)
 
 
 def test_fedamp_attention_equals_numpys() -> None:
@@ -105,22 +119,32 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(
     tmp_path: Path, amp: FedAMP
 ) -> None:
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
-    seen, loop = watched(amp), FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
-    fit(loop, tmp_path, data=toy_data((2, 2, 3, 2)), rounds=4)
+    loop = FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
+    entries = watched(amp)
+    fit(
+        loop,
+        tmp_path,
+        data=toy_data((2, 2, 3, 2)),
+        rounds=4,
+    )
+
     uploads: dict[int, Tensor] = {}
-    own: dict[int, Tensor] = {}
-    for round, *_ in seen:
+    own_models: dict[int, Tensor] = {}
+    for round, *_ in entries:
+        initial_models = round.start_vectors
+        if initial_models is None:
+            initial_models = round.global_vector.expand(len(round), -1)
         for row, client in enumerate(round.client_ids.tolist()):
-            begun = round.global_vector if round.start_vectors is None else round.start_vectors[row]
-            torch.testing.assert_close(begun, own.get(client, round.global_vector))
+            expected = own_models.get(client, round.global_vector)
+            torch.testing.assert_close(initial_models[row], expected)
             uploads[client] = round.client_vectors[row]
         stacked = torch.stack(list(uploads.values())).double()
         weights = amp.attention(stacked[:, : round.space.num_parameters])
-        own = dict(zip(uploads, (weights @ stacked).float()))
+        own_models = dict(zip(uploads, (weights @ stacked).float()))
     assert set(loop.state.starts) == set(uploads)
     assert len(uploads) > 2
     for client, model in loop.state.starts.items():
-        torch.testing.assert_close(model, own[client])
+        torch.testing.assert_close(model, own_models[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
 
 
@@ -163,7 +187,14 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
         optimizer=sgd,
     )
     data = toy_data((2, 3, 2, 3))
-    module = fit(loop, tmp_path, mixture, data, rounds=5, callbacks=[start_watch])
+    module = fit(
+        loop,
+        tmp_path,
+        mixture,
+        data,
+        rounds=5,
+        callbacks=[start_watch],
+    )
 
     equal_weights = torch.full((3,), 1 / 3)
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
@@ -225,39 +256,48 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
         loader=Loader(drop_last=True),
     )
 
-    def after(round: Any) -> Any:
+    def clusters_and_traffic(round: Any) -> Any:
         traffic = round.uploaded.tolist(), round.downloaded.tolist()
-        assert (
-            round.start_vectors is not None
-        )  # the clients are asked for them, which is not counted any more
+        # The clients are asked for these, which is not counted any more.
+        assert round.start_vectors is not None
         return personalizer._clusters.clone(), traffic
 
-    seen = watched(personalizer, lambda *_: personalizer._clusters.clone(), after)
+    def clusters(*arguments: Any) -> Tensor:
+        return personalizer._clusters.clone()
+
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
+    entries = watched(personalizer, clusters, clusters_and_traffic)
     fit(loop, tmp_path, data=data, rounds=4)
-    initial = seen[0][0].global_vector
-    assert [torch.equal(cluster, initial) for cluster in seen[0][1]] == [True, False, False]
+
+    first_round, first_clusters, *_ = entries[0]
+    is_initial = [torch.equal(cluster, first_round.global_vector) for cluster in first_clusters]
+    assert is_initial == [True, False, False]
     used = set()
-    for round, before, _, (clusters, traffic) in seen:
+    for round, earlier_clusters, _, (new_clusters, traffic) in entries:
         members: dict[int, list[Tensor]] = {}
         for row, client in enumerate(round.client_ids.tolist()):
-            x, y = (part[data.client_indices(client)] for part in data.source[0].tensors)
+            samples = data.client_indices(client)
+            x, y = (tensor[samples] for tensor in data.source[0].tensors)
             losses = []
-            for cluster in before:
+            for cluster in earlier_clusters:
                 module = Plain().eval()
                 loop.space.write(module, cluster)
                 with torch.no_grad():
-                    losses.append(float(torch.nn.functional.cross_entropy(module(x), y)))
+                    loss = torch.nn.functional.cross_entropy(module(x), y)
+                    losses.append(float(loss))
             best = losses.index(min(losses))
-            assert torch.equal(round.start_vectors[row], before[best])
+            assert torch.equal(round.start_vectors[row], earlier_clusters[best])
             assert int(round.reports["cluster"][row]) == best
             members.setdefault(best, []).append(round.client_vectors[row])
         for index in range(3):
-            expected = torch.stack(members[index]).mean(0) if index in members else before[index]
-            torch.testing.assert_close(clusters[index], expected)
+            expected = earlier_clusters[index]
+            if index in members:
+                expected = torch.stack(members[index]).mean(0)
+            torch.testing.assert_close(new_clusters[index], expected)
         used |= set(members)
         # Up: a model, and which cluster it belongs to. Down: all clusters.
-        assert traffic == ([loop.space.size + 1] * 3, [3 * loop.space.size] * 3)
+        size = loop.space.size
+        assert traffic == ([size + 1] * 3, [3 * size] * 3)
     assert len(used) > 1
 
 
@@ -269,63 +309,97 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     def networks(*_: Any) -> Any:
         return deepcopy(personalizer._network)
 
-    seen, loop = (
-        watched(personalizer, networks, networks),
-        FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=6),
-    )
-    fit(loop, tmp_path, Plain(network(batch_norm=True)), toy_data((2, 3, 2, 3)))
+    loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=6)
+    entries = watched(personalizer, networks, networks)
+    module = Plain(network(batch_norm=True))
+    fit(loop, tmp_path, module, toy_data((2, 3, 2, 3)))
+
     cut = loop.space.num_parameters
-    for round, reference, _, after in seen[1:]:
-        for client, start in zip(round.client_ids, round.start_vectors):
-            torch.testing.assert_close(start[:cut], reference(client).detach())
-            assert torch.equal(start[cut:], round.global_vector[cut:])
+    for round, reference, _, trained_network in entries[1:]:
+        for client, initial in zip(round.client_ids, round.start_vectors):
+            torch.testing.assert_close(
+                initial[:cut],
+                reference(client).detach(),
+            )
+            assert torch.equal(initial[cut:], round.global_vector[cut:])
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.02)
-        for client, start, trained in zip(
-            round.client_ids, round.start_vectors, round.client_vectors
+        for client, initial, trained in zip(
+            round.client_ids,
+            round.start_vectors,
+            round.client_vectors,
         ):
             optimizer.zero_grad()
-            (reference(client) * (start - trained)[:cut]).sum().backward()
+            (reference(client) * (initial - trained)[:cut]).sum().backward()
             optimizer.step()
-        for name, value in after.state_dict().items():
-            torch.testing.assert_close(value, reference.state_dict()[name], rtol=1e-4, atol=1e-6)
-    assert not torch.equal(*seen[-1][0].start_vectors[:2])
+        expected = reference.state_dict()
+        for name, value in trained_network.state_dict().items():
+            torch.testing.assert_close(
+                value,
+                expected[name],
+                rtol=1e-4,
+                atol=1e-6,
+            )
+    last_round = entries[-1][0]
+    first_initial, second_initial = last_round.start_vectors[:2]
+    assert not torch.equal(first_initial, second_initial)
 
 
 def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_path: Path) -> None:
-    personalizer, metrics = ShapFedPersonalizer(), {"cssv": ClassSpecificShapley(momentum=0.5)}
-    seen, loop = (
-        watched(personalizer),
-        FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1),
+    personalizer = ShapFedPersonalizer()
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley(momentum=0.5)},
+        personalizer=personalizer,
+        seed=1,
     )
+    entries = watched(personalizer)
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
-    starts, share, running = None, torch.full((3,), 1 / 3), None
-    for round, *_ in seen:
+
+    initial_models = None
+    running_values = None
+    shares = torch.full((3,), 1 / 3)
+    for round, *_ in entries:
+        if initial_models is None:
+            initial_models = round.global_vector.expand(3, -1)
+        server = round.server_vector
+        expected = shares @ round.client_vectors
+        torch.testing.assert_close(expected, server, rtol=1e-5, atol=1e-6)
+
+        # Updates of heads, from where each client started.
         rows = round.space.head.rows
-        begun = round.global_vector.expand(3, -1) if starts is None else starts
-        torch.testing.assert_close(
-            share @ round.client_vectors, round.server_vector, rtol=1e-5, atol=1e-6
-        )
-        heads = rows(round.client_vectors) - rows(begun)  # updates from where each client started
-        now = class_specific_shapley(heads, torch.einsum("k,kmd->md", share, heads))
-        running = now if running is None else 0.5 * running + 0.5 * now
-        gamma = ((1 + running) / 2).mean(1)
+        heads = rows(round.client_vectors) - rows(initial_models)
+        values = class_specific_shapley(heads, torch.einsum("k,kmd->md", shares, heads))
+        if running_values is None:
+            running_values = values
+        else:
+            running_values = 0.5 * running_values + 0.5 * values
+        gamma = ((1 + running_values) / 2).mean(1)
         assert gamma.sum() > 1.2  # not normalized
-        starts = gamma[:, None] * round.server_vector + (1 - gamma[:, None]) * round.client_vectors
-        share = gamma / gamma.sum()
+        weights = gamma[:, None]
+        initial_models = weights * server + (1 - weights) * round.client_vectors
+        shares = gamma / gamma.sum()
+
     for client in range(3):
-        torch.testing.assert_close(loop.state.starts[client], starts[client], rtol=1e-5, atol=1e-5)
+        initial = loop.state.starts[client]
+        torch.testing.assert_close(
+            initial,
+            initial_models[client],
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path: Path) -> None:
-    personalizer, module, sampler = Standalone(), Plain(), FixedCohort([0])
+    personalizer = Standalone()
+    module = Plain()
+    sampler = FixedCohort([0])
     order = iter([0, 0, 1, 2])
     sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]
-    seen = watched(personalizer, lambda round, *_: round.matrix.starts[0])
+    loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
+    entries = watched(personalizer, lambda round, *_: round.matrix.starts[0])
     initial = ParameterSpace(module).read(module)
-    fit(
-        FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0),
-        tmp_path,
-        module,
-        rounds=4,
-    )
-    assert [torch.equal(start, initial) for _, start, _, _ in seen] == [True, False, True, True]
+
+    fit(loop, tmp_path, module, rounds=4)
+
+    is_initial = [torch.equal(model, initial) for _, model, _, _ in entries]
+    assert is_initial == [True, False, True, True]

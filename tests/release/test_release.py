@@ -16,10 +16,11 @@ FILES = {
 }
 
 
-def commit(root: Path, words: str, **given: str) -> None:
-    for name, text in FILES.items() if given else ():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text.format(**given))
+def commit(root: Path, words: str, **versions: str) -> None:
+    if versions:
+        for name, text in FILES.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(text.format(**versions))
     git(root, "add", "-A")
     git(root, "commit", "-qm", words)
 
@@ -54,7 +55,7 @@ def test_repository_ready_for_release_has_no_problem(repository):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
+    ("file", "old", "new", "message"),
     [
         (
             "CHANGELOG.md",
@@ -73,12 +74,12 @@ def test_repository_ready_for_release_has_no_problem(repository):
         ("pyproject.toml", "Repository", "Homepage", "no [project.urls] Repository"),
     ],
 )
-def test_release_with_an_unready_file_names_the_problem(repository, file, old, new, said):
+def test_release_with_an_unready_file_names_the_problem(repository, file, old, new, message):
     path = repository / file
     path.write_text(path.read_text().replace(old, new))
     assert any("Not everything is committed" in problem for problem in problems(repository))
     commit(repository, "more")
-    assert any(said in problem for problem in problems(repository))
+    assert any(message in problem for problem in problems(repository))
     assert not any("committed" in problem for problem in problems(repository))
 
 

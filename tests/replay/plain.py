@@ -61,24 +61,28 @@ def sgd(net: nn.Module, epochs: Batches) -> None:
 
 def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = None) -> Tensor:
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
-    data, server, memory = unequal_data(), copy.deepcopy(net), dict[str, Any]()
-    for r in range(ROUNDS):
+    data = unequal_data()
+    server = copy.deepcopy(net)
+    memory: dict[str, Any] = {}
+    for number in range(ROUNDS):
         x = parameters_to_vector(server.parameters()).detach()
-        rows, steps = {}, {}
-        for i in cohort(r):
-            client, given = copy.deepcopy(server), list(batches(data, r, i))
-            start = memory.get("starts", {}).get(i, x)
-            vector_to_parameters(start.clone(), client.parameters())
-            train(client, given)
-            rows[i], steps[i] = (
-                x + parameters_to_vector(client.parameters()).detach() - start,
-                len(given),
-            )
-        samples = {i: int(data.num_samples[i]) for i in rows}
-        made = PlainRound(r, x, rows, samples, steps, data.class_counts, memory)
+        rows = {}
+        steps = {}
+        for client in cohort(number):
+            model = copy.deepcopy(server)
+            initial = memory.get("starts", {}).get(client, x)
+            vector_to_parameters(initial.clone(), model.parameters())
+            client_batches = list(batches(data, number, client))
+            train(model, client_batches)
+            trained = parameters_to_vector(model.parameters()).detach()
+            rows[client] = x + trained - initial
+            steps[client] = len(client_batches)
+
+        samples = {client: int(data.num_samples[client]) for client in rows}
+        plain_round = PlainRound(number, x, rows, samples, steps, data.class_counts, memory)
         if send is not None:
-            send(made)
-        vector_to_parameters(rule(made), server.parameters())
+            send(plain_round)
+        vector_to_parameters(rule(plain_round), server.parameters())
     return parameters_to_vector(server.parameters()).detach()
 
 

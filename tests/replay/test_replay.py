@@ -2,6 +2,7 @@
 an attack, resumed after two of four rounds."""
 
 import copy
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -34,8 +35,13 @@ class Moved(ContributionMetric):
     per_class = False
     norms: Tensor
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("norms", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+    def init_states(
+        self,
+        num_clients: int,
+        num_classes: int | None,
+    ) -> None:
+        norms = torch.full((num_clients,), float("nan"))
+        self.add_state("norms", norms, dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
         self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
@@ -52,13 +58,14 @@ class MovedByClass(Moved):
 
 
 def moved_so_far(round: PlainRound) -> dict[int, float]:
-    kept = round.memory.setdefault("moved", {})
-    kept.update({i: float((row - round.x).norm()) for i, row in round.rows.items()})
-    return kept
+    norms = round.memory.setdefault("moved", {})
+    norms.update({i: float((row - round.x).norm()) for i, row in round.rows.items()})
+    return norms
 
 
 def shares(round: PlainRound) -> list[float]:
-    return [n / sum(round.samples.values()) for n in round.samples.values()]
+    total = sum(round.samples.values())
+    return [count / total for count in round.samples.values()]
 
 
 def averaged(round: PlainRound) -> Tensor:
@@ -67,15 +74,14 @@ def averaged(round: PlainRound) -> Tensor:
 
 def trimmed(round: PlainRound) -> Tensor:
     """Of three, the middle one, entry by entry."""
-    return round.x + torch.stack([column.sort().values[1] for column in round.updates.T])
+    medians = [column.sort().values[1] for column in round.updates.T]
+    return round.x + torch.stack(medians)
 
 
 def median(round: PlainRound) -> Tensor:
     """Weiszfeld's steps in float64 until they stand still."""
-    points, alpha = (
-        torch.stack([*round.rows.values()]).double(),
-        torch.tensor(shares(round)).double(),
-    )
+    points = torch.stack([*round.rows.values()]).double()
+    alpha = torch.tensor(shares(round)).double()
     z = alpha @ points
     for _ in range(2000):
         weights = alpha / (points - z).norm(dim=1)
@@ -85,22 +91,30 @@ def median(round: PlainRound) -> Tensor:
 
 def bucketed(round: PlainRound) -> Tensor:
     """Two shuffled clients and the one that is left; buckets weigh as their samples."""
-    order = torch.randperm(COHORT, generator=generator_for(SEED, "buckets", round.number)).tolist()
-    rows, samples = [*round.updates], [*round.samples.values()]
-    pair, (alone,) = order[:2], order[2:]
-    n = sum(samples)
-    of_pair = (rows[pair[0]] + rows[pair[1]]) / 2 * (samples[pair[0]] + samples[pair[1]]) / n
-    return round.x + of_pair + rows[alone] * samples[alone] / n
+    generator = generator_for(SEED, "buckets", round.number)
+    order = torch.randperm(COHORT, generator=generator).tolist()
+    samples = [*round.samples.values()]
+    (a, b), (single,) = order[:2], order[2:]
+    total = sum(samples)
+    mean_of_pair = (round.updates[a] + round.updates[b]) / 2
+    share_of_pair = (samples[a] + samples[b]) / total
+    share_of_single = samples[single] / total
+    return round.x + mean_of_pair * share_of_pair + round.updates[single] * share_of_single
 
 
 def diverging(round: PlainRound) -> Tensor:
     """N_k - a F_k + b, F_k the Kullback-Leibler divergence of the labels from uniform, normalized in the cohort."""
-    far = []
-    for i in round.clients:
-        p = [float(c) / float(round.class_counts[i].sum()) for c in round.class_counts[i]]
-        far.append(sum(q * math.log(q * len(p)) for q in p if q > 0))
-    weights = [max(0.0, n - 0.3 * f / sum(far) + 0.2) for n, f in zip(shares(round), far)]
-    return round.moved([w / sum(weights) for w in weights])
+    divergences = []
+    for client in round.clients:
+        counts = [float(count) for count in round.class_counts[client]]
+        p = [count / sum(counts) for count in counts]
+        divergences.append(sum(q * math.log(q * len(p)) for q in p if q > 0))
+    total = sum(divergences)
+    weights = [
+        max(0.0, share - 0.3 * divergence / total + 0.2)
+        for share, divergence in zip(shares(round), divergences)
+    ]
+    return round.moved([weight / sum(weights) for weight in weights])
 
 
 def reputed(round: PlainRound) -> Tensor:
@@ -109,69 +123,93 @@ def reputed(round: PlainRound) -> Tensor:
     Data shares weigh in the first round, after which reputations are the cosines' shares; who comes later starts from
     the mean. A cohort keeps the sum of its reputations.
     """
-    held = round.memory.setdefault("reputation", {})
-    mean = sum(held.values()) / max(len(held), 1)
-    before = shares(round) if not held else [held.get(i, mean) for i in round.clients]
-    directions = round.updates / round.updates.norm(dim=1, keepdim=True)
-    weights = torch.tensor([b / sum(before) for b in before])
+    reputations = round.memory.setdefault("reputation", {})
+    if reputations:
+        mean = sum(reputations.values()) / len(reputations)
+        initial = [reputations.get(client, mean) for client in round.clients]
+        momentum = 0.6
+    else:
+        initial = shares(round)
+        momentum = 0.0
+    total = sum(initial)
+    directions = round.updates / round.updates.norm(
+        dim=1,
+        keepdim=True,
+    )
+    weights = torch.tensor([reputation / total for reputation in initial])
     aggregate = weights @ directions
     cosines = torch.nn.functional.cosine_similarity(directions, aggregate[None]).tolist()
-    kept = 0.6 if held else 0.0
-    total = sum(before)
-    after = [max(kept * b / total + 0.4 * c, 1e-3) for b, c in zip(before, cosines)]
-    held.update({i: a / sum(after) * total for i, a in zip(round.clients, after)})
+
+    updated = [
+        max(momentum * reputation / total + 0.4 * cosine, 1e-3)
+        for reputation, cosine in zip(initial, cosines)
+    ]
+    for client, reputation in zip(round.clients, updated):
+        reputations[client] = reputation / sum(updated) * total
     return round.x + 0.5 * aggregate
 
 
 def class_weighted(round: PlainRound) -> Tensor:
     """ShapFed, equation 6: gamma is the mean over classes of (1 + value) / 2; values are 1, 2 and 3 times the norm."""
-    kept = moved_so_far(round)
-    gamma = [sum((1 + c * kept[i]) / 2 for c in (1, 2, 3)) / 3 for i in round.clients]
+    norms = moved_so_far(round)
+    gamma = []
+    for client in round.clients:
+        by_class = [(1 + c * norms[client]) / 2 for c in (1, 2, 3)]
+        gamma.append(sum(by_class) / 3)
     return round.moved([g / sum(gamma) for g in gamma])
 
 
 def softmax(round: PlainRound) -> Tensor:
-    kept = moved_so_far(round)
-    powers = [math.exp(kept[i] / 0.5) for i in round.clients]
-    return round.moved([0.7 * p / sum(powers) for p in powers])
+    norms = moved_so_far(round)
+    powers = [math.exp(norms[client] / 0.5) for client in round.clients]
+    total = sum(powers)
+    return round.moved([0.7 * power / total for power in powers])
 
 
 def weighted_by_chance(round: PlainRound) -> Tensor:
     """Value shares among *all* clients, unseen ones the mean of the others, over the chance of 3 in 5."""
-    kept = moved_so_far(round)
-    mean = sum(kept.values()) / len(kept)
-    total = sum(kept.get(i, mean) for i in range(CLIENTS))
-    return round.moved([kept[i] / total / (COHORT / CLIENTS) for i in round.clients])
+    norms = moved_so_far(round)
+    mean = sum(norms.values()) / len(norms)
+    total = sum(norms.get(client, mean) for client in range(CLIENTS))
+    chance = COHORT / CLIENTS
+    return round.moved([norms[client] / total / chance for client in round.clients])
 
 
 def estimated(round: PlainRound) -> Tensor:
-    kept = moved_so_far(round)
-    return round.moved([kept[i] / sum(kept[j] for j in round.clients) for i in round.clients])
+    norms = moved_so_far(round)
+    total = sum(norms[client] for client in round.clients)
+    return round.moved([norms[client] / total for client in round.clients])
 
 
 def normalized(round: PlainRound) -> Tensor:
     """FedNova, equation 4: what a client's gradients count in its update adds up to |a|; the mean of it is gone."""
-    lengths = [
-        sum(MOMENTUM**k for first in range(n) for k in range(n - first))
-        for n in round.steps.values()
-    ]
-    effective = sum(p * length for p, length in zip(shares(round), lengths))
-    return round.moved([effective * p / length for p, length in zip(shares(round), lengths)])
+    # A gradient counts in the step that reads it and, by momentum, in all later ones.
+    lengths = []
+    for num_steps in round.steps.values():
+        counts = [MOMENTUM**age for step in range(num_steps) for age in range(num_steps - step)]
+        lengths.append(sum(counts))
+    p = shares(round)
+    effective = sum(share * length for share, length in zip(p, lengths))
+    return round.moved([effective * share / length for share, length in zip(p, lengths)])
 
 
 def optimized(rule: str, lr: float) -> Rule:
     """Reddi et al., algorithms 1 and 2, with beta1 = 0.9, beta2 = 0.5, tau = 1e-3."""
 
     def step(round: PlainRound) -> Tensor:
-        kept, delta = round.memory, averaged(round) - round.x
+        memory = round.memory
+        delta = averaged(round) - round.x
         if rule == "momentum":
-            kept["m"] = 0.9 * kept.get("m", 0.0) + delta
-            return round.x + lr * kept["m"]
-        kept["m"] = 0.9 * kept.get("m", 0.0) + 0.1 * delta
-        v = kept.get("v", torch.full_like(delta, 1e-6))
-        adam = 0.5 * v + 0.5 * delta**2
-        kept["v"] = adam if rule == "adam" else v - 0.5 * delta**2 * torch.sign(v - delta**2)
-        return round.x + lr * kept["m"] / (kept["v"].sqrt() + 1e-3)
+            memory["m"] = 0.9 * memory.get("m", 0.0) + delta
+            return round.x + lr * memory["m"]
+
+        memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * delta
+        v = memory.get("v", torch.full_like(delta, 1e-6))
+        if rule == "adam":
+            memory["v"] = 0.5 * v + 0.5 * delta**2
+        else:
+            memory["v"] = v - 0.5 * delta**2 * torch.sign(v - delta**2)
+        return round.x + lr * memory["m"] / (memory["v"].sqrt() + 1e-3)
 
     return step
 
@@ -199,47 +237,63 @@ def compressed(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = 
     return send
 
 
-def largest(p: Tensor, number: int, client: int) -> Tensor:
+def largest(
+    p: Tensor,
+    number: int,
+    client: int,
+) -> Tensor:
     """The tenth of the largest magnitude, by sorting."""
-    kept = set(sorted(range(len(p)), key=lambda j: -abs(p[j]))[: math.ceil(0.1 * len(p))])
-    return torch.stack([each if j in kept else torch.zeros(()) for j, each in enumerate(p)])
+    by_magnitude = sorted(
+        range(len(p)),
+        key=lambda index: -abs(p[index]),
+    )
+    is_sent = torch.zeros(len(p), dtype=torch.bool)
+    is_sent[by_magnitude[: math.ceil(0.1 * len(p))]] = True
+    return p.where(is_sent, torch.zeros(()))
 
 
 def opposite(round: PlainRound) -> None:
     """Xie et al.: against the mean, as long as the median of the lengths."""
-    known = round.updates.double()
-    mean = known.mean(0)
-    sent = -mean / mean.norm() * statistics.median(float(each.norm()) for each in known)
+    updates = round.updates.double()
+    mean = updates.mean(0)
+    lengths = [float(update.norm()) for update in updates]
+    sent = -mean / mean.norm() * statistics.median(lengths)
     for i in (0, 2):
         change(round, i, lambda d: sent.float())
 
 
 def proximal(net: nn.Module, epochs: Batches) -> None:
     """SGD with momentum of the loss and mu/2 |w - w_0|^2."""
-    start = [p.detach().clone() for p in net.parameters()]
+    initial = [p.detach().clone() for p in net.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
     for x, y in epochs:
         optimizer.zero_grad()
-        far = sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), start))
-        (nn.functional.cross_entropy(net(x), y) + 0.25 * far).backward()
+        distances = [
+            ((p - q) ** 2).sum()
+            for p, q in zip(
+                net.parameters(),
+                initial,
+            )
+        ]
+        (nn.functional.cross_entropy(net(x), y) + 0.25 * sum(distances)).backward()
         optimizer.step()
 
 
 def moreau(net: nn.Module, epochs: Batches) -> None:
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
     w = [p.detach().clone() for p in net.parameters()]
+    thetas = list(net.parameters())
     for x, y in epochs:
         for _ in range(2):
-            gradients = torch.autograd.grad(
-                nn.functional.cross_entropy(net(x), y), list(net.parameters())
-            )
+            loss = nn.functional.cross_entropy(net(x), y)
+            gradients = torch.autograd.grad(loss, thetas)
             with torch.no_grad():
-                for theta, gradient, own in zip(net.parameters(), gradients, w):
-                    theta -= 0.05 * (gradient + 3.0 * (theta - own))
-        w = [own - 0.1 * 3.0 * (own - theta.detach()) for own, theta in zip(w, net.parameters())]
+                for theta, gradient, w_entry in zip(thetas, gradients, w):
+                    theta -= 0.05 * (gradient + 3.0 * (theta - w_entry))
+        w = [entry - 0.1 * 3.0 * (entry - theta.detach()) for entry, theta in zip(w, thetas)]
     with torch.no_grad():
-        for theta, own in zip(net.parameters(), w):
-            theta.copy_(own)
+        for theta, w_entry in zip(thetas, w):
+            theta.copy_(w_entry)
 
 
 @dataclass(frozen=True)
@@ -277,7 +331,9 @@ CASES: dict[str, Case] = {
         class_weighted, lambda: aggregation.ShapFedWA("moved"), options=reads(MovedByClass)
     ),
     "ShapleySoftmax": Case(
-        softmax, lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)
+        softmax,
+        lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5),
+        options=reads(Moved),
     ),
     "ShapleyWeighted": Case(
         weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=reads(Moved)
@@ -304,9 +360,14 @@ CASES: dict[str, Case] = {
 
 def federation(case: Case) -> FederatedLoop:
     return FederatedLoop(
-        case.make(), sampler=UniformSampler(COHORT), local_epochs=LOCAL_EPOCHS, uploads=case.uploads(), filters=[],
-        seed=SEED, **case.options(),
-    )  # fmt: skip
+        case.make(),
+        sampler=UniformSampler(COHORT),
+        local_epochs=LOCAL_EPOCHS,
+        uploads=case.uploads(),
+        filters=[],
+        seed=SEED,
+        **case.options(),
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -314,25 +375,63 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
     name: str, tmp_path: Path
 ) -> None:
     """A whole fit is the same to the bit, as tests/federation/test_resume.py shows."""
-    case, net = CASES[name], network(batch_norm=False)
-    module = Plain(copy.deepcopy(net), *([case.optimizer] if case.optimizer else []))
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
-    fit(federation(case), tmp_path, copy.deepcopy(module), unequal_data(), rounds=2, **saving)
-    path = tmp_path / "checkpoints/last.ckpt"
-    fit(federation(case), tmp_path / "rest", module, unequal_data(), rounds=ROUNDS, ckpt_path=path)
-    expected = replay(net, case.rule, case.train, case.send)
+    case = CASES[name]
+    net = network(batch_norm=False)
+    module = Plain(copy.deepcopy(net))
+    if case.optimizer is not None:
+        module = Plain(copy.deepcopy(net), case.optimizer)
+    saving: dict[str, Any] = {
+        "enable_checkpointing": True,
+        "callbacks": [checkpoints(tmp_path)],
+    }
+
+    stopped = copy.deepcopy(module)
+    fit(
+        federation(case),
+        tmp_path,
+        stopped,
+        unequal_data(),
+        rounds=2,
+        **saving,
+    )
+    fit(
+        federation(case),
+        tmp_path / "rest",
+        module,
+        unequal_data(),
+        rounds=ROUNDS,
+        ckpt_path=tmp_path / "checkpoints/last.ckpt",
+    )
+
+    expected = replay(
+        net,
+        case.rule,
+        case.train,
+        case.send,
+    )
+    tolerance = case.tolerance
     torch.testing.assert_close(
-        vector(module).float(), expected, rtol=case.tolerance, atol=case.tolerance
+        vector(module).float(),
+        expected,
+        rtol=tolerance,
+        atol=tolerance,
     )
 
 
 def test_plain_loops_of_different_cases_differ() -> None:
     """Or one of them would pass for another."""
-    found = {
-        name: replay(network(batch_norm=False), case.rule, case.train, case.send)
+    models = {
+        name: replay(
+            network(batch_norm=False),
+            case.rule,
+            case.train,
+            case.send,
+        )
         for name, case in CASES.items()
     }
-    alike = [
-        (a, b) for a in found for b in found if a < b and (found[a] - found[b]).abs().max() < 1e-3
-    ]
+
+    alike = []
+    for a, b in itertools.combinations(models, 2):
+        if (models[a] - models[b]).abs().max() < 1e-3:
+            alike.append((a, b))
     assert alike == []

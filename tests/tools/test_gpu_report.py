@@ -49,14 +49,21 @@ def test_gpu_report_with_a_failed_check_ends_with_status_1(
         raise RuntimeError("and then\nit ended")
 
     monkeypatch.setitem(CHECKS, "ranks", apart)
-    code, found = report(tmp_path, "machine", "memory", "ranks")
+    code, checks = report(tmp_path, "machine", "memory", "ranks")
     assert code == 1
-    assert found.loc["device", "found"] == "cpu: no GPU"
-    assert found["verdict"].iloc[-4:].tolist() == ["not run", "ok", "FAILED", "FAILED"]
-    assert found.loc["ranks", "found"] == "RuntimeError: and then"
+    assert checks.loc["device", "found"] == "cpu: no GPU"
+    assert checks["verdict"].iloc[-4:].tolist() == [
+        "not run",
+        "ok",
+        "FAILED",
+        "FAILED",
+    ]
+    assert checks.loc["ranks", "found"] == "RuntimeError: and then"
 
 
 def test_gpu_report_distinguishes_fits_on_different_batches() -> None:
-    one, other = (ran("cpu", convolution, batches, measured=False) for batches in (2, 3))
-    assert one.apart(one) == 0
-    assert one.apart(other) > 1e-2
+    two_batches = ran("cpu", convolution, batches=2, measured=False)
+    three_batches = ran("cpu", convolution, batches=3, measured=False)
+
+    assert two_batches.apart(two_batches) == 0
+    assert two_batches.apart(three_batches) > 1e-2

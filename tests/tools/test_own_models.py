@@ -23,13 +23,22 @@ from helpers.models import Plain
 def by_hand(module: Plain, batches: Any) -> list[float]:
     """The measures of a module on some samples."""
     module.eval()
-    x, y = (torch.cat(parts) for parts in zip(*batches))
+    inputs, labels = zip(*batches)
+    x = torch.cat(inputs)
+    y = torch.cat(labels)
     with torch.no_grad():
         logits = module(x)
-    right = (logits.argmax(1) == y).double()
-    balanced = torch.stack([right[y == label].mean() for label in y.unique()]).mean()
-    area = roc_auc_score(y, logits.double().softmax(1), multi_class="ovr")
-    return [right.mean().item(), balanced.item(), area]
+
+    is_right = (logits.argmax(1) == y).double()
+    accuracy = is_right.mean().item()
+    recalls = [is_right[y == label].mean().item() for label in y.unique()]
+    balanced_accuracy = sum(recalls) / len(recalls)
+    auroc = roc_auc_score(
+        y,
+        logits.double().softmax(1),
+        multi_class="ovr",
+    )
+    return [accuracy, balanced_accuracy, auroc]
 
 
 def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
@@ -41,9 +50,13 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
         evaluation=evaluation,
         seed=1,
     )
-    own, data, module = OwnModels(loop), toy_data(), Plain()
+    own_models = OwnModels(loop)
+    data = toy_data()
+    module = Plain()
     initial = flsv.ParameterSpace(module).read(module)
-    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
+
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own_models])
+
     assert 1 <= len(loop.trained) <= 2  # somebody was never drawn
     received = loop.received()
     assert MEASURES == ("accuracy", "balanced_accuracy", "auroc")
@@ -52,32 +65,43 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
         loop.space.write(module, received[client])
         expected = by_hand(module, data.test_dataloader())
         for models in ("received", "trained"):
-            assert [own.scores[models][m][client].item() for m in MEASURES] == pytest.approx(
-                expected, abs=1e-6
-            )
+            scores = own_models.scores[models]
+            scores_of_client = [scores[measure][client].item() for measure in MEASURES]
+            assert scores_of_client == pytest.approx(expected, abs=1e-6)
 
 
 def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
     evaluation = ClientEvaluation(every=2, keep_trained=True)
-    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluation=evaluation, seed=1)
-    own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
-    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
+    loop = FederatedLoop(
+        FedAvg(),
+        personalizer=Standalone(),
+        evaluation=evaluation,
+        seed=1,
+    )
+    own_models = OwnModels(loop, tests="own")
+    data = toy_data()
+    module = Plain()
+
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own_models])
+
     for measure in MEASURES:
-        torch.testing.assert_close(
-            own.scores["received"][measure].float(), loop.client_scores[measure]
-        )
+        scores = own_models.scores["received"][measure]
+        torch.testing.assert_close(scores.float(), loop.client_scores[measure])
     module.eval()
-    parts = [
-        [torch.cat(each) for each in zip(*data.client_loader(client, "test"))]
-        for client in range(3)
-    ]
-    right = [(module(x).argmax(1) == y).double().mean().item() for x, y in parts]
-    assert own.scores["global"]["accuracy"].item() == pytest.approx(sum(right) / 3)
+    accuracies = []
+    for client in range(3):
+        inputs, labels = zip(*data.client_loader(client, "test"))
+        predicted = module(torch.cat(inputs)).argmax(1)
+        accuracies.append((predicted == torch.cat(labels)).double().mean().item())
+    global_accuracy = own_models.scores["global"]["accuracy"].item()
+    assert global_accuracy == pytest.approx(sum(accuracies) / 3)
 
 
 def test_own_tests_without_test_samples_are_refused(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
+    evaluation = ClientEvaluation(keep_trained=True)
+    loop = FederatedLoop(evaluation=evaluation, seed=1)
+    data = toy_data(client_test=0.0)
+    callbacks = [OwnModels(loop, tests="own")]
+
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
-        fit(
-            loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")]
-        )
+        fit(loop, tmp_path, data=data, callbacks=callbacks)

@@ -46,24 +46,35 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, v
 )
 def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights, expected):
     """Two others, at distances 1 and 3 of the parameters; the last entry is a buffer."""
-    start, own = torch.tensor([0.0, -1, 0, 0]), torch.zeros(4)
-    others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]
+    initial = torch.tensor([0.0, -1, 0, 0])
+    own_model = torch.zeros(4)
+    first_model = torch.tensor([1.0, 0, 0, 9])
+    second_model = torch.tensor([0.0, 0, 3, 9])
     losses = {
-        tuple(v.tolist()): loss for v, loss in zip([start, own, *others], (4.0, 2.0, 0.0, 8.0))
+        tuple(initial.tolist()): 4.0,
+        tuple(own_model.tolist()): 2.0,
+        tuple(first_model.tolist()): 0.0,
+        tuple(second_model.tolist()): 8.0,
     }
     client = Judged(0, lambda vector: -losses[tuple(vector.tolist())])
-    client.data.set_models(start, own)
+    client.data.set_models(initial, own_model)
+
     with opened(client.data):
-        found = one_by_one(
+        computed = one_by_one(
             client.data,
-            others,
+            [first_model, second_model],
             None,
             weights=weights,
             num_parameters=3,
             generator=torch.Generator(),
         )
-        torch.testing.assert_close(found.float(), torch.tensor(expected))
-        mixed = torch.tensor([expected[1], 0, 3 * expected[2], 9 * (expected[1] + expected[2])])
+
+        torch.testing.assert_close(
+            computed.float(),
+            torch.tensor(expected),
+        )
+        _, of_first, of_second = expected
+        mixed = of_first * first_model + of_second * second_model
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
@@ -75,30 +86,41 @@ def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
     values[0, 0] = truth[0].float() - 0.5
     values[0, 1, [0, 2]] = 0.5
     values[0, 2, 1] = -0.5
-    found = judged(values, truth)
+
+    scores = judged(values, truth)
     # Relevant: .5 .5 .5 .5 -.5; others: -.5 three times. 12 wins and 3 ties of 15.
-    assert found["auroc"] == pytest.approx(13.5 / 15)
-    assert found["above"] == [pytest.approx(100 * 4 / 12), 0.0]
+    assert scores["auroc"] == pytest.approx(13.5 / 15)
+    assert scores["above"] == [pytest.approx(100 * 4 / 12), 0.0]
 
 
 def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
-    found = communication(
-        {"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST"
-    )
-    size, head = 44426, 84 * 10 + 10
-    expected = (20 * size + 20 * (size - head) + 46 * head, 66 * size, 120 * size, 40 * size)
-    names = ("pFedSV (D+C)", "pFedSV (D)", "FedFomo, pFedSV with k fixed", "FedAMP, FedAvg")
-    assert [found[name]["lenet5"] for name in names] == pytest.approx(
-        [each / 1e6 for each in expected]
-    )
+    downloads = [5.0] * 2 + [2.0] * 18
+
+    millions = communication({"downloads": downloads}, {}, "pFedSV", "pathological, MNIST")
+
+    size = 44426
+    head = 84 * 10 + 10
+    expected = {
+        "pFedSV (D+C)": 20 * size + 20 * (size - head) + 46 * head,
+        "pFedSV (D)": 66 * size,
+        "FedFomo, pFedSV with k fixed": 120 * size,
+        "FedAMP, FedAvg": 40 * size,
+    }
+    for name, numbers in expected.items():
+        assert millions[name]["lenet5"] == pytest.approx(numbers / 1e6)
 
 
 def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
-    own = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
-    own[2:, 2:] = 0.5
-    own[:2, 2:] = 0.1
-    assert gap({"cssv": own.tolist()}, {}, "", "") == pytest.approx(0.4)
+    values = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
+    values[2:, 2:] = 0.5
+    values[:2, 2:] = 0.1
+    assert gap(
+        {"cssv": values.tolist()},
+        {},
+        "",
+        "",
+    ) == pytest.approx(0.4)
 
 
 def test_coalition_utilities_are_those_of_averaged_models():
@@ -106,18 +128,21 @@ def test_coalition_utilities_are_those_of_averaged_models():
     draw = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
     space = ParameterSpace(network)
-    vectors, start = (
-        torch.randn(4, space.size, generator=draw),
-        torch.randn(space.size, generator=draw),
+    vectors = torch.randn(4, space.size, generator=draw)
+    initial = torch.randn(space.size, generator=draw)
+    images = torch.randn(
+        40,
+        1,
+        2,
+        3,
+        generator=draw,
     )
-    images, labels = (
-        torch.randn(40, 1, 2, 3, generator=draw),
-        torch.randint(3, (40,), generator=draw),
-    )
-    table = utilities(vectors, start, images, labels)
+    labels = torch.randint(3, (40,), generator=draw)
+
+    table = utilities(vectors, initial, images, labels)
+
     for coalition in range(16):
-        members = [i for i in range(4) if coalition >> i & 1]
-        space.write(network, vectors[members].mean(0) if members else start)
-        assert float(table[coalition]) == pytest.approx(
-            float((network(images).argmax(1) == labels).double().mean())
-        )
+        members = [client for client in range(4) if coalition >> client & 1]
+        space.write(network, vectors[members].mean(0) if members else initial)
+        accuracy = (network(images).argmax(1) == labels).double().mean().item()
+        assert float(table[coalition]) == pytest.approx(accuracy)

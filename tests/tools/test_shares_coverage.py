@@ -21,4 +21,5 @@ def test_study_prints_a_line_for_each_game(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["--draws", "2"])
-    assert capsys.readouterr().out.count("\n") == 2 + len(GAMES)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 2 + len(GAMES)

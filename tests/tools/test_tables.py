@@ -43,27 +43,40 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
     table = read_table(path)
-    small = {cell.key: cell for cell in cells_of(table, False, [0, 5])}
-    assert list(small)[:3] == [
+
+    small_cells = {cell.key: cell for cell in cells_of(table, False, [0, 5])}
+    assert list(small_cells)[:3] == [
         ("FedAvg", "digits, 0.1", 0),
         ("pFedMe", "digits, 0.1", 0),
         ("pFedMe", "digits, 1", 0),
     ]
-    assert len(small) == 2 * 3
-    last = small["pFedMe", "digits, 1", 5]
-    assert last.files == ("digits.yaml", "pfedme.yaml")
-    assert last.overrides == {
+    assert len(small_cells) == 2 * 3
+    cell = small_cells["pFedMe", "digits, 1", 5]
+    assert cell.files == ("digits.yaml", "pfedme.yaml")
+    assert cell.overrides == {
         "data.source": "digits",
         "lr": 1,
         "data.splits.max_samples": 300,
         "a": 1,
     }
-    assert last.measure == "tools.test_tables:marked"
-    assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
-    assert [shortened(table, cell).overrides["e"] for cell in list(small.values())[:2]] == [1, 2]
-    full = {cell.key: cell for cell in cells_of(table, True, [0])}
-    assert len(full) == 2 * 3
-    assert full["pFedMe", "mnist, 0.1", 0].overrides == {"data.source": "mnist", "lr": 0.1, "a": 2}
+    assert cell.measure == "tools.test_tables:marked"
+    assert small_cells["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
+    epochs = [shortened(table, cell).overrides["e"] for cell in list(small_cells.values())[:2]]
+    assert epochs == [1, 2]
+
+
+def test_full_table_has_the_columns_of_its_own(tmp_path):
+    path = tmp_path / "made_up.yaml"
+    path.write_text(TABLE)
+
+    full_cells = {cell.key: cell for cell in cells_of(read_table(path), True, [0])}
+
+    assert len(full_cells) == 2 * 3
+    assert full_cells["pFedMe", "mnist, 0.1", 0].overrides == {
+        "data.source": "mnist",
+        "lr": 0.1,
+        "a": 2,
+    }
 
 
 def test_table_file_with_an_unknown_entry_raises(tmp_path):
@@ -74,19 +87,21 @@ def test_table_file_with_an_unknown_entry_raises(tmp_path):
 
 
 def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path, monkeypatch):
-    attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
+    sign_flip = {"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}
     files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
     cell = Cell(
         "FedProx",
         "digits",
         3,
         files,
-        {"data.splits.max_samples": 400, "federation.uploads": attacks},
+        {"data.splits.max_samples": 400, "federation.uploads": [sign_flip]},
     )
+
     with built(cell, "data") as cli:
-        data, loop = cli.datamodule, federated_loop(cli.trainer)
-        random = (data.splits, data.partitioner, data.corruptions[0], loop.uploads[0])
-        assert [each.seed for each in random] == [3, 3, 3, 3]
+        data = cli.datamodule
+        upload = federated_loop(cli.trainer).uploads[0]
+        for part in (data.splits, data.partitioner, data.corruptions[0], upload):
+            assert part.seed == 3
         assert cli.config.seed_everything == cli.config.federation.seed == 3
     assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {
         "seed": 7,
@@ -106,12 +121,16 @@ def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path
 
 @pytest.mark.slow
 def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
-    cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
-    files = [
-        part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]
-    ]
-    quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
-    cli = make_cli([*files, *quiet, "--trainer.default_root_dir", str(tmp_path)], run=False)
+    overrides = {"trainer.max_epochs": 1}
+    cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), overrides)
+    _, _, *arguments = shlex.split(cell.command)
+    arguments = [part.replace("configs/", f"{cells.CONFIGS}/") for part in arguments]
+    for name, value in cells.QUIET.items():
+        arguments.append(f"--{name}={cells.written(value)}")
+    arguments += ["--trainer.default_root_dir", str(tmp_path)]
+
+    cli = make_cli(arguments, run=False)
+
     cli.trainer.fit(cli.model, cli.datamodule)
     assert cells.test_accuracies(cli) == measure(cell, "data")
 
@@ -123,11 +142,14 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
 def test_shipped_tables_list_no_run_twice(name):
     table = read_table(TABLES / f"{name}.yaml")
     for full in (False, True):
-        made = cells_of(table, full, [3, 4])
-        assert len({cell.key for cell in made}) == len(made) >= 2
-        assert {cell.seed for cell in made} == {3, 4}
-        assert all(callable(cells.named(cell.measure)) for cell in made)
-    assert all(callable(cells.named(show["of"])) for show in table["tables"] if "of" in show)
+        table_cells = cells_of(table, full, [3, 4])
+        keys = {cell.key for cell in table_cells}
+        assert len(keys) == len(table_cells) >= 2
+        assert {cell.seed for cell in table_cells} == {3, 4}
+        assert all(callable(cells.named(cell.measure)) for cell in table_cells)
+    for show in table["tables"]:
+        if "of" in show:
+            assert callable(cells.named(show["of"]))
 
 
 DIGITS = {"data.source": "digits", "trainer.max_epochs": 2}
@@ -157,15 +179,18 @@ RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RUN)
 def test_a_cell_of_every_table_runs_and_is_reported(name):
-    row, column, more = RUN[name]
+    row, column, overrides = RUN[name]
     table = read_table(TABLES / f"{name}.yaml")
     (cell,) = (
-        each for each in cells_of(table, False, [0]) if (each.row, each.column) == (row, column)
+        cell for cell in cells_of(table, False, [0]) if (cell.row, cell.column) == (row, column)
     )
     cell = shortened(table, cell)
-    cell = replace(cell, overrides={**cell.overrides, **more})
-    made = report(table["tables"], {cell.key: measure(cell, ROOT or "data")})
-    assert any(char.isdigit() for char in markdown(made))
+    cell = replace(cell, overrides={**cell.overrides, **overrides})
+
+    results = {cell.key: measure(cell, ROOT or "data")}
+
+    tables = markdown(report(table["tables"], results))
+    assert any(char.isdigit() for char in tables)
 
 
 # ---- what is kept
@@ -180,38 +205,44 @@ def marked(cell: Cell, root: str) -> Measured:
 
 
 def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
-    return [
-        Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "tools.test_tables:marked")
-        for seed in range(seeds)
-        for n, row in enumerate(rows)
-    ]
+    made_up_cells = []
+    for seed in range(seeds):
+        for n, row in enumerate(rows):
+            cell = Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "tools.test_tables:marked")
+            made_up_cells.append(cell)
+    return made_up_cells
 
 
 def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(
     tmp_path, monkeypatch
 ):
     path = tmp_path / "kept.jsonl"
-    found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
-    assert found["three", "c", 1] == {"value": 15.0}
+    two_seeds = made_up("one", "three", seeds=2)
+
+    results = finish(two_seeds, Kept(path), str(tmp_path), workers=1)
+    assert results["three", "c", 1] == {"value": 15.0}
     assert len((tmp_path / "ran.txt").read_text().splitlines()) == 4
+
     path.write_text(path.read_text()[:-20])  # killed while it was writing
     for _ in range(2):
-        assert (
-            finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
-        )
+        assert finish(two_seeds, Kept(path), str(tmp_path), workers=1) == results
         assert len((tmp_path / "ran.txt").read_text().splitlines()) == 5
+
+    # Other sources are another cell.
     monkeypatch.setattr(cells, "source_version", lambda: "another")
-    assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
+    assert Kept(path).find(made_up("one")[0]) is None
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):
+    path = tmp_path / "kept.jsonl"
     with pytest.raises(
         RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
     ):
-        finish(
-            made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1
-        )
+        finish(made_up("one", "bad", "last"), Kept(path), str(tmp_path), workers=1)
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
+
+
+def test_two_cells_of_one_key_are_refused(tmp_path):
     with pytest.raises(ValueError, match="the same row, column and seed"):
         finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
@@ -265,23 +296,24 @@ OTHER = pd.Series({0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0})
 
 def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have():
     low, high = stats.ttest_rel(OURS, OTHER).confidence_interval(0.95)
-    more = pd.concat([OURS, pd.Series({7: 100.0})]), pd.concat([OTHER, pd.Series({9: 0.0})])
-    assert paired(*more) == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"
+    ours = pd.concat([OURS, pd.Series({7: 100.0})])
+    others_results = pd.concat([OTHER, pd.Series({9: 0.0})])
+
+    assert paired(ours, others_results) == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"
     assert paired(OURS, OURS) == "+0.00 [+0.00, +0.00]"
     assert paired(OURS[:1], OTHER[:1]) == "+1.00"
     assert paired(OURS[:0], OTHER) == "-"
 
 
 def test_tables_show_rows_columns_and_paired_differences():
-    results = {
-        (row, column, seed): {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
-        for row, values in {"FedAvg": OTHER, "ours": OURS}.items()
-        for column in ("noise", "tail")
-        for seed, value in values.items()
-    }
-    results["FedAvg", "tail", 9] = {
-        "accuracy": [1.0]
-    }  # of a seed that the other column does not have
+    results = {}
+    for row, values in {"FedAvg": OTHER, "ours": OURS}.items():
+        for seed, value in values.items():
+            measured = {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
+            results[row, "noise", seed] = measured
+            results[row, "tail", seed] = measured
+    # Of a seed that the other column does not have.
+    results["FedAvg", "tail", 9] = {"accuracy": [1.0]}
     show = {
         "title": "T",
         "value": "accuracy",
@@ -289,13 +321,26 @@ def test_tables_show_rows_columns_and_paired_differences():
         "columns": ["n*"],
         "ours": ["ours"],
     }
-    (_, means), (_, differences) = report([{**show, "paper": {"noise": {"FedAvg": "60"}}}], results)
-    assert means == [["", "noise"], ["ours", "63.4 ± 2.0"], ["FedAvg", "61.7 ± 1.1 (60)"]]
+    with_papers = {**show, "paper": {"noise": {"FedAvg": "60"}}}
+    averaged = {**show, "columns": ["*"], "average": "mean"}
+    of_parts = {"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}
+
+    (_, means), (_, differences) = report([with_papers], results)
+    assert means == [
+        ["", "noise"],
+        ["ours", "63.4 ± 2.0"],
+        ["FedAvg", "61.7 ± 1.1 (60)"],
+    ]
     assert differences[1][0] == "ours minus the best other"
     assert differences[1][1].endswith("]** against FedAvg")
-    both = report([{**show, "columns": ["*"], "average": "mean"}], results)
-    assert both[2] == ("T: mean", [["", "mean"], ["ours", "63.4 ± 2.0"], ["FedAvg", "61.7 ± 1.1"]])
-    (_, tokens) = report(
-        [{"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}], results
-    )[0]
-    assert tokens == [["", "p"], ["x", "63.4 ± 2.0"]]
+
+    title, means = report([averaged], results)[2]
+    assert title == "T: mean"
+    assert means == [
+        ["", "mean"],
+        ["ours", "63.4 ± 2.0"],
+        ["FedAvg", "61.7 ± 1.1"],
+    ]
+
+    (_, parts) = report([of_parts], results)[0]
+    assert parts == [["", "p"], ["x", "63.4 ± 2.0"]]
