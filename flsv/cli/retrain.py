@@ -274,7 +274,7 @@ def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
     if not verdict.forbids:
         columns["share"] = rows["share"].map(percent).tolist()
 
-    title = f"{rows['by'].iloc[0]}, by retraining ({basis.of})"
+    title = f"{rows['by'].iloc[0]}, by retraining ({basis.origin})"
     print_table(title, rows["client_name"].tolist(), columns)
     print(BRACKETS)
     if verdict.reasons:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,16 +24,18 @@ from flsv.results.verdict import (
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
-from flsv.utilities.csv_files import number_or_nan
+from flsv.utilities.csv_files import NAN, number_or_nan
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 #: Prefixes of the further columns of shares in retrained.csv: shares without one of the seeds, or by another score.
-WITHOUT_SEED, BY_SCORE = "share without seed ", "share by "
+WITHOUT_SEED = "share without seed "
+BY_SCORE = "share by "
 #: Name of the values by retraining.
 RETRAINED = "retrained"
 #: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
-SEED_COVARIANCE, CASE_COVARIANCE = "covariance of seeds", "covariance of cases"
+SEED_COVARIANCE = "covariance of seeds"
+CASE_COVARIANCE = "covariance of cases"
 #: Text in the column ``changed`` of retrained.csv if the run drew cohorts and the trainings of its coalitions do not.
 ALL_TAKE_PART = "all members of a coalition train in every round"
 
@@ -46,7 +49,7 @@ class Basis:
     #: The values' name as the page shows it.
     title: str
     #: A description of the runs that the values come from: coalitions, seeds and rounds.
-    of: str
+    origin: str
     #: `[n]`, the clients' values, NaN for a client without one.
     values: Sequence[float]
     #: `[n]`, the lower ends of the values' intervals. For values of one seed from metrics that train no coalitions, all
@@ -103,21 +106,24 @@ class Basis:
             case_covariance=self.case_covariance,
         )
 
+    @property
+    def has_intervals(self) -> bool:
+        """Return whether the interval of any value is known."""
+        return any(not math.isnan(bound) for bound in self.low)
+
     @cached_property
-    def with_other_cases(
-        self,
-    ) -> tuple[list[float], list[float]] | None:
+    def with_other_cases(self) -> tuple[list[float], list[float]] | None:
         """The ends of the values' intervals for other validation samples and other seeds, ``[n]`` each. None if it is
         not known how much values depend on the validation samples.
         """
-        if self.case_covariance is None or all(end != end for end in self.low):
+        if self.case_covariance is None or not self.has_intervals:
             return None
         values = torch.tensor(self.values, dtype=torch.float64)
         low, high = joint_intervals(values, self.errors())
         return low.tolist(), high.tolist()
 
 
-def ends_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequence[float]]:
+def intervals_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequence[float]]:
     """Return the ends of the intervals beside the values, ``[n]`` each.
 
     Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
@@ -133,70 +139,86 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
 
     Raise ConfigurationError if no values or several are suitable.
     """
-    candidates = _possible(run)
-    suitable = [name for name in candidates if run.about(name)["to_pay_by"]]
+    candidates = _metrics_to_share_by(run)
+    suitable = _suitable_metrics(run)
     if any(run.retrained()):
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
-    key = _chosen(run, values_name, candidates, suitable)
-    return _retrained(run) if key == RETRAINED else _measured(run, key)
+    key = _selected(run, values_name, candidates, suitable)
+    if key == RETRAINED:
+        return _basis_by_retraining(run)
+    return _basis_by_metric(run, key)
 
 
-def _chosen(
+def _selected(
     run: Run,
     values_name: str | None,
-    candidate: Sequence[str],
+    candidates: Sequence[str],
     suitable: Sequence[str],
 ) -> str:
     """Return the name of the values to share a budget out by: ``values_name``, or the only one in ``suitable``."""
-    if not candidate:
+    if not candidates:
         raise ConfigurationError(
             f"{run.folder}: no contribution was measured, so there is nothing to share out by."
         )
-    there = f"{run.folder} has values by {joined(candidate)}"
-    if values_name is not None and values_name not in candidate:
-        raise ConfigurationError(f"--by {values_name}: {there}. flsv retrain RUN adds {RETRAINED}.")
+    available = f"{run.folder} has values by {joined(candidates)}"
+    if values_name is not None:
+        if values_name not in candidates:
+            raise ConfigurationError(
+                f"--by {values_name}: {available}. flsv retrain RUN adds {RETRAINED}."
+            )
+        return values_name
+
     framework = run.record.get("of_rounds")
-    if values_name is None and framework:
+    if framework:
         reason = WORDS["against"]["rounds"].format(framework)
-        raise ConfigurationError(f"{there}. {reason}")
-    if values_name is None and not suitable:
+        raise ConfigurationError(f"{available}. {reason}")
+    if not suitable:
         raise ConfigurationError(
-            f"{there}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "
-            "suitable ones."
+            f"{available}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN "
+            "adds suitable ones."
         )
-    if values_name is None and len(suitable) > 1:
+    if len(suitable) > 1:
         options = joined((f"--by {name}" for name in suitable), "or")
-        raise ConfigurationError(f"{there}. Choose one: {options}.")
-    return values_name or suitable[0]
+        raise ConfigurationError(f"{available}. Choose one: {options}.")
+    return suitable[0]
 
 
 def basis_shown(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
-        return _retrained(run)
-    known = _possible(run)
-    suitable = nearest_first(
-        {name: run.about(name)["class"] for name in known if run.about(name)["to_pay_by"]}
-    )
-    first = next(iter([*suitable, *known, *run.metrics]), None)
-    return None if first is None else _measured(run, first)
+        return _basis_by_retraining(run)
+    classes = {}
+    for metric in _suitable_metrics(run):
+        classes[metric] = run.metric_info(metric)["class"]
+    candidates = _metrics_to_share_by(run)
+    preferred = [*nearest_first(classes), *candidates, *run.metrics]
+    if not preferred:
+        return None
+    return _basis_by_metric(run, preferred[0])
 
 
-def _possible(run: Run) -> list[str]:
+def _metrics_to_share_by(run: Run) -> list[str]:
     """Return the metrics by which a budget could be shared out, without costs and values of pairs."""
-    about = {name: run.about(name) for name in run.metrics}
-    return [
-        name
-        for name, of in about.items()
-        if of["higher_is_better"] is not False and not of["columns"]
-    ]
+    metrics = []
+    for metric in run.metrics:
+        metric_info = run.metric_info(metric)
+        is_cost = metric_info["higher_is_better"] is False
+        if not is_cost and not metric_info["columns"]:
+            metrics.append(metric)
+    return metrics
 
 
-def _measured(run: Run, metric: str) -> Basis:
+def _suitable_metrics(run: Run) -> list[str]:
+    """Return the metrics whose documentation does not advise against payments by them."""
+    candidates = _metrics_to_share_by(run)
+    return [metric for metric in candidates if run.metric_info(metric)["to_pay_by"]]
+
+
+def _basis_by_metric(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
-    metric_info = run.about(metric)
+    metric_info = run.metric_info(metric)
     low, high = run.ends(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
 
@@ -210,7 +232,7 @@ def _measured(run: Run, metric: str) -> Basis:
     return Basis(
         metric,
         title,
-        of=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
+        origin=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
         values=run.final(metric),
         low=low,
         high=high,
@@ -241,7 +263,7 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     return torch.stack(covariances).mean(0)
 
 
-def _retrained(run: Run) -> Basis:
+def _basis_by_retraining(run: Run) -> Basis:
     return basis_of_retrained(run.retrained(), run.record)
 
 
@@ -256,7 +278,7 @@ def basis_of_retrained(
     return Basis(
         RETRAINED,
         f"retraining, measured by {titled(row['by'])}",
-        of=retrained_from(row, record["rounds"]),
+        origin=retrained_from(row, record["rounds"]),
         values=_column(rows, "value"),
         low=_column(rows, "low"),
         high=_column(rows, "high"),
@@ -285,22 +307,40 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 def _number(cell: str | float | None) -> float:
     """Return a cell's number, NaN if it is empty or there is none."""
-    return number_or_nan(str("" if cell is None else cell))
+    if cell is None:
+        return NAN
+    return number_or_nan(str(cell))
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
     """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
-    parts = [*_seeds_and_rounds(row["seeds"].split(), [row["rounds"]], planned), row.get("changed")]
-    return ", ".join(filter(None, [WORDS["trainings"].get(row.get("trainings")), *parts]))
+    seeds = row["seeds"].split()
+    parts = [
+        WORDS["trainings"].get(row.get("trainings")),
+        *_seeds_and_rounds(seeds, [row["rounds"]], planned),
+        row.get("changed"),
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _seeds_and_rounds(
-    seeds: Sequence[str], rounds: Sequence[float], planned: int | None
+    seeds: Sequence[str],
+    rounds: Sequence[float],
+    planned: int | None,
 ) -> list[str]:
     """Describe seeds and rounds, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
-    of = f" of {planned}" if planned and planned > 0 else ""
-    had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
-    return [
-        *([f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"] if seeds else ()),
-        f"{had}{of} rounds",
-    ]
+    descriptions = []
+    if len(seeds) == 1:
+        descriptions.append(f"seed {seeds[0]}")
+    elif seeds:
+        descriptions.append(f"seeds {joined(seeds)}")
+
+    fewest = min(rounds)
+    most_rounds = max(rounds)
+    count = f"{fewest:g}"
+    if fewest < most_rounds:
+        count += f" to {most_rounds:g}"
+    if planned and planned > 0:
+        count += f" of {planned}"
+    descriptions.append(f"{count} rounds")
+    return descriptions

@@ -17,7 +17,8 @@ The estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,27 +38,63 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
         >>> round(moved_by_seeds([[0.52, 0.48], [0.48, 0.52], [0.50, 0.50]]), 3)
         0.029
     """
-    shares, seeds = np.nan_to_num(np.asarray(without, dtype=float)), len(without)
-    if seeds < 2:
+    num_seeds = len(without)
+    if num_seeds < 2:
         return NAN
-    errors = np.sqrt((seeds - 1) / seeds * np.square(shares - shares.mean(0)).sum(0))
-    bias = math.sqrt(2 / (seeds - 1)) * math.gamma(seeds / 2) / math.gamma((seeds - 1) / 2)
-    return float(errors.sum()) / math.sqrt(math.pi) / bias
+    shares = np.nan_to_num(np.asarray(without, dtype=float))  # [S, n]
+
+    # The jackknife's standard errors of the shares.
+    squared_deviations = np.square(shares - shares.mean(0))
+    factor = (num_seeds - 1) / num_seeds
+    errors = np.sqrt(factor * squared_deviations.sum(0))
+
+    # c4: the mean of a sample's standard deviation, as a fraction of the normal distribution's.
+    freedom = num_seeds - 1
+    numerator = math.gamma(num_seeds / 2)
+    denominator = math.gamma(freedom / 2)
+    bias = math.sqrt(2 / freedom) * numerator / denominator
+    total_error = float(errors.sum())
+    return total_error / math.sqrt(math.pi) / bias
 
 
-def other_seeds(run: Run, basis: Basis, rule: Negatives = "zero") -> float:
+def other_seeds(
+    run: Run,
+    basis: Basis,
+    rule: Negatives = "zero",
+) -> float:
     """Estimate the fraction of a payment that other seeds would give to other clients. NaN if it is not known."""
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
-        rows = run.retrained()
-        heads = [head for head in next(row for row in rows if row) if head.startswith(WITHOUT_SEED)]
-        return moved_by_seeds(
-            [[number_or_nan(row.get(head, "")) for row in rows] for head in heads]
-        )
-    finals = [one.final(basis.key) for one in run.runs]
-    others = ([*finals[:place], *finals[place + 1 :]] for place in range(len(finals)))
-    return moved_by_seeds([shares_in(list(map(known_mean, zip(*some)))) for some in others if some])
+        return moved_by_seeds(_retrained_shares(run.retrained(), WITHOUT_SEED))
+
+    values_of_runs = [seed_run.final(basis.key) for seed_run in run.runs]
+    if len(values_of_runs) < 2:
+        return NAN
+    shares_without_one = []
+    for position in range(len(values_of_runs)):
+        remaining = [*values_of_runs[:position], *values_of_runs[position + 1 :]]
+        means = list(map(known_mean, zip(*remaining)))
+        shares_without_one.append(shares_in(means))
+    return moved_by_seeds(shares_without_one)
+
+
+def _retrained_shares(
+    rows: Sequence[Mapping[str, Any]],
+    prefix: str,
+) -> list[list[float]]:
+    """Return the clients' shares in each column of ``retrained.csv`` that begins with this prefix."""
+    nonempty_row = next(row for row in rows if row)
+    columns = []
+    for head in nonempty_row:
+        if head.startswith(prefix):
+            columns.append(_numbers_in(rows, head))
+    return columns
+
+
+def _numbers_in(rows: Sequence[Mapping[str, Any]], head: str) -> list[float]:
+    cells = [row.get(head, "") for row in rows]
+    return list(map(number_or_nan, cells))
 
 
 def other_scores(run: Run, basis: Basis) -> dict[str, float]:
@@ -65,21 +102,32 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
     if basis.key != RETRAINED:
         return {}
     rows = [row for row in run.retrained() if row]
-    own, shares = basis.by.partition(" of ")[0].partition(" (")[0], [row["share"] for row in rows]
-    scores = [head.removeprefix(BY_SCORE) for head in rows[0] if head.startswith(BY_SCORE)]
-    found = {
-        by: moved(shares, [number_or_nan(row[f"{BY_SCORE}{by}"]) for row in rows])
-        for by in scores
-        if by != own
-    }
-    return {by: part for by, part in found.items() if part == part}
+    shares = [row["share"] for row in rows]
+    # Without the class that is scored, and without the direction of a loss.
+    score_of_basis, _, _ = basis.by.partition(" of ")
+    score_of_basis, _, _ = score_of_basis.partition(" (")
+
+    fractions = {}
+    for head in rows[0]:
+        score = head.removeprefix(BY_SCORE)
+        if not head.startswith(BY_SCORE) or score == score_of_basis:
+            continue
+        fraction = moved(shares, _numbers_in(rows, head))
+        if not math.isnan(fraction):
+            fractions[score] = fraction
+    return fractions
 
 
-def moved(one: Sequence[float], other: Sequence[float]) -> float:
+def moved(shares: Sequence[float], other_shares: Sequence[float]) -> float:
     """Compute the fraction of a payment by which two vectors of shares ``[n]`` differ.
 
     Example:
         >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
         0.1
     """
-    return sum(abs(a - b) for a, b in zip(one, other) if a == a and b == b) / 2
+    differences = []
+    for share, other_share in zip(shares, other_shares):
+        difference = abs(share - other_share)
+        if not math.isnan(difference):
+            differences.append(difference)
+    return sum(differences) / 2

@@ -11,6 +11,7 @@ reveal more, and do not appear.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flsv.functional.intervals import BRACKETS
-from flsv.report.basis import RETRAINED, Basis, basis_shown, ends_to_show
+from flsv.report.basis import RETRAINED, Basis, basis_shown, intervals_to_show
 from flsv.report.certainty import other_scores, other_seeds
 from flsv.report.html import Table, bars, heat, render
 from flsv.report.reading import Run, open_run, over_seeds
@@ -77,38 +78,53 @@ def write_report(
             which values to share the budget out. Nothing is written then.
     """
     run = over_seeds(open_run(path))
-    client_id = None if client is None else client_number(client, run.client_names, "client")
-    shares = None if budget is None else shares_of(run, budget)
-    basis = basis_shown(run) if shares is None else shares.basis
-    verdict = _verdict(basis, shares, to_one=client_id is not None)
-    new_shares = shares
+    client_id = None
+    folder = run.folder
+    if client is not None:
+        client_id = client_number(client, run.client_names, "client")
+        folder = run.folder / "clients" / run.folders[client_id]
+    file = folder / "report.html" if out is None else Path(out)
+
+    computed_shares = None
+    if budget is not None:
+        computed_shares = shares_of(run, budget)
+    # Where the verdict forbids a payment, the page shows no shares.
+    shares = computed_shares
     if shares is not None and shares.verdict.forbids:
         shares = None
-    folder = run.folder if client_id is None else run.folder / "clients" / run.folders[client_id]
-    file = folder / "report.html" if out is None else Path(out)
+
+    basis = basis_shown(run) if computed_shares is None else computed_shares.basis
+    verdict = _verdict(basis, computed_shares, to_one=client_id is not None)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-    content = (
-        _for_all(run, basis, shares)
-        if client_id is None
-        else _for_one(run, client_id, basis, shares)
-    )
-    planned = f" of {run.record['rounds']}" if (run.record["rounds"] or -1) > 0 else ""
-    state = f"{run.rounds} rounds" if run.ended else f"{run.rounds}{planned} rounds (not ended)"
+
+    if client_id is None:
+        content = _for_all(run, basis, shares)
+    else:
+        content = _for_one(run, client_id, basis, shares)
     page = render(
-        subtitle=f"{run.num_clients} partners, {state}, started {run.record['started'][:10]}",
+        subtitle=_subtitle(run),
         basis=basis,
         shares=shares,
         verdict=verdict,
-        brackets=_brackets(basis, shares),
+        brackets=_sentences_on_intervals(basis, shares),
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())
-    if new_shares is not None and client_id is None:
-        save_table(shares_file(file), new_shares.written())
+    if computed_shares is not None and client_id is None:
+        save_table(shares_file(file), computed_shares.written())
     return file
+
+
+def _subtitle(run: Run) -> str:
+    rounds = f"{run.rounds} rounds"
+    if not run.ended:
+        planned_rounds = run.record["rounds"] or -1
+        planned = f" of {planned_rounds}" if planned_rounds > 0 else ""
+        rounds = f"{run.rounds}{planned} rounds (not ended)"
+    return f"{run.num_clients} partners, {rounds}, started {run.record['started'][:10]}"
 
 
 def _verdict(basis: Basis | None, shares: Shares | None, to_one: bool) -> Verdict | None:
@@ -120,37 +136,40 @@ def _verdict(basis: Basis | None, shares: Shares | None, to_one: bool) -> Verdic
     if shares is not None:
         return shares.verdict
     verdict = basis.verdict()
-    return verdict.without(OF_ALL_VALUES) if to_one else verdict
+    if to_one:
+        return verdict.without(OF_ALL_VALUES)
+    return verdict
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
     """Return the content of the page for the federation's operator, on all clients by name."""
-    values = [NAN] * run.num_clients if basis is None else basis.values
+    values = basis.values if basis is not None else [NAN] * run.num_clients
     clients = ends_of(by_value(values), MOST)
-    names, found = [run.label(client) for client in clients], findings(run)
-    return {
+    names = list(map(run.label, clients))
+    faults = findings(run)
+
+    sentences = []
+    if len(clients) < run.num_clients:
+        sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
+    if any(faults):
+        sentences.append(WORDS["findings"])
+    sentences += _learned(run, basis)
+    sentences.append("With other partners or other cases the values would be different.")
+
+    all_values = _values_of(run, clients, run.record["metrics"])
+    all_values |= _retrained(run, clients)
+    content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
-        "values": None if basis is None else _values(basis, clients, names, shares, found),
-        "source": "" if basis is None else f"{basis.title}; {basis.of}",
-        "missing": any(value != value for value in values),
-        "moved": {} if basis is None else _moved(run, basis, shares),
-        "front": [
-            f"The table shows {len(clients)} of {run.num_clients} partners."
-            if len(clients) < run.num_clients
-            else "",
-            WORDS["findings"] if any(found) else "",
-            *_learned(run, basis),
-            "With other partners or other cases the values would be different.",
-        ],
+        "values": None,
+        "source": "",
+        "missing": any(map(math.isnan, values)),
+        "moved": {},
+        "front": sentences,
         "appendix": {
             "Who took part": [_clients(run, clients, names), _class_counts(run, clients, names)],
             "All values": [
-                _rows(
-                    "client",
-                    names,
-                    _values_of(run, clients, run.record["metrics"]) | _retrained(run, clients),
-                ),
+                _rows("client", names, all_values),
                 WORDS["dash"],
                 *_classes(run, run.metrics, clients, names),
             ],
@@ -159,133 +178,167 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
             "Settings": _settings(run),
         },
     }
+    if basis is not None:
+        content["values"] = _values(basis, clients, names, shares, faults)
+        content["source"] = f"{basis.title}; {basis.origin}"
+        content["moved"] = _moved(run, basis, shares)
+    return content
 
 
 def _learned(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
-    # That of the values, or by any metric if there is none by theirs.
-    games, judged = run.record.get("paid_in", {}), run.record["validation"]
-    same = [each for each in games.values() if basis is None or each["by"] == basis.by]
-    sentences = [f"The model's {change(game)}." for game in same[:1]]
-    if judged:
-        cases = "" if judged["rows"] is None else f"{judged['rows']:,} "
+    sentences = []
+    # The performance that the values distribute, or any if there are no values.
+    for game in run.record.get("paid_in", {}).values():
+        if basis is None or game["by"] == basis.by:
+            sentences.append(f"The model's {change(game)}.")
+            break
+
+    validation = run.record["validation"]
+    if validation:
+        num_cases = validation["rows"]
+        cases = "cases" if num_cases is None else f"{num_cases:,} cases"
         sentences.append(
-            f"It was evaluated on {cases}cases that no partner trained on, {judged['of']}."
+            f"It was evaluated on {cases} that no partner trained on, {validation['of']}."
         )
     return sentences
 
 
 def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
     """Return a table of the clients' samples, rounds and scores of their own models."""
-    taken, samples = run.taken_part(), run.record["samples"]
+    num_rounds = run.taken_part()
+    num_samples = run.record["samples"]
     columns = {
-        "samples": [str(samples[client]) for client in clients],
-        "rounds": [f"{taken[client]} of {run.rounds}" for client in clients],
+        "samples": [str(num_samples[client]) for client in clients],
+        "rounds": [f"{num_rounds[client]} of {run.rounds}" for client in clients],
     }
-    for head, name in (
-        ("last weight", "weight"),
-        *((f"own {titled(name)}", name) for name in OWN_SCORES),
-    ):
+    names_by_head = {"last weight": "weight"}
+    for score in OWN_SCORES:
+        names_by_head[f"own {titled(score)}"] = score
+
+    for head, name in names_by_head.items():
         if name in run.measured:
-            final = run.final(name)
-            columns[head] = numbers([final[client] for client in clients])
+            final_values = run.final(name)
+            columns[head] = numbers([final_values[client] for client in clients])
     return _rows("client", names, columns)
 
 
 def _settings(run: Run) -> list[str | Table | None]:
     """Return the settings, command and hashes by which a run can be repeated."""
     config = run.folder / "config.yaml"
-    hashes = {
-        "the server" if who == "server" else run.label(int(who)): of
-        for who, of in run.record["hashes"].items()
-    }
+    command = ""
+    if config.is_file():
+        command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
+
+    hashes = {}
+    for holder, data_hash in run.record["hashes"].items():
+        name = "the server" if holder == "server" else run.label(int(holder))
+        hashes[name] = data_hash
     return [
-        f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
-        if config.is_file()
-        else "",
+        command,
         _texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
         _texts(hashes),
     ]
 
 
-def _for_one(run: Run, client: int, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
+def _for_one(
+    run: Run,
+    client: int,
+    basis: Basis | None,
+    shares: Shares | None,
+) -> dict[str, Any]:
     """Return the content of the page for one client."""
-    others = [metric for metric in run.metrics if basis is None or metric != basis.key]
-    shown = {metric: cells[0] for metric, cells in _values_of(run, [client], others).items()}
-    rows = [[metric, cell, _mean(run, run.final(metric))] for metric, cell in shown.items()]
-    finding, public = (
-        findings(run, "another participant")[client],
-        _public(run, [0.0] * run.num_clients),
-    )
-    why = (
-        "this run has not ended"
-        if not run.ended
-        else f"this run has {run.num_clients} participants"
-    )
-    return {
+    finding = findings(run, "another participant")[client]
+    class_metrics = filter(run.columns_are_classes, run.metrics)
+    shows_means = _may_see_means(run, [0.0] * run.num_clients)
+    content: dict[str, Any] = {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
-        "values": None if basis is None else _own(run, client, basis, shares),
-        # No seeds: from the federation's, the others' parts of the data follow.
-        "source": "" if basis is None else basis.title,
-        "missing": basis is not None and basis.values[client] != basis.values[client],
+        "values": None,
+        "source": "",
+        "missing": False,
         "moved": {},
         "front": [
-            _part(run, client, finding),
+            _participation(run, client, finding),
             WORDS["findings"] if finding else "",
             _class_counts(run, [client], ["samples"]),
         ],
         "appendix": {
-            "Other measurements": [Table(["", "your value", "mean of all"], rows) if rows else ""],
+            "Other measurements": [_other_measurements(run, client, basis)],
             "Over the rounds": _over_time(run, run.metrics, [client], ["you"]),
             # Columns that are not classes may be other clients.
-            "Class by class": _classes(
-                run, filter(run.columns_are_classes, run.metrics), [client], ["you"]
-            ),
+            "Class by class": _classes(run, class_metrics, [client], ["you"]),
             "How to read the values": [_guides(run)],
-            "What this page tells": [
-                WORDS["public"] if public else WORDS["private"].format(FEWEST, why),
-                WORDS["share_tells"] if shares and not public else "",
-                WORDS["own_tells"],
-            ],
-            "The run": [_own_settings(run, client, public)],
+            "What this page tells": _sentences_on_privacy(run, shows_means, shares is not None),
+            "The run": [_settings_for_one(run, client, shows_means)],
         },
     }
+    if basis is not None:
+        content["values"] = _values_for_one(run, client, basis, shares)
+        # No seeds: from the federation's, the others' parts of the data follow.
+        content["source"] = basis.title
+        content["missing"] = math.isnan(basis.values[client])
+    return content
 
 
-def _part(run: Run, client: int, finding: str) -> Table | None:
+def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | str:
+    """Return a table of a client's values by the metrics that the page's main table does not show."""
+    metrics = [metric for metric in run.metrics if basis is None or metric != basis.key]
+    rows = []
+    for metric, cells in _values_of(run, [client], metrics).items():
+        rows.append([metric, cells[0], _mean(run, run.final(metric))])
+    if not rows:
+        return ""
+    return Table(["", "your value", "mean of all"], rows)
+
+
+def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list[str]:
+    """Return sentences on what a client's page tells of others."""
+    if shows_means:
+        return [WORDS["public"], WORDS["own_tells"]]
+    reason = "this run has not ended"
+    if run.ended:
+        reason = f"this run has {run.num_clients} participants"
+    sentences = [WORDS["private"].format(FEWEST, reason)]
+    if has_shares:
+        sentences.append(WORDS["share_tells"])
+    sentences.append(WORDS["own_tells"])
+    return sentences
+
+
+def _participation(run: Run, client: int, finding: str) -> Table | None:
     """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
-    samples, taken = run.record["samples"], run.taken_part()[client]
-    part = {
-        "rounds with your update": f"{taken} of {run.rounds}",
-        "your training samples": str(samples[client]),
+    num_samples = run.record["samples"]
+    texts = {
+        "rounds with your update": f"{run.taken_part()[client]} of {run.rounds}",
+        "your training samples": str(num_samples[client]),
     }
-    if _public(run, samples):
-        part["of all training samples"] = f"{100 * samples[client] / max(sum(samples), 1):.0f} %"
-    return _texts(part | ({"finding": finding} if finding else {}))
+    if _may_see_means(run, num_samples):
+        share = num_samples[client] / max(sum(num_samples), 1)
+        texts["of all training samples"] = f"{100 * share:.0f} %"
+    if finding:
+        texts["finding"] = finding
+    return _texts(texts)
 
 
-def _own_settings(run: Run, client: int, public: bool) -> Table | None:
+def _settings_for_one(run: Run, client: int, shows_means: bool) -> Table | None:
     """Return a table of the classes of strategies and metrics, without arguments, which may name other clients."""
-    record, named = run.record, [name for name in run.client_names if not name.isdigit()]
-    # Names of values that a model logs may contain a client's name.
-    logged = {
-        key: value
-        for key, value in _logged(run).items()
-        if public and not any(name in key for name in named)
-    }
-    own = {"hash of your samples and labels": record["hashes"].get(str(client))}
-    metrics = {metric: run.about(metric)["class"] for metric in run.metrics}
-    return _texts(
-        {
-            **record["algorithm"],
-            **metrics,
-            **logged,
-            **_packages(run),
-            **(own if any(own.values()) else {}),
-        }
-    )
+    texts = {**run.record["algorithm"]}
+    for metric in run.metrics:
+        texts[metric] = run.metric_info(metric)["class"]
+    if shows_means:
+        # Names of values that a model logs may contain a client's name.
+        client_names = [name for name in run.client_names if not name.isdigit()]
+        for value_name, value in _logged(run).items():
+            if not any(name in value_name for name in client_names):
+                texts[value_name] = value
+    texts |= _packages(run)
+
+    data_hash = run.record["hashes"].get(str(client))
+    if data_hash:
+        texts["hash of your samples and labels"] = data_hash
+    return _texts(texts)
 
 
 def _values(
@@ -293,29 +346,30 @@ def _values(
     clients: Sequence[int],
     names: Sequence[str],
     shares: Shares | None,
-    outcome: Sequence[str],
+    faults: Sequence[str],
 ) -> Table:
-    """Return the page's main table: values with bars, shares and amounts, and ``found``, the faults of updates."""
-    lows, highs = ends_to_show(basis, to_pay_by=shares is not None)
-    value = [basis.values[client] for client in clients]
+    """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
+    lows, highs = intervals_to_show(basis, to_pay_by=shares is not None)
+    values = [basis.values[client] for client in clients]
     low = [lows[client] for client in clients]
     high = [highs[client] for client in clients]
-    columns: dict[str, Sequence[Any]] = {"value": with_intervals(value, low, high, between=" to ")}
-    columns[""] = bars(value, low, high)
+    columns: dict[str, Sequence[Any]] = {
+        "value": with_intervals(values, low, high, between=" to "),
+        "": bars(values, low, high),
+    }
     if shares is None and basis.with_other_cases is not None:
-        columns["other cases"] = [
-            f"[{cell}]" for cell in _ranges(*basis.with_other_cases, clients=clients)
-        ]
+        ranges = _ranges(*basis.with_other_cases, clients=clients)
+        columns["other cases"] = [f"[{text}]" for text in ranges]
     if shares is not None:
         columns["share"], columns["amount"] = zip(*map(shares.cells, clients))
-    if any(outcome):
-        columns["finding"] = [outcome[client] or NONE for client in clients]
+    if any(faults):
+        columns["finding"] = [faults[client] or NONE for client in clients]
     return _rows("partner", names, columns)
 
 
-def _own(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
+def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    low, high = ends_to_show(basis, to_pay_by=shares is not None)
+    low, high = intervals_to_show(basis, to_pay_by=shares is not None)
     (value,) = with_intervals(
         [basis.values[client]],
         [low[client]],
@@ -338,18 +392,17 @@ def _ranges(
     clients: Sequence[int],
 ) -> list[str]:
     """Format intervals, all with equally many decimals."""
-    texts = numbers(
-        [
-            *(low[client] for client in clients),
-            *(high[client] for client in clients),
-        ]
-    )
-    return [f"{lowest} to {highest}" for lowest, highest in zip(texts, texts[len(clients) :])]
+    lows = [low[client] for client in clients]
+    highs = [high[client] for client in clients]
+    texts = numbers([*lows, *highs])
+    low_texts = texts[: len(clients)]
+    high_texts = texts[len(clients) :]
+    return list(map("{} to {}".format, low_texts, high_texts))
 
 
-def _brackets(basis: Basis | None, shares: Shares | None) -> str:
+def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
     """Return sentences on the intervals of a page's main table."""
-    if basis is None or all(end != end for end in basis.low):
+    if basis is None or not basis.has_intervals:
         return str(WORDS["no_brackets"])
     sentences: Mapping[str, str] = WORDS["brackets"]
     if basis.with_other_cases is None:
@@ -361,133 +414,179 @@ def _brackets(basis: Basis | None, shares: Shares | None) -> str:
 
 def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
     """Estimate the fractions of a payment that would move with other seeds, and by other scores."""
-    seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
-    by = {f"by {titled(score)}": moved for score, moved in other_scores(run, basis).items()}
-    return ({"with other seeds": seeds} if seeds == seeds else {}) | by
+    fractions = {}
+    by_seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
+    if not math.isnan(by_seeds):
+        fractions["with other seeds"] = by_seeds
+    for score, fraction in other_scores(run, basis).items():
+        fractions[f"by {titled(score)}"] = fraction
+    return fractions
 
 
-def _public(run: Run, values: Sequence[float]) -> bool:
+def _may_see_means(run: Run, values: Sequence[float]) -> bool:
     """Return whether the run has ended and at least five clients have a value, so that one may see means."""
-    return run.ended and sum(value == value for value in values) >= FEWEST
+    num_values = sum(not math.isnan(value) for value in values)
+    return run.ended and num_values >= FEWEST
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Format the mean of all clients' values, or return a dash if one client may not see it."""
     # From more digits, or from several pages, others' values could be derived.
-    if not _public(run, values):
+    if not _may_see_means(run, values):
         return NONE
     return number(known_mean(values), digits=2)
 
 
 def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
     """Return a table with a row per name."""
-    return Table([corner, *columns], [list(row) for row in zip(names, *columns.values())])
+    rows = list(map(list, zip(names, *columns.values())))
+    return Table([corner, *columns], rows)
 
 
 def _texts(texts: Mapping[str, object]) -> Table | None:
     """Return a table of names and texts, or None if there are none."""
-    return (
-        Table(["", ""], [[name, str(text)] for name, text in texts.items()], css="texts")
-        if texts
-        else None
-    )
+    if not texts:
+        return None
+    rows = [[name, str(text)] for name, text in texts.items()]
+    return Table(["", ""], rows, css="texts")
 
 
 def _packages(run: Run) -> dict[str, str]:
-    return {f"package {name}": version for name, version in run.record["packages"].items()}
+    versions = run.record["packages"]
+    return {f"package {name}": version for name, version in versions.items()}
 
 
 def _logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
-    logged = run.record.get("logged", {})
-    return {
-        f"last {name}": number(NAN if value is None else value) for name, value in logged.items()
-    }
+    texts = {}
+    for name, value in run.record.get("logged", {}).items():
+        texts[f"last {name}"] = number(NAN if value is None else value)
+    return texts
 
 
 def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
     """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
-    found = {}
+    cells = {}
     for metric in metrics:
-        values, low, high = (
-            [each[client] for client in clients] for each in (run.final(metric), *run.ends(metric))
+        values = run.final(metric)
+        low, high = run.ends(metric)
+        cells[metric] = with_intervals(
+            [values[client] for client in clients],
+            [low[client] for client in clients],
+            [high[client] for client in clients],
+            between=" to ",
         )
-        found[metric] = with_intervals(values, low, high, between=" to ")
-    return found
+    return cells
 
 
 def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Format the values by retraining like those of a metric, if there are any."""
-    known = run.retrained()
-    rows = [known[client] for client in clients] if any(known) else []
-    values, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
-    return {RETRAINED: with_intervals(values, low, high, between=" to ")} if rows else {}
+    all_rows = run.retrained()
+    if not any(all_rows) or not clients:
+        return {}
+    rows = [all_rows[client] for client in clients]
+    cells = with_intervals(
+        [row.get("value", NAN) for row in rows],
+        [row.get("low", NAN) for row in rows],
+        [row.get("high", NAN) for row in rows],
+        between=" to ",
+    )
+    return {RETRAINED: cells}
 
 
 def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
     """Return a heatmap of clients' numbers of samples per class, or None if these are not known."""
-    counts, classes = run.record["class_counts"], run.record["classes"]
-    if not counts or not classes:
+    counts = run.record["class_counts"]
+    class_names = run.record["classes"]
+    if not counts or not class_names:
         return None
     return heat(
-        names, classes, [counts[client] for client in clients], "", "Training samples of each class"
+        names,
+        class_names,
+        values=[counts[client] for client in clients],
+        corner="",
+        caption="Training samples of each class",
     )
 
 
 def _over_time(
-    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]
+    run: Run,
+    metrics: Iterable[str],
+    clients: Sequence[int],
+    names: Sequence[str],
 ) -> list[Table]:
     """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
-    places = range(len(run.round_numbers))[:: -len(run.round_numbers) // ROUNDS or -1][::-1]
-    of = ", one of the runs" if run.seeds > 1 else ""
-    found = []
-    for metric in metrics if run.rounds > 1 else ():
-        history = run.history(metric)[list(clients)].iloc[list(places)]
-        if history.notna().any(axis=None):
-            rounds = [str(index + 1) for index in history.index]
-            found.append(
-                heat(
-                    names,
-                    rounds,
-                    history.to_numpy(dtype=float).T.tolist(),
-                    "round",
-                    f"{metric}{of}",
-                )
-            )
-    return found
+    if run.rounds <= 1:
+        return []
+    num_rounds = len(run.round_numbers)
+    # Every so many rounds, counted back from the last.
+    stride = max(1, math.ceil(num_rounds / ROUNDS))
+    positions = sorted(range(num_rounds - 1, -1, -stride))
+    suffix = ", one of the runs" if run.seeds > 1 else ""
+
+    heatmaps = []
+    for metric in metrics:
+        history = run.history(metric)[list(clients)].iloc[positions]  # [rounds, clients]
+        if not history.notna().any(axis=None):
+            continue
+        heatmap = heat(
+            names,
+            [str(index + 1) for index in history.index],
+            values=history.to_numpy(dtype=float).T.tolist(),
+            corner="round",
+            caption=f"{metric}{suffix}",
+        )
+        heatmaps.append(heatmap)
+    return heatmaps
 
 
 def _classes(
-    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str]
+    run: Run,
+    metrics: Iterable[str],
+    clients: Sequence[int],
+    names: Sequence[str],
 ) -> list[Table]:
     """Return a heatmap of some clients' last values for each metric with several columns."""
-    found = []
+    client_ids = list(map(str, range(run.num_clients)))
+    heatmaps = []
     for metric in metrics:
-        columns, of_classes = run.columns(metric), run.columns_are_classes(metric)
-        titles = [run.column_name(metric, column) for column in columns]
-        if columns == [*map(str, range(run.num_clients))] and not of_classes:
-            titles = [run.label(client) for client in range(run.num_clients)]
-        if len(columns) > 1:
-            values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
-            found.append(
-                heat(
-                    names,
-                    titles,
-                    values.tolist(),
-                    "",
-                    f"{metric} by {'class' if of_classes else 'column'}",
-                )
-            )
-    return found
+        columns = run.columns(metric)
+        if len(columns) <= 1:
+            continue
+        are_classes = run.columns_are_classes(metric)
+        if columns == client_ids and not are_classes:
+            titles = list(map(run.label, range(run.num_clients)))
+        else:
+            titles = [run.column_name(metric, column) for column in columns]
+
+        values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
+        heatmap = heat(
+            names,
+            titles,
+            values=values[list(clients)].tolist(),
+            corner="",
+            caption=f"{metric} by {'class' if are_classes else 'column'}",
+        )
+        heatmaps.append(heatmap)
+    return heatmaps
 
 
 def _guides(run: Run) -> Table | None:
     """Return a table with each metric's description, unit, sign, needs, cost and limits."""
-    of: dict[tuple[str, str], list[str]] = {}
+    # Metrics with the same text share a row.
+    metrics_by_text: dict[tuple[str, str], list[str]] = {}
     for metric in run.metrics:
-        about = run.about(metric)
-        limits = [("limits", text) for text in WORDS["caveats"].get(about["class"], ())]
-        for key in [("what it is", about["about"]), *about["guide"].items(), *limits]:
-            of.setdefault(key, []).append(metric)
-    rows = [[head, ", ".join(metrics), text] for (head, text), metrics in of.items() if text]
-    return Table(["", "metric", ""], rows, css="texts") if rows else None
+        metric_info = run.metric_info(metric)
+        titled_texts = [("what it is", metric_info["about"]), *metric_info["guide"].items()]
+        for limit in WORDS["caveats"].get(metric_info["class"], ()):
+            titled_texts.append(("limits", limit))
+        for title_and_text in titled_texts:
+            metrics_by_text.setdefault(title_and_text, []).append(metric)
+
+    rows = []
+    for (title, text), metrics in metrics_by_text.items():
+        if text:
+            rows.append([title, ", ".join(metrics), text])
+    if not rows:
+        return None
+    return Table(["", "metric", ""], rows, css="texts")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +101,23 @@ class Run:
         """Return all names in the table's column ``metric``, including weights and metrics' diagnostics."""
         return tuple(self.table["metric"].unique())
 
-    def about(self, metric: str) -> Mapping[str, Any]:
+    def metric_info(self, metric: str) -> Mapping[str, Any]:
         """Return a metric's entry in ``run.json``, or empty if it has none."""
         return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
         """Return whether the columns of a metric's values are classes, not, for example, other clients."""
-        return self.about(metric).get("per_class", False)
+        return self.metric_info(metric).get("per_class", False)
 
     def column_name(self, metric: str, column: str) -> str:
         """Return the name of a column of a metric's values, for display."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
-        names = self.record["classes"] or []
-        return names[int(column)] if int(column) < len(names) else column
+        class_names = self.record["classes"] or []
+        class_index = int(column)
+        if class_index < len(class_names):
+            return class_names[class_index]
+        return column
 
     def columns(self, metric: str) -> list[str]:
         """Return the names of a metric's values per client, such as classes. Empty if it has one value per client."""
@@ -123,15 +128,23 @@ class Run:
 
         In a round without a new value, a client's last value is repeated. Weights, accuracies and norms are NaN there.
         """
-        return history(self.table, metric, self.num_clients, column, self.round_numbers)
+        return history(
+            self.table,
+            metric,
+            self.num_clients,
+            column,
+            self.round_numbers,
+        )
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
-        keys = zip(self.table["metric"], self.table["class"])
-        names = [self.column_name(metric, column) if column else None for metric, column in keys]
+        class_names = []
+        for metric, column in zip(self.table["metric"], self.table["class"]):
+            class_names.append(self.column_name(metric, column) if column else None)
+        client_names = dict(enumerate(self.client_names))
         return tidy(self.table).assign(
-            client_name=self.table["client"].map(dict(enumerate(self.client_names))),
-            class_name=names,
+            client_name=self.table["client"].map(client_names),
+            class_name=class_names,
         )
 
     @property
@@ -140,7 +153,7 @@ class Run:
         return copies_in(self.record["events"])
 
     @cached_property
-    def named(self) -> dict[int, tuple[int, int]]:
+    def faulty_updates(self) -> dict[int, tuple[int, int]]:
         """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of clients with faults."""
         return faults_in(self.record["events"])
 
@@ -155,11 +168,11 @@ class Run:
 
         NaN for clients without an interval, and for metrics that train no coalitions.
         """
-        if (
-            self.about(metric).get("class") != "ShadowShapley"
-        ):  # version 1 wrote ends for others, which were too narrow
+        # Version 1 wrote intervals for other metrics, too, which were too narrow.
+        if self.metric_info(metric).get("class") != "ShadowShapley":
             return [NAN] * self.num_clients, [NAN] * self.num_clients
-        return with_ends(self.table, metric, self.num_clients)[1:]
+        _, low, high = with_ends(self.table, metric, self.num_clients)
+        return low, high
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -178,9 +191,10 @@ class Run:
 
     def retrained(self) -> list[dict[str, Any]]:
         """Return each client's row of ``retrained.csv`` as a mapping, or an empty list without this file."""
-        columns = ("value", "low", "high", "share", "majority")
-        numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
-        return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
+        number_columns = ("value", "low", "high", "share", "majority", "rounds")
+        required_columns: dict[str, Cell] = {"by": str, "seeds": str}
+        required_columns.update(dict.fromkeys(number_columns, number_or_nan))
+        return self._by_client(self.folder / RETRAINED, required_columns)
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
         """Read each client's row of a CSV file as a mapping, or return an empty list if there is no such file."""
@@ -257,65 +271,86 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        return [
-            known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))
-        ]
+        values_of_runs = [run.final(metric, column) for run in self.runs]
+        return list(map(known_mean, zip(*values_of_runs)))
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        rows = seed_summary(self.runs, [metric])
-        return rows["low"].tolist(), rows["high"].tolist()
+        summary = seed_summary(self.runs, [metric])
+        return summary["low"].tolist(), summary["high"].tolist()
 
 
 def over_seeds(run: Run) -> Run:
     """Return a run with the means over all runs of its ``flsv repeat``, or the run itself without one."""
-    runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
+    if isinstance(run, RepeatedRun):
+        return run
+    runs = repeated_runs(run)
     if not runs:
         return run
+
     games = dict(run.record.get("paid_in", {}))
-    for name, game in games.items():
-        each = [one.record.get("paid_in", {}).get(name, {}) for one in runs]
-        games[name] = game | {
-            what: _mean_of_all([one.get(what) for one in each]) for what in ("start", "end", "sum")
-        }
-    logs = [one.record.get("logged", {}) for one in runs]
-    logged = {name: _mean_of_all([log.get(name) for log in logs]) for name in logs[0]}
-    return RepeatedRun(
-        run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, runs
-    )
+    for metric, game in games.items():
+        games_of_runs = []
+        for repeated in runs:
+            games_of_run = repeated.record.get("paid_in", {})
+            games_of_runs.append(games_of_run.get(metric, {}))
+        means = _means_of_all(games_of_runs, ("start", "end", "sum"))
+        games[metric] = {**game, **means}
+
+    logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
+    logged = _means_of_all(logged_by_run, logged_by_run[0])
+    record = {**run.record, "paid_in": games, "logged": logged}
+    return RepeatedRun(run.folder, record, run.table, runs)
 
 
-def _mean_of_all(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
+def _means_of_all(
+    mappings: Sequence[Mapping[str, float | None]],
+    names: Iterable[str],
+) -> dict[str, float | None]:
+    """Return the mean of each named number over all mappings, None if one of them has none."""
+    means: dict[str, float | None] = {}
+    for name in names:
+        values = [mapping.get(name) for mapping in mappings]
+        numbers = [value for value in values if value is not None]
+        is_complete = len(numbers) == len(values)
+        means[name] = statistics.fmean(numbers) if is_complete else None
+    return means
 
 
-def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
+def seed_summary(
+    runs: Sequence[Run],
+    metrics: Iterable[str] | None = None,
+) -> DataFrame:
     """Summarize the last values of runs with different seeds, in a row per metric and client."""
+    run = runs[0]
+    if metrics is None:
+        metrics = run.metrics
     rows = []
-    for metric in runs[0].metrics if metrics is None else metrics:
-        known = [
-            [value for value in values if value == value]
-            for values in zip(*(run.final(metric) for run in runs))
-        ]
-        means = [known_mean(values) for values in known]
-        shares = shares_in(means) if runs[0].about(metric).get("to_pay_by") else [NAN] * len(means)
-        for client, (values, middle, share) in enumerate(zip(known, means, shares)):
+    for metric in metrics:
+        values_by_client = []
+        values_of_runs = [seed_run.final(metric) for seed_run in runs]
+        for client_values in zip(*values_of_runs):
+            values_by_client.append(list(filterfalse(math.isnan, client_values)))
+
+        means = list(map(known_mean, values_by_client))
+        shares = [NAN] * len(means)
+        if run.metric_info(metric).get("to_pay_by"):
+            shares = shares_in(means)
+
+        for client, values in enumerate(values_by_client):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
             half = mean_half_width(spread, len(values))
-            name = runs[0].client_names[client]
-            rows.append(
-                [
-                    metric,
-                    client,
-                    name,
-                    len(values),
-                    middle,
-                    spread,
-                    middle - half,
-                    middle + half,
-                    share,
-                ]
-            )
+            row = {
+                "metric": metric,
+                "client": client,
+                "client_name": run.client_names[client],
+                "runs": len(values),
+                "mean": means[client],
+                "std": spread,
+                "low": means[client] - half,
+                "high": means[client] + half,
+                "share": shares[client],
+            }
+            rows.append(row)
     return DataFrame(rows, columns=[*HEADER])
 
 
@@ -330,11 +365,9 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
     """
     if count < 2:
         return NAN
-    return float(
-        half_width(
-            torch.tensor(spread**2 / count, dtype=torch.float64), torch.tensor(count - 1.0), level
-        )
-    )
+    variance_of_mean = torch.tensor(spread**2 / count, dtype=torch.float64)
+    degrees_of_freedom = torch.tensor(count - 1.0)
+    return float(half_width(variance_of_mean, degrees_of_freedom, level))
 
 
 def repeated_runs(run: Run) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import Basis, basis_of, ends_to_show
+from flsv.report.basis import Basis, basis_of, intervals_to_show
 from flsv.report.reading import Run
 from flsv.results.text import NONE, joined, percent
 from flsv.results.verdict import Verdict
@@ -21,8 +22,8 @@ from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 #: Currencies whose amounts have no decimals, and those with three. All others have two.
-WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
-THREE = "BHD IQD JOD KWD LYD OMR TND"
+WITHOUT_DECIMALS = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
+WITH_THREE_DECIMALS = "BHD IQD JOD KWD LYD OMR TND"
 
 
 @checked
@@ -62,7 +63,11 @@ class Budget:
     @property
     def decimals(self) -> int:
         code = self.currency.upper()
-        return 0 if code in WHOLE.split() else 3 if code in THREE.split() else 2
+        if code in WITHOUT_DECIMALS.split():
+            return 0
+        if code in WITH_THREE_DECIMALS.split():
+            return 3
+        return 2
 
     @property
     def unit(self) -> float:
@@ -123,29 +128,35 @@ class Shares:
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
-        cells = [percent(row["share"]), self.budget.text(row["amount"])]
-        low, high = row["share_low"], row["share_high"]
-        if low != low or high != high:
-            return cells
-        least, most = (
-            f"{row[name]:,.{self.budget.decimals}f}" for name in ("amount_low", "amount_high")
-        )
-        return [
-            f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]",
-            f"{cells[1]} [{least} to {most}]",
-        ]
+        share = percent(row["share"])
+        amount = self.budget.text(row["amount"])
+        low = 100 * row["share_low"]
+        high = 100 * row["share_high"]
+        if math.isnan(low) or math.isnan(high):
+            return [share, amount]
+
+        decimals = self.budget.decimals
+        lowest = f"{row['amount_low']:,.{decimals}f}"
+        highest = f"{row['amount_high']:,.{decimals}f}"
+        return [f"{share} [{low:.1f} to {high:.1f}]", f"{amount} [{lowest} to {highest}]"]
 
     def written(self) -> DataFrame:
         """Return the table for ``shares.csv``, rounded and without empty columns."""
-        digits = dict.fromkeys(AMOUNTS[:3], ".6f") | dict.fromkeys(
-            AMOUNTS[3:], f".{self.budget.decimals}f"
-        )
-        digits |= dict.fromkeys(("value", "low", "high"), ".6g")
+        formats = {
+            **dict.fromkeys(("share", "share_low", "share_high"), ".6f"),
+            **dict.fromkeys(("amount", "amount_low", "amount_high"), f".{self.budget.decimals}f"),
+            **dict.fromkeys(("value", "low", "high"), ".6g"),
+        }
         table = self.table.copy()
-        for name, form in digits.items():
-            table[name] = ["" if x != x else format(x, form) for x in self.table[name]]
-        nothing = [name for name in (*digits, "currency", "finding") if not table[name].any()]
-        return table.drop(columns=nothing)
+        for column, number_format in formats.items():
+            cells = []
+            for value in self.table[column]:
+                cells.append("" if math.isnan(value) else format(value, number_format))
+            table[column] = cells
+
+        optional_columns = [*formats, "currency", "finding"]
+        empty_columns = [column for column in optional_columns if not table[column].any()]
+        return table.drop(columns=empty_columns)
 
     @property
     def missing(self) -> list[int]:
@@ -163,7 +174,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         budget.rule,
         accepts_partners=budget.judged_by_partners,
     )
-    low, high = ends_to_show(basis, to_pay_by=True)
+    low, high = intervals_to_show(basis, to_pay_by=True)
     table = DataFrame(
         {
             "client": range(run.num_clients),
@@ -181,7 +192,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     table["currency"] = budget.currency
     table["finding"] = findings(run)
     table["by"] = basis.title
-    table["of"] = basis.of
+    table["of"] = basis.origin
     table["rule"] = budget.rule
     table["verdict"] = verdict.text
     return Shares(budget, basis, verdict, table[[*HEADER]])
@@ -190,15 +201,11 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None:
     """Write the clients' shares and amounts into the table."""
     values = torch.tensor(basis.values, dtype=torch.float64)
-    if budget.rule == "refuse" and (values < 0).any():
-        below = joined(
-            map(
-                run.label,
-                (values < 0).nonzero().flatten().tolist(),
-            )
-        )
+    clients_below_0 = (values < 0).nonzero().flatten().tolist()
+    if budget.rule == "refuse" and clients_below_0:
+        names = joined(map(run.label, clients_below_0))
         raise ConfigurationError(
-            f"--rule refuse: {below}: values below 0. Choose --rule zero, shift or softmax."
+            f"--rule refuse: {names}: values below 0. Choose --rule zero, shift or softmax."
         )
     intervals = joint_shares(values, basis.errors(), budget.rule)
     table["share"] = _of_valued(allocate(values, 1.0, budget.rule), values)
@@ -219,21 +226,25 @@ def _of_valued(amounts: torch.Tensor, values: torch.Tensor) -> list[float]:
     return amounts.where(~values.isnan(), NAN).tolist()
 
 
-def findings(run: Run, others: str = "") -> list[str]:
+def findings(run: Run, name_of_others: str = "") -> list[str]:
     """Describe the copies and outliers among each client's updates, ``[n]`` texts, "" if there are none.
 
-    A text names the other clients with a copy, or uses ``others`` in place of the names.
+    A text names the other clients with a copy, or uses ``name_of_others`` in place of the names.
     """
-    found: list[list[str]] = [[] for _ in range(run.num_clients)]
+    texts: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:
-            names = others or joined(run.label(other) for other in group if other != client)
-            text = (
-                f"almost the same updates as {names}"
-                if len(group) > 1
-                else "sent the model's last step back"
-            )
-            found[client].append(text)
-    for client, (times, of) in run.named.items():
-        found[client].append(f"not finite or far too large in {times} of {of} rounds")
-    return ["; ".join(each) for each in found]
+            if len(group) == 1:
+                texts[client].append("sent the model's last step back")
+                continue
+            names = name_of_others
+            if not names:
+                peers = [peer for peer in group if peer != client]
+                names = joined(map(run.label, peers))
+            texts[client].append(f"almost the same updates as {names}")
+
+    for client, (faulty_rounds, num_rounds) in run.faulty_updates.items():
+        texts[client].append(
+            f"not finite or far too large in {faulty_rounds} of {num_rounds} rounds"
+        )
+    return ["; ".join(client_texts) for client_texts in texts]

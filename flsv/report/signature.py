@@ -56,45 +56,25 @@ def verify(path: Path, signers: Path | None = None) -> str:
         ConfigurationError: the file or its signature is missing, the file has changed, or no signer has this key.
     """
     signature = signature_file(path)
-    for needed in (
-        path,
-        signature,
-        *([] if signers is None else [signers]),
-    ):
-        if not needed.is_file():
-            raise ConfigurationError(f"--verify {path}: there is no {needed}.")
+    required_files = [path, signature]
+    if signers is not None:
+        required_files.append(signers)
+    for file in required_files:
+        if not file.is_file():
+            raise ConfigurationError(f"--verify {path}: there is no {file}.")
     arguments = ["-n", NAMESPACE, "-s", str(signature)]
     if signers is None:
         answer = _ssh_keygen(["check-novalidate", *arguments], path)
         _check(answer, path)
         return answer.stdout.split()[-1]
 
-    principals = _ssh_keygen(
-        [
-            "find-principals",
-            "-f",
-            str(signers),
-            "-s",
-            str(signature),
-        ]
-    )
+    signers_file = ["-f", str(signers)]
+    principals = _ssh_keygen(["find-principals", *signers_file, "-s", str(signature)])
     if principals.returncode:
         raise ConfigurationError(f"--verify {path}: no signer in {signers} has the key of it.")
     name = principals.stdout.splitlines()[0]
-    _check(
-        _ssh_keygen(
-            [
-                "verify",
-                "-f",
-                str(signers),
-                "-I",
-                name,
-                *arguments,
-            ],
-            path,
-        ),
-        path,
-    )
+    answer = _ssh_keygen(["verify", *signers_file, "-I", name, *arguments], path)
+    _check(answer, path)
     return name
 
 

@@ -208,11 +208,11 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_pat
 
 def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
     run = open_run(repeated(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
-    found = shares_of(run, Budget(100.0))
-    assert found.basis.title == "sv, mean of 2 runs"
-    assert found.basis.of == "seeds 0 and 1, 3 of 5 rounds"
-    assert found.basis.values == pytest.approx([0.5, 0.1, -0.2])
-    assert found.basis.low[0] < 0.5 < found.basis.high[0]
+    shares = shares_of(run, Budget(100.0))
+    assert shares.basis.title == "sv, mean of 2 runs"
+    assert shares.basis.origin == "seeds 0 and 1, 3 of 5 rounds"
+    assert shares.basis.values == pytest.approx([0.5, 0.1, -0.2])
+    assert shares.basis.low[0] < 0.5 < shares.basis.high[0]
     retold(tmp_path / "seed_1", hashes={"server": "other"})
     with pytest.raises(ConfigurationError, match="does not have the data of"):
         shares_of(run, Budget(100.0))
