@@ -60,62 +60,73 @@ class RowTraining:
         # Names of parameters that are not trained, such as those without an entry in train's states.
         frozen: Collection[str] = (),
     ) -> None:
-        self._optimizer, self._clip = optimizer, clip
-        names = {parameter: name for name, parameter in module.named_parameters()}
-        trained = {p for p in names if p.requires_grad and names[p] not in frozen}
-        self._groups = [
-            [names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups
-        ]
-        self._trained = {name for group in self._groups for name in group}
+        self._optimizer = optimizer
+        self._clip = clip
+        name_of_trained = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and name not in frozen:
+                name_of_trained[parameter] = name
+
+        self._groups: list[list[str]] = []  # the names of the trained parameters in each group
+        self._trained: set[str] = set()
+        for group in optimizer.param_groups:
+            names = [name_of_trained[p] for p in group["params"] if p in name_of_trained]
+            self._groups.append(names)
+            self._trained.update(names)
         self._step = RowStep(module, sorted(self._trained))
 
     def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # For a name without an entry in states all rows use the module's own, which steps must not change.
-        first = next(iter(states.values()))
-        # Rows with more batches come first, so that the rows that still train are always the first ones.
-        order = sorted(range(len(first)), key=lambda i: -len(batches[i]))
-        lengths = [len(batches[i]) for i in order]
-        index = None if order == sorted(order) else torch.tensor(order, device=first.device)
-        stacked = states if index is None else _rows(states, index)
-        losses = torch.zeros(len(order), device=first.device)
+        num_models = len(batches)
+        device = next(iter(states.values())).device
+        # Models with more batches come first, so that the models that still train are always the first ones.
+        order = sorted(range(num_models), key=lambda model: -len(batches[model]))
+        lengths = [len(batches[model]) for model in order]
+        is_sorted = order == list(range(num_models))
+        indices = torch.tensor(order, device=device)
+        stacked = states if is_sorted else _select_models(states, indices)
+
+        losses = torch.zeros(num_models, device=device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
         for step in range(lengths[0]):
-            active = sum(length > step for length in lengths)
-            now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients = self._derive(
-                now, [batches[i][step] for i in order[:active]], losses[:active]
-            )
+            num_active = sum(length > step for length in lengths)
+            active_states = {name: tensor[:num_active] for name, tensor in stacked.items()}
+            active_batches = [batches[model][step] for model in order[:num_active]]
+            gradients = self._compute_gradients(active_states, active_batches, losses[:num_active])
             if self._clip is not None:
                 self._clip(gradients)
-            optimizer.step(active, gradients)
+            optimizer.step(num_active, gradients)
         losses /= torch.tensor(lengths, device=losses.device)
-        if index is None:
-            return stacked, losses
-        back = index.argsort()
-        return _rows(stacked, back), losses[back]
 
-    def _derive(self, now: State, batches: Sequence[Any], losses: Tensor) -> State:
+        if is_sorted:
+            return stacked, losses
+        original_order = indices.argsort()
+        return _select_models(stacked, original_order), losses[original_order]
+
+    def _compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
         """Return the gradients of stacked models, each on one batch. Add to ``losses`` and update buffers in place."""
         gradients: State = {}
-        for places, batch in stacked_batches(batches):
-            if len(places) == len(losses):
-                gradients, loss = self._step(now, batch)
-                losses += loss
+        for positions, batch in stacked_batches(batches):
+            if len(positions) == len(losses):  # all batches have one shape: no model is copied
+                gradients, batch_losses = self._step(states, batch)
+                losses += batch_losses
                 return gradients
-            index = torch.tensor(places, device=losses.device)
-            part = _rows(now, index)
-            slopes, loss = self._step(part, batch)
-            losses.index_add_(0, index, loss.to(losses))
-            gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
-            for name, gradient in slopes.items():
-                gradients[name][index] = gradient
-            for name in now.keys() - self._trained:
-                now[name][index] = part[name]
+
+            indices = torch.tensor(positions, device=losses.device)
+            selected_states = _select_models(states, indices)
+            selected_gradients, batch_losses = self._step(selected_states, batch)
+            losses.index_add_(0, indices, batch_losses.to(losses))
+            for name, gradient in selected_gradients.items():
+                if name not in gradients:
+                    gradients[name] = torch.empty_like(states[name])
+                gradients[name][indices] = gradient
+            for name in states.keys() - self._trained:
+                states[name][indices] = selected_states[name]
         return gradients
 
 
-def _rows(states: State, index: Tensor) -> State:
+def _select_models(states: State, index: Tensor) -> State:
     """Return copies of the models at the indices ``index``."""
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
@@ -125,21 +136,29 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
 
     Example:
         >>> many = stacked_batches([torch.zeros(4, 2), torch.ones(4, 2), torch.ones(3, 2)])
-        >>> [(places, list(batch.shape)) for places, batch in many]
+        >>> [(positions, list(batch.shape)) for positions, batch in many]
         [([0, 1], [2, 4, 2]), ([2], [1, 3, 2])]
     """
-    flat = [tree_flatten(batch) for batch in batches]
-    for leaf in (leaf for leaves, _ in flat for leaf in leaves):
-        if not isinstance(leaf, Tensor):
-            raise ConfigurationError(
-                f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '
-                f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
-            )
-    shapes = [tuple(leaf.shape for leaf in leaves) for leaves, _ in flat]
-    for shape in dict.fromkeys(shapes):
-        places = [place for place, each in enumerate(shapes) if each == shape]
-        leaves = [torch.stack(parts) for parts in zip(*(flat[place][0] for place in places))]
-        yield places, tree_unflatten(leaves, flat[places[0]][1])
+    # A batch is a tree, such as a tuple or a dict, whose leaves are tensors.
+    leaves_of_batches = []
+    structures = []
+    positions_by_shape: defaultdict[tuple[torch.Size, ...], list[int]] = defaultdict(list)
+    for position, batch in enumerate(batches):
+        leaves, structure = tree_flatten(batch)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise ConfigurationError(
+                    f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, but one holds a '
+                    f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
+                )
+        leaves_of_batches.append(leaves)
+        structures.append(structure)
+        positions_by_shape[tuple(leaf.shape for leaf in leaves)].append(position)
+
+    for positions in positions_by_shape.values():
+        same_shape = [leaves_of_batches[position] for position in positions]
+        stacked_leaves = [torch.stack(tensors) for tensors in zip(*same_shape)]
+        yield positions, tree_unflatten(stacked_leaves, structures[positions[0]])
 
 
 class StackedOptimizer:
@@ -147,62 +166,74 @@ class StackedOptimizer:
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
         # groups: the names of the parameters to train, for each parameter group of like
-        self._stacked, self._groups = stacked, groups
-        self._active = len(next(iter(stacked.values())))
-        self._views = self._of(self._active)
+        self._stacked = stacked
+        self._groups = groups
+        self._num_active = len(next(iter(stacked.values())))
+        self._views = self._view_first(self._num_active)
         self._optimizer = copy.copy(like)
         self._optimizer.state = defaultdict(dict)
-        self._optimizer.param_groups = [
-            {**group, "params": [self._views[name] for name in names]}
-            for group, names in zip(like.param_groups, groups)
-        ]
+        self._optimizer.param_groups = []
+        for group, names in zip(like.param_groups, groups):
+            views = [self._views[name] for name in names]
+            self._optimizer.param_groups.append({**group, "params": views})
 
     @torch.no_grad()
-    def step(self, active: int, gradients: State) -> None:
-        """Take a step of the first ``active`` models. The others take no further steps."""
-        if active != self._active:
-            self._narrow(active)
+    def step(self, num_active: int, gradients: State) -> None:
+        """Take a step of the first ``num_active`` models. The others take no further steps."""
+        if num_active != self._num_active:
+            self._restrict_to_first(num_active)
         for name, view in self._views.items():
             view.grad = gradients[name]
         self._optimizer.step()
 
-    def _of(self, active: int) -> State:
-        """Return views of the trained parameters of the first ``active`` models, by name."""
-        return {name: self._stacked[name][:active] for names in self._groups for name in names}
+    def _view_first(self, num_active: int) -> State:
+        """Return views of the trained parameters of the first ``num_active`` models, by name."""
+        views = {}
+        for names in self._groups:
+            for name in names:
+                views[name] = self._stacked[name][:num_active]
+        return views
 
-    def _narrow(self, active: int) -> None:
-        """Restrict the optimizer and its state to the first ``active`` models."""
-        views, states = self._of(active), self._optimizer.state
+    def _restrict_to_first(self, num_active: int) -> None:
+        """Restrict the optimizer and its state to the first ``num_active`` models."""
+        views = self._view_first(num_active)
         for group, names in zip(self._optimizer.param_groups, self._groups):
             group["params"] = [views[name] for name in names]
-        for name, before in self._views.items():
-            states[views[name]] = {
-                key: value[:active]
-                if isinstance(value, Tensor) and value.shape == before.shape
-                else value
-                for key, value in states.pop(before, {}).items()
-            }
-        self._views, self._active = views, active
+
+        for name, former_view in self._views.items():
+            state = {}
+            for key, value in self._optimizer.state.pop(former_view, {}).items():
+                # Other values, such as a counter of steps, are the same for all models.
+                is_stacked = isinstance(value, Tensor) and value.shape == former_view.shape
+                state[key] = value[:num_active] if is_stacked else value
+            self._optimizer.state[views[name]] = state
+        self._views = views
+        self._num_active = num_active
 
 
-def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
+def clip_function(trainer: L.Trainer) -> Callable[[State], None] | None:
     """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
-    return partial(
-        _clip_values if trainer.gradient_clip_algorithm == "value" else clip, limit=limit
-    )
+    if trainer.gradient_clip_algorithm == "value":
+        return partial(_clip_values, limit=limit)
+    return partial(clip_norms, limit=limit)
 
 
-def clip(gradients: State, limit: float) -> None:
+def clip_norms(gradients: State, limit: float) -> None:
     """Clip the norm of every model's gradients ``[m, ...]``, in place."""
-    squares = torch.stack(
-        [g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()]
-    )
-    factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    norms_by_name = []
     for gradient in gradients.values():
-        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+        if gradient.ndim > 1:
+            norms_by_name.append(gradient.flatten(1).norm(dim=1))
+        else:
+            norms_by_name.append(gradient.abs())
+    norms = torch.stack(norms_by_name).norm(dim=0)  # [m]
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients.values():
+        ones = [1] * (gradient.ndim - 1)
+        gradient.mul_(factors.view(-1, *ones))
 
 
 def _clip_values(gradients: State, limit: float) -> None:
@@ -215,15 +246,13 @@ class BatchIndex:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
-            "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
+            "training_step reads batch_idx, but clients that train at once are at different batches of their epochs."
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = (
-        __index__
-    ) = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = (
-        __truediv__
-    ) = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __bool__ = __int__ = __float__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __mod__ = __floordiv__ = __truediv__ = _refuse
     __hash__ = __str__ = __format__ = _refuse
 
 
@@ -247,59 +276,80 @@ class RowStep:
     """
 
     def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
-        self._module, self._trained = module, list(trained)
-        self._index = step_arguments(module, None, BatchIndex())[1:]
-        self._stepped, self._places = _Stepped(module), _places(module)
+        self._module = module
+        self._trained = list(trained)
+        self._index_arguments = step_arguments(module, None, BatchIndex())[1:]
+        self._training_step = _TrainingStep(module)
+        self._paths = _tensor_paths(module)
 
     @cached_property
-    def _linear(self) -> bool:
+    def _is_linear(self) -> bool:
         """Return whether all trained parameters are of linear layers and autocast is off."""
-        linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
-        devices = {parameter.device.type for parameter in self._module.parameters()}
-        # Autocast would round a product of stacked weights differently from a product of one layer's weights.
-        rounded = any(map(torch.is_autocast_enabled, devices))
-        return not rounded and all(name.rpartition(".")[0] in linear for name in self._trained)
+        for parameter in self._module.parameters():
+            # Autocast would round a product of stacked weights differently from a product of one layer's weights.
+            if torch.is_autocast_enabled(parameter.device.type):
+                return False
+        layers = dict(self._module.named_modules())
+        for name in self._trained:
+            layer_name = name.rpartition(".")[0]
+            if type(layers[layer_name]) is not nn.Linear:
+                return False
+        return True
 
     @cached_property
-    def _of_many(self) -> Any:
-        """Return :meth:`_of_one` batched over models by ``vmap``, with gradients unless :attr:`_linear`."""
-        of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
-        return vmap(of_one, 0, randomness="error")
+    def _batched_loss(self) -> Any:
+        """Return :meth:`_loss_of_one` batched over models by ``vmap``, with gradients unless :attr:`_is_linear`."""
+        function: Any = self._loss_of_one
+        if not self._is_linear:
+            function = grad_and_value(function, has_aux=True)
+        return vmap(function, 0, randomness="error")
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
-        rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
-        if self._linear:
+        untrained = {name: tensor for name, tensor in states.items() if name not in self._trained}
+        if self._is_linear:
             trained = [tensor.detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
-                losses, after = self._of_many(trained, rest, batch)
+                losses, new_untrained = self._batched_loss(trained, untrained, batch)
                 # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
-                slopes = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     losses.sum(), trained, allow_unused=True, materialize_grads=True
                 )
         else:
-            slopes, (losses, after) = self._of_many(trained, rest, batch)
-        for name, tensor in after.items():
+            gradients, (losses, new_untrained) = self._batched_loss(trained, untrained, batch)
+
+        for name, tensor in new_untrained.items():
             states[name].copy_(tensor.detach())
-        return dict(zip(self._trained, slopes)), losses.detach()
+        return dict(zip(self._trained, gradients)), losses.detach()
 
-    def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
-        """Return the loss of one model on one batch, and its updated buffers."""
-        # Tensors that are changed in place within a torch.func transformation must be made within it.
-        given = dict(zip(self._trained, trained)) | {
-            name: tensor.clone() for name, tensor in rest.items()
-        }
-        held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
-        with _WeightFirst(trained) if self._linear else nullcontext():
-            # Tied weights are handled by `_places`: torch would tie a layer with two names to itself, and leave rows in
-            # the module.
-            outputs = functional_call(self._stepped, held, (batch, *self._index), tie_weights=False)
-        # `held` has the new tensor where a step replaces a buffer.
-        return training_loss(outputs), {name: held[self._places[name][0]] for name in rest}
+    def _loss_of_one(
+        self, trained: list[Tensor], untrained: State, batch: Any
+    ) -> tuple[Tensor, State]:
+        """Return the loss of one model on one batch, and its tensors ``untrained``, of which buffers are updated."""
+        tensors = dict(zip(self._trained, trained))
+        for name, tensor in untrained.items():
+            # Tensors that are changed in place within a torch.func transformation must be made within it.
+            tensors[name] = tensor.clone()
+        tensors_by_path = {}
+        for name, tensor in tensors.items():
+            for path in self._paths[name]:
+                tensors_by_path[path] = tensor
+
+        arguments = batch, *self._index_arguments
+        with _WeightFirst(trained) if self._is_linear else nullcontext():
+            # Tied weights are handled by `_paths`: torch would tie a layer with two names to itself, and leave stacked
+            # tensors in the module.
+            outputs = functional_call(
+                self._training_step, tensors_by_path, arguments, tie_weights=False
+            )
+
+        # Where a step replaces a buffer, functional_call has put the new tensor into `tensors_by_path`.
+        new_untrained = {name: tensors_by_path[self._paths[name][0]] for name in untrained}
+        return training_loss(outputs), new_untrained
 
 
-class _Stepped(nn.Module):
+class _TrainingStep(nn.Module):
     """A module whose ``forward`` is the ``training_step`` of another module."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -310,17 +360,18 @@ class _Stepped(nn.Module):
         return self.module.training_step(*arguments)
 
 
-def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return ``{name in module: names in _Stepped(module)}``, several names for tied weights."""
-    names = {
-        id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
-    }
-    places = defaultdict(list)
+def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
+    """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
+    names = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        names[id(tensor)] = name
+
+    paths = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
-        for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
-            if tensor is not None:
-                places[names[id(tensor)]].append(f"{prefix}.{own}")
-    return places
+        for layer_name, layer_tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if layer_tensor is not None:
+                paths[names[id(layer_tensor)]].append(f"{prefix}.{layer_name}")
+    return paths
 
 
 class _WeightFirst(TorchFunctionMode):
@@ -331,16 +382,18 @@ class _WeightFirst(TorchFunctionMode):
         self._weights = set(map(id, weights))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func is nn.functional.linear
-            and not kwargs
-            and id(args[1]) in self._weights
-            and args[0].ndim > 1
-        ):
-            x, weight, *bias = args
-            products = weight.matmul(x.flatten(0, -2).mT).mT.unflatten(0, x.shape[:-1])
-            return products + bias[0] if bias and bias[0] is not None else products
-        return func(*args, **(kwargs or {}))
+        if func is not nn.functional.linear or kwargs:
+            return func(*args, **(kwargs or {}))
+        inputs, weight, *optional_bias = args
+        if id(weight) not in self._weights or inputs.ndim == 1:
+            return func(*args)
+
+        flat_inputs = inputs.flatten(0, -2)  # [samples, in]
+        products = weight.matmul(flat_inputs.mT).mT  # [samples, out]
+        outputs = products.unflatten(0, inputs.shape[:-1])
+        if optional_bias and optional_bias[0] is not None:
+            return outputs + optional_bias[0]
+        return outputs
 
 
 @contextmanager
@@ -348,45 +401,40 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
     """Allow steps of stacked models within this context, in the trainer's precision, without logs."""
     module = trainer.lightning_module
     with (
-        refusing(module),
-        pure_step(module),
-        _uncounted(module),
+        convert_errors(module),
+        deny_client_attributes(module),
+        _silence_metrics(module),
         trainer.precision_plugin.train_step_context(),
     ):
         yield
 
 
 @contextmanager
-def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def convert_errors(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Convert errors of torch.func, ConfigurationErrors and ``errors`` to NotBatched, except out-of-memory errors."""
     try:
         yield
     except Exception as error:
-        text = str(error)
-        known = "vmap" in text or isinstance(error, ConfigurationError)
-        if (
-            isinstance(error, NotBatched)
-            or is_oom_error(error)
-            or not (known or isinstance(error, errors))
-        ):
+        if isinstance(error, NotBatched) or is_oom_error(error):
             raise
-        text = text if known else f"{type(error).__name__}: {text}"
-        shared = (
-            ": a step changes what all models share; write x = x + y for x += y"
-            if "broadcast shape" in text
-            else ""
-        )
-        first = text.splitlines()[0].split(". ")[
-            0
-        ]  # the rest of torch's message is advice for its developers
-        raise refusal(module, first.rstrip(".") + shared) from error
+        message = str(error)
+        if not isinstance(error, ConfigurationError) and "vmap" not in message:
+            if not isinstance(error, errors):
+                raise
+            message = f"{type(error).__name__}: {message}"
+
+        # The other sentences of torch's messages are advice for its developers.
+        reason = message.splitlines()[0].split(". ")[0].rstrip(".")
+        if "broadcast shape" in message:
+            reason += ": a step changes what all models share; write x = x + y for x += y"
+        raise not_batched_error(module, reason) from error
 
 
 class NotBatched(ConfigurationError):
     """Error: a module's training steps cannot be batched."""
 
 
-def refusal(module: nn.Module, reason: str) -> NotBatched:
+def not_batched_error(module: nn.Module, reason: str) -> NotBatched:
     """Return a NotBatched error whose message names the module and ``reason``."""
     return NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
@@ -395,38 +443,39 @@ def refusal(module: nn.Module, reason: str) -> NotBatched:
 
 
 #: Attributes of a Trainer that belong to the one client that trains in it.
-_OF_ONE_CLIENT = frozenset(
+_CLIENT_ATTRIBUTES = frozenset(
     {"callback_metrics", "callbacks", "fit_loop", "global_step", "is_last_batch", "logged_metrics"}
     | {"lr_scheduler_configs", "num_training_batches", "optimizers", "strategy"}
 )
 
 
-class _ManyClients:
+class _TrainerOfManyClients:
     """Replacement for the trainer that raises an error for attributes of a single client."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_ONE_CLIENT:
+        if name in _CLIENT_ATTRIBUTES:
             raise ConfigurationError(
-                f"training_step asks for trainer.{name}, which of clients that train at once is not one."
+                f"training_step reads trainer.{name}, which differs between the clients that train at once."
             )
         return getattr(self._trainer, name)
 
 
 @contextmanager
-def _uncounted(module: nn.Module) -> Iterator[None]:
+def _silence_metrics(module: nn.Module) -> Iterator[None]:
     """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
-        if isinstance(layer, (Metric, MetricCollection)):
-            zero = torch.zeros(())
-            answer = (
-                dict.fromkeys(layer.keys(), zero) if isinstance(layer, MetricCollection) else zero
-            )
-            silent = partial(lambda answer, *_, **__: answer, answer)
-            changes += [(layer, name, silent) for name in ("forward", "update", "compute", "reset")]
+        zero: Any = torch.zeros(())
+        if isinstance(layer, MetricCollection):
+            zero = dict.fromkeys(layer.keys(), zero)
+        elif not isinstance(layer, Metric):
+            continue
+        return_zero = partial(_return_first, zero)
+        for name in ("forward", "update", "compute", "reset"):
+            changes.append((layer, name, return_zero))
     patches = PatchedAttributes(changes)
     try:
         yield
@@ -434,14 +483,18 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
         patches.restore()
 
 
+def _return_first(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
 @contextmanager
-def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Discard what ``training_step`` logs within this context. Reading a single client's attributes raises an error."""
-    own: dict[str, Any] = vars(module)
-    trainer = module.trainer
-    with unlogged(module):
-        own["_trainer"] = _ManyClients(trainer)
-        try:
+def deny_client_attributes(module: L.LightningModule) -> Iterator[None]:
+    """Drop what ``training_step`` logs within this context, and raise an error if it reads an attribute of the trainer
+    that belongs to a single client."""
+    # Lightning's setter of `trainer` would also replace the trainer of the module's layers.
+    patches = PatchedAttributes([(module, "_trainer", _TrainerOfManyClients(module.trainer))])
+    try:
+        with unlogged(module):
             yield
-        finally:
-            own["_trainer"] = trainer
+    finally:
+        patches.restore()

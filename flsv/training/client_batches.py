@@ -33,7 +33,7 @@ Run = Callable[[bool], None]
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's batches of a round."""
+    """One client's batches of a round. ``epochs`` are the positions of its local epochs in the loader."""
 
     client: int
     lengths: list[int]
@@ -42,6 +42,16 @@ class ClientBatches:
     @property
     def batches(self) -> int:
         return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class _LocalEpoch:
+    """One local epoch ``index`` of a client, which yields the first ``num_batches`` batches of ``loader``."""
+
+    client: int
+    index: int
+    loader: Any
+    num_batches: int
 
 
 class CohortLoader(Iterable[Any]):
@@ -61,54 +71,65 @@ class CohortLoader(Iterable[Any]):
             batches
         ],
     ) -> None:
-        self.round_index, self._seed = round_index, seed
+        self.round_index = round_index
+        self._seed = seed
         self._data = data
-        self._epochs: list[tuple[int, Any, int, int]] = []
+        self._epochs: list[_LocalEpoch] = []
         self.visits = []
         for client in cohort:
-            first = len(self._epochs)
-            given = lengths(client, len(data.client_loader(client, "train")), round_index)
-            for epoch, batches in enumerate(given):
-                stream = shuffle_stream(seed, round_index, client, epoch)
+            num_earlier_epochs = len(self._epochs)
+            loader_length = len(data.client_loader(client, "train"))
+            client_lengths = lengths(client, loader_length, round_index)
+            for index, num_batches in enumerate(client_lengths):
+                stream = shuffle_stream(seed, round_index, client, index)
+                loader = data.client_loader(client, "train", generator=stream)
                 self._epochs.append(
-                    (client, data.client_loader(client, "train", generator=stream), batches, epoch)
+                    _LocalEpoch(client, index, loader=loader, num_batches=num_batches)
                 )
-            self.visits.append(ClientBatches(client, given, range(first, len(self._epochs))))
-        self._present = range(len(self._epochs))
+            epochs = range(num_earlier_epochs, len(self._epochs))
+            self.visits.append(ClientBatches(client, client_lengths, epochs))
+        self._present_epochs = list(self._epochs)
 
     def train(self, visit: ClientBatches, run: Run) -> None:
         """Call ``run`` for each local epoch of a client. Meanwhile this loader yields only the client's batches."""
-        everything = self._present
+        last_epoch = self._epochs[-1]
         try:
-            for place in visit.epochs:
-                self._present = range(place, place + 1)
-                run(place == everything[-1])
+            for position in visit.epochs:
+                epoch = self._epochs[position]
+                self._present_epochs = [epoch]
+                run(epoch is last_epoch)
         finally:
-            self._present = everything
+            self._present_epochs = list(self._epochs)
 
     def __len__(self) -> int:
-        return sum(self._epochs[place][2] for place in self._present)
+        return sum(epoch.num_batches for epoch in self._present_epochs)
 
     def __iter__(self) -> Iterator[Any]:
-        for place in self._present:
-            client, loader, batches, epoch = self._epochs[place]
-            # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is
-            # then another client's.
-            with isolated_rngs(self._seed, "first batch", self.round_index, client, epoch):
-                iterator = iter(loader)
-                first = list(islice(iterator, 1))
-            if epoch == 0:
-                # Transfer hooks, which may augment the batch, run before the client begins.
-                seed_global_rngs(self._seed, "transfer", self.round_index, client)
-            given = 0
-            for batch in chain(first, islice(iterator, batches - 1)):
-                given += 1
-                yield batch
-            if given < batches:  # the next client's first batches would be counted as this client's
-                raise RuntimeError(
-                    f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
-                    f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
-                )
+        for epoch in self._present_epochs:
+            yield from self._batches_of(epoch)
+
+    def _batches_of(self, epoch: _LocalEpoch) -> Iterator[Any]:
+        # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is then
+        # another client's.
+        purpose = self.round_index, epoch.client, epoch.index
+        with isolated_rngs(self._seed, "first batch", *purpose):
+            iterator = iter(epoch.loader)
+            first_batch = list(islice(iterator, 1))
+        if epoch.index == 0:
+            # Transfer hooks, which may augment the batch, run before the client begins.
+            seed_global_rngs(self._seed, "transfer", self.round_index, epoch.client)
+
+        num_yielded = 0
+        for batch in chain(first_batch, islice(iterator, epoch.num_batches - 1)):
+            num_yielded += 1
+            yield batch
+        if num_yielded < epoch.num_batches:
+            # The next client's first batches would be counted as this client's.
+            raise RuntimeError(
+                f"{client_called(epoch.client, self._data.client_names)} gave {num_yielded} of {epoch.num_batches} "
+                f"batches in round {self.round_index + 1}: its data set raised StopIteration, or is shorter than its "
+                "length."
+            )
 
 
 class LocalSteps:
@@ -123,11 +144,15 @@ class LocalSteps:
         work: Mapping[int, LocalWork],
         limit: float,
     ) -> None:
-        self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
-        self.work, self._limit = work, limit
+        self._trainer = trainer
+        self._data = data
+        self._sampler = sampler
+        self._state = state
+        self.work = work
+        self._limit = limit
         self.client: int | None = None
         self._steps_by_client: dict[int, float] = {}
-        self._rounds: list[list[int]] | None = None
+        self._cohorts: list[Sequence[int]] | None = None
         self.length_was_read = False
         self.last_batch: bool | None = None
         # Lightning's number of steps at the round's start, and at that of the client whose batch is trained on.
@@ -135,23 +160,26 @@ class LocalSteps:
         self.steps_before_client = 0
         self.is_in_batch = False
 
-    def of(self, client: int) -> float:
+    def num_steps(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
         if client not in self._steps_by_client:
-            self._steps_by_client[client] = self._count(client)
+            self._steps_by_client[client] = self._count_steps(client)
         return self._steps_by_client[client]
 
-    def most(self) -> float:
+    def max_num_steps(self) -> float:
         """Return the largest number of steps of any client, for use outside of clients' training."""
-        return max(map(self.of, self.work))
+        return max(self.num_steps(client) for client in self.work)
 
     def tell_steps(self) -> PatchedAttributes:
         """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the
         result."""
-        steps = partial(self._answer, self.of, "estimated_stepping_batches")
-        answers: dict[str, Callable[[], Any]] = {"estimated_stepping_batches": steps}
-        answers["is_last_batch"] = lambda: self.last_batch
-        answers["global_step"] = self._global_step
+        answers: dict[str, Callable[[], Any]] = {
+            "estimated_stepping_batches": partial(
+                self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
+            ),
+            "is_last_batch": lambda: self.last_batch,
+            "global_step": self._global_step,
+        }
         return PatchedAttributes([answering(self._trainer, answers)])
 
     def tell_batches(self) -> PatchedAttributes:
@@ -159,7 +187,10 @@ class LocalSteps:
         result."""
 
         def length() -> range:
-            return range(int(self._answer(self._batches, "the number of training batches")))
+            num_batches = self._count_of_present_client(
+                self._count_batches, "the number of training batches"
+            )
+            return range(int(num_batches))
 
         answers = {"train_dataloader": length, "num_training_batches": lambda: len(length())}
         changes: list[tuple[Any, str, Any]] = [answering(self._trainer, answers)]
@@ -170,8 +201,8 @@ class LocalSteps:
 
     def steps_so_far(self) -> int:
         """Return the number of steps of all clients of this process, as Lightning counts them."""
-        lightnings: Any = L.Trainer.global_step
-        return int(lightnings.fget(self._trainer))
+        lightning_property: Any = L.Trainer.global_step
+        return int(lightning_property.fget(self._trainer))
 
     def _global_step(self) -> int | None:
         """Return the steps of earlier rounds and those of the client in this one, while it trains on a batch."""
@@ -180,13 +211,15 @@ class LocalSteps:
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client
 
-    def _answer(self, count: Callable[[int], float], name: str) -> float:
+    def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = self._trainer.lightning_module._current_fx_name
-        self.length_was_read = self.length_was_read or hook == CONFIGURE
+        if hook == CONFIGURE:
+            self.length_was_read = True
         if self.client is not None:
             return count(self.client)
-        counts = list(map(count, self.work))
+
+        counts = [count(client) for client in self.work]
         if hook in ("setup", "configure_model") and min(counts) != max(counts):
             warnings.warn(
                 f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
@@ -196,14 +229,23 @@ class LocalSteps:
             )
         return max(counts)
 
-    def _count(self, client: int) -> float:
+    def _count_steps(self, client: int) -> float:
         if self._trainer.max_epochs in (None, -1):
             return math.inf
-        length = len(self._data.client_loader(client, "train"))
-        rounds = self._rounds_of(client)
-        return sum(self.in_round(self.lengths(client, length, index), index) for index in rounds)
+        if self._cohorts is None:
+            assert self._trainer.max_epochs is not None
+            num_rounds = max(self._trainer.max_epochs, 1)
+            self._cohorts = [self._expected_cohort(index) for index in range(num_rounds)]
 
-    def in_round(self, lengths: Sequence[int], round_index: int) -> int:
+        loader_length = len(self._data.client_loader(client, "train"))
+        num_steps = 0
+        for round_index, cohort in enumerate(self._cohorts):
+            if client in cohort:
+                lengths = self.lengths(client, loader_length, round_index)
+                num_steps += self.steps_in_round(lengths, round_index)
+        return num_steps
+
+    def steps_in_round(self, lengths: Sequence[int], round_index: int) -> int:
         """Return the number of optimizer steps in a round, given the ``lengths`` (batches) of its local epochs."""
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
@@ -211,7 +253,8 @@ class LocalSteps:
     def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
-        return self.work[client].lengths(limited(batches, self._limit), self._window(round_index))
+        epoch_length = _limit_batches(batches, self._limit)
+        return self.work[client].lengths(epoch_length, self._window(round_index))
 
     def _window(self, round_index: int) -> int:
         window = self._trainer.accumulate_grad_batches
@@ -220,34 +263,26 @@ class LocalSteps:
                 window = callback.get_accumulate_grad_batches(round_index)
         return window
 
-    def _batches(self, client: int) -> int:
-        return sum(
-            self.lengths(
-                client, len(self._data.client_loader(client, "train")), self._state.round_index
-            )
-        )
+    def _count_batches(self, client: int) -> int:
+        loader_length = len(self._data.client_loader(client, "train"))
+        return sum(self.lengths(client, loader_length, self._state.round_index))
 
-    def _rounds_of(self, client: int) -> list[int]:
-        if self._rounds is None:
-            assert self._trainer.max_epochs is not None
-            cohorts = list(map(self._cohort, range(max(self._trainer.max_epochs, 1))))
-            self._rounds = [
-                [index for index, cohort in enumerate(cohorts) if i in cohort]
-                for i in range(self._data.num_clients)
-            ]
-        return self._rounds[client]
-
-    def _cohort(self, round_index: int) -> Sequence[int]:
+    def _expected_cohort(self, round_index: int) -> Sequence[int]:
         """Return the cohort of a round, or all clients if it is not known in advance."""
-        kind: Any = type(self._sampler)
-        more = ("begin", "end_round", "state_dict", "choose")
-        known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)
-        if known or kind.saved or self._sampler.metric is not None:
-            return range(self._data.num_clients)
-        draw = generator_for(self._state.seed, "cohort", round_index)
-        return self._sampler.sample(self._data.num_clients, {}, draw, round_index).tolist()
+        num_clients = self._data.num_clients
+        sampler_class: Any = type(self._sampler)
+        has_state = bool(sampler_class.saved) or self._sampler.metric is not None
+        for method in ("begin", "end_round", "state_dict", "choose"):
+            if getattr(sampler_class, method) is not getattr(ClientSampler, method):
+                has_state = True
+        if has_state:
+            return range(num_clients)
+        generator = generator_for(self._state.seed, "cohort", round_index)
+        return self._sampler.sample(num_clients, {}, generator, round_index).tolist()
 
 
-def limited(length: int, limit: float) -> int:
+def _limit_batches(length: int, limit: float) -> int:
     """Return the number of batches of an epoch under ``limit_train_batches``."""
-    return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))
+    if isinstance(limit, int):
+        return min(length, limit)
+    return max(1, int(length * limit))

@@ -268,7 +268,7 @@ class LocalTraining:
                 instruction.client_id,
                 context.samples,
                 vector,
-                num_steps=self._steps.in_round(context.lengths, instruction.round_index),
+                num_steps=self._steps.steps_in_round(context.lengths, instruction.round_index),
                 traffic=traffic,
             )
         return ClientUpdate(

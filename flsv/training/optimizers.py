@@ -43,9 +43,12 @@ class Optimizers:
         self._swapped = held_optimizers(trainer)
         _check_optimizers(trainer, policy, self._swapped)
         self._stored: Mapping[str, Any] = {}
-        scaler: Any = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._fresh_scale = None if self._scaler is None else dict(self._scaler.state_dict())
+        self._scaler: Any = None
+        self._initial_scale: dict[str, Any] | None = None
+        scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        if scaler is not None and scaler.is_enabled():
+            self._scaler = scaler
+            self._initial_scale = dict(scaler.state_dict())
 
     def enter(self, client: int, stored: Mapping[str, Any]) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
@@ -59,14 +62,14 @@ class Optimizers:
 
         scale = stored.get("loss_scale")
         if self._scaler is not None:
-            self._scaler.load_state_dict(self._fresh_scale if scale is None else scale)
+            self._scaler.load_state_dict(self._initial_scale if scale is None else scale)
 
     def enter_late(self, optimizer: Any) -> None:
         """Load a client's state into an optimizer that its module has made in training, before its first step."""
-        if any(swapped.optimizer is optimizer for swapped in self._swapped):
+        if self._swaps(optimizer):
             return
         self._find_optimizers()
-        if not any(swapped.optimizer is optimizer for swapped in self._swapped):
+        if not self._swaps(optimizer):
             if self._policy == "persist":
                 raise ConfigurationError(
                     f"{type(optimizer).__name__} steps, and neither the module nor an optimizer holds it in an "
@@ -79,12 +82,15 @@ class Optimizers:
                 swapped.remember_federations_options()
                 self._enter_optimizer(swapped)
 
+    def _swaps(self, optimizer: Any) -> bool:
+        return any(swapped.optimizer is optimizer for swapped in self._swapped)
+
     def leave(self) -> dict[str, Any]:
         """Restore the federation's optimizers, and return the state that the client keeps."""
         client_state: dict[str, Any] = {}
         if self._scaler is not None:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
-            self._scaler.load_state_dict(self._fresh_scale)
+            self._scaler.load_state_dict(self._initial_scale)
 
         entered = [swapped for swapped in self._swapped if swapped.is_entered]
         if self._policy == "persist":
@@ -92,7 +98,7 @@ class Optimizers:
         options = {swapped.name: self._client_options(swapped) for swapped in entered}
         schedulers = self._schedules.leave()
         for swapped in entered:
-            is_by_round = self._schedules.is_federations(swapped.optimizer)
+            is_by_round = self._schedules.steps_by_round(swapped.optimizer)
             swapped.leave(options_by_round=SCHEDULED if is_by_round else set())
         # An optimizer without a name is found again at its next first step.
         self._swapped = [
@@ -105,16 +111,16 @@ class Optimizers:
         return client_state
 
     def _client_options(self, swapped: SwappedOptimizer) -> Options:
-        by_round = self._schedules.is_federations(swapped.optimizer)
-        return swapped.client_options(scheduled=not by_round, policy=self._policy)
+        is_by_round = self._schedules.steps_by_round(swapped.optimizer)
+        return swapped.client_options(scheduled=not is_by_round, policy=self._policy)
 
-    def restored(self, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
-        """Move a client's optimizer states from a checkpoint to the optimizers' device."""
-        placed = dict(stored)
+    def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
+        """Return a client's optimizer states from a checkpoint on the optimizers' device."""
+        moved_states = dict(states)
         for swapped in self._swapped:
-            if swapped.name in stored:
-                placed[swapped.name] = swapped.placed(stored[swapped.name])
-        return placed
+            if swapped.name in states:
+                moved_states[swapped.name] = swapped.move_state(states[swapped.name])
+        return moved_states
 
     def write_upload(self) -> bool:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
@@ -153,81 +159,90 @@ class Schedules:
     """Learning-rate schedulers of a fit, each set to the position of the client that trains."""
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps) -> None:
-        self._trainer, self._steps = trainer, steps
-        self._manual = not trainer.lightning_module.automatic_optimization
-        configs = trainer.lr_scheduler_configs
-        tracked = [c for c in configs if c.interval == "step"]
-        self._places = [configs.index(config) for config in tracked]
-        self._schedulers: list[Any] = [config.scheduler for config in tracked]
-        self._by_round = [config.scheduler for config in configs if config not in tracked]
-        self._check()
-        self._families: dict[float, _Family] = {}
-        self._own = [vars(scheduler) for scheduler in self._schedulers]
-        self._federations: list[Any] | None = None
-        self._begun: list[Any] = []
+        self._trainer = trainer
+        self._steps = steps
+        self._schedulers: list[Any] = []  # those that step per batch
+        self._indices: list[int] = []  # their positions in the trainer's list
+        self._round_schedulers: list[Any] = []  # those that step per round
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            if config.interval == "step":
+                self._schedulers.append(config.scheduler)
+                self._indices.append(index)
+            else:
+                self._round_schedulers.append(config.scheduler)
+        self._check_schedulers()
+        self._schedulers_by_length: dict[float, _SchedulersOfLength] = {}
+        self._attributes = [vars(scheduler) for scheduler in self._schedulers]
+        self._federation_states: list[Any] | None = None
+        self._round_states: list[Any] | None = None
 
-    def is_federations(self, optimizer: Optimizer) -> bool:
+    def steps_by_round(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer's scheduler steps once per round."""
-        return any(each.optimizer is optimizer for each in self._by_round)
+        return any(scheduler.optimizer is optimizer for scheduler in self._round_schedulers)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
-        self._begun = [
-            deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual
-        ]
+        if not self._trainer.lightning_module.automatic_optimization:
+            self._round_states = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
-        self._federations = self.states()
-        if (family := self._family(client)) is not None:
-            family.enter(self._schedulers)
-        for i, state in (states or {}).items():
-            self._schedulers[i].load_state_dict(deepcopy(state))
+
+        self._federation_states = _copy_states(self._schedulers)
+        schedulers_of_length = self._schedulers_for(client)
+        if schedulers_of_length is not None:
+            schedulers_of_length.enter(self._schedulers)
+        for index, state in (states or {}).items():
+            self._schedulers[index].load_state_dict(deepcopy(state))
 
     def leave(self) -> dict[int, Any]:
         """Return the client's scheduler states, and reset the schedulers."""
-        self._check_owner()
-        if self._federations is None:
+        self._check_round_schedulers()
+        if self._federation_states is None:
             return {}
-        now = self.states()
-        for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
-            scheduler.__dict__ = own
+        client_states = _copy_states(self._schedulers)
+        for scheduler, attributes, state in zip(
+            self._schedulers, self._attributes, self._federation_states
+        ):
+            scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
-        self._federations = None
-        return dict(enumerate(now))
+        self._federation_states = None
+        return dict(enumerate(client_states))
 
-    def states(self) -> list[Any]:
-        """Copy the present states of the clients' schedulers."""
-        return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
-
-    def _family(self, client: int) -> _Family | None:
-        """Return schedulers made for the client's number of steps. None: the fit's own are right for it."""
+    def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
+        """Return schedulers made for the client's number of steps, or None if it is the fit's largest."""
         if not self._steps.length_was_read:
             return None
-        number = self._steps.of(client)
-        if number == self._steps.most():
+        num_steps = self._steps.num_steps(client)
+        if num_steps == self._steps.max_num_steps():
             return None
-        if number not in self._families:
-            self._families[number] = _Family(self._trainer, self._places, self._steps)
-        return self._families[number]
+        if num_steps not in self._schedulers_by_length:
+            self._schedulers_by_length[num_steps] = _SchedulersOfLength(
+                self._trainer, self._indices, self._steps
+            )
+        return self._schedulers_by_length[num_steps]
 
-    def _check(self) -> None:
+    def _check_schedulers(self) -> None:
         for scheduler in self._schedulers:
-            if self.is_federations(scheduler.optimizer):
+            if self.steps_by_round(scheduler.optimizer):
                 raise ConfigurationError(
                     "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
                     "rate would belong to the client and to the federation at once. Chain them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
-        if kept := _kept_schedulers(self._trainer):
+        names = _unreturned_schedulers(self._trainer)
+        if names:
             raise ConfigurationError(
-                f"{kept[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
+                f"{names[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
                 "pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}."
             )
 
-    def _check_owner(self) -> None:
+    def _check_round_schedulers(self) -> None:
         """Check that a client's training has not stepped a scheduler that steps once per round."""
-        begun, self._begun = self._begun, []
-        for scheduler, state in zip(self._by_round, begun):
+        if self._round_states is None:
+            return
+        round_states = self._round_states
+        self._round_states = None
+        for scheduler, state in zip(self._round_schedulers, round_states):
             if not are_equal(scheduler.state_dict(), state):
                 raise ConfigurationError(
                     f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
@@ -236,56 +251,69 @@ class Schedules:
                 )
 
 
-class _Family:
+class _SchedulersOfLength:
     """Set of schedulers made for the number of steps of the client that trains now."""
 
-    def __init__(self, trainer: L.Trainer, places: list[int], steps: LocalSteps) -> None:
-        lengths = steps.tell_batches()
+    def __init__(self, trainer: L.Trainer, indices: list[int], steps: LocalSteps) -> None:
+        batches_told = steps.tell_batches()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:
-            lengths.restore()
-        self._used = trainer.optimizers
-        self._groups = [
-            [
-                {k: deepcopy(v) for k, v in group.items() if k in SCHEDULED}
-                for group in optimizer.param_groups
-            ]
-            for optimizer in self._optimizers
-        ]
-        self._schedulers = [schedulers[place] for place in places]
-        self._fresh = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+            batches_told.restore()
+        self._fit_optimizers = trainer.optimizers
+        self._initial_options: list[Options] = []  # what these schedulers have set, by optimizer
+        for optimizer in self._optimizers:
+            options_of_groups = []
+            for group in optimizer.param_groups:
+                options = {name: deepcopy(group[name]) for name in SCHEDULED & group.keys()}
+                options_of_groups.append(options)
+            self._initial_options.append(options_of_groups)
+        self._schedulers = [schedulers[index] for index in indices]
+        self._initial_states = _copy_states(self._schedulers)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
-    def enter(self, schedulers: list[Any]) -> None:
-        """Overwrite the fit's ``schedulers`` with those of this set, at their first step."""
-        for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
-            optimizer.param_groups = used.param_groups
-            for group, options in zip(used.param_groups, fresh):
+    def enter(self, fit_schedulers: list[Any]) -> None:
+        """Overwrite the fit's schedulers with those of this set, at their first step."""
+        for optimizer, fit_optimizer, options_of_groups in zip(
+            self._optimizers, self._fit_optimizers, self._initial_options
+        ):
+            optimizer.param_groups = fit_optimizer.param_groups
+            for group, options in zip(fit_optimizer.param_groups, options_of_groups):
                 put(group, options)
-        for scheduler, mine, fresh_state in zip(schedulers, self._schedulers, self._fresh):
-            mine.load_state_dict(deepcopy(fresh_state))
-            optimizer = scheduler.optimizer
-            scheduler.__dict__ = vars(mine)
-            scheduler.optimizer = optimizer
+
+        for fit_scheduler, scheduler, state in zip(
+            fit_schedulers, self._schedulers, self._initial_states
+        ):
+            scheduler.load_state_dict(deepcopy(state))
+            fit_optimizer = fit_scheduler.optimizer
+            fit_scheduler.__dict__ = vars(scheduler)
+            fit_scheduler.optimizer = fit_optimizer
 
 
-def _kept_schedulers(trainer: L.Trainer) -> list[str]:
+def _copy_states(schedulers: Iterable[Any]) -> list[Any]:
+    return [deepcopy(scheduler.state_dict()) for scheduler in schedulers]
+
+
+def _unreturned_schedulers(trainer: L.Trainer) -> list[str]:
     """Return the names of schedulers that the module holds but ``configure_optimizers`` does not return."""
+    returned_ids: set[int] = set()
+    for config in trainer.lr_scheduler_configs:
+        returned_ids.update(_scheduler_ids(config.scheduler))
 
-    def parts(scheduler: Any) -> Iterator[int]:
-        yield id(scheduler)
-        for part in getattr(scheduler, "_schedulers", ()):
-            yield from parts(part)
+    names = []
+    for prefix, layer in trainer.lightning_module.named_modules():
+        for attribute, value in vars(layer).items():
+            if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned_ids:
+                names.append(f"{prefix}.{attribute}".lstrip("."))
+    return names
 
-    returned = {part for each in trainer.lr_scheduler_configs for part in parts(each.scheduler)}
-    return [
-        f"{name}.{attribute}".lstrip(".")
-        for name, layer in trainer.lightning_module.named_modules()
-        for attribute, value in vars(layer).items()
-        if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned
-    ]
+
+def _scheduler_ids(scheduler: Any) -> Iterator[int]:
+    """Yield the ids of a scheduler and of those that it chains."""
+    yield id(scheduler)
+    for chained in getattr(scheduler, "_schedulers", ()):
+        yield from _scheduler_ids(chained)
 
 
 class OptimizerOptions:
@@ -305,42 +333,54 @@ class OptimizerOptions:
         options_to_compare += [scheduler.state_dict() for scheduler in schedulers]
         texts = []
         for options in options_to_compare:
-            texts.append({name: _text(value) for name, value in options.items()})
+            texts.append({name: _option_text(value) for name, value in options.items()})
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(kinds + self._schedulers),
             "options": texts,
         }
 
-    def check(self, before: dict[str, Any]) -> None:
-        """Check that options which differ from the saved ones, ``before``, can be applied."""
-        if before["kinds"] != self.configured_options["kinds"]:
+    def check(self, saved: dict[str, Any]) -> None:
+        """Check that options which differ from the saved ones can be applied."""
+        if saved["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(
-                f"the run was started with {before['kinds']} and is resumed with {self.configured_options['kinds']}: "
-                "an optimizer's state is of no use to another. Resume with the same; its options, such as the learning "
-                "rate, may change."
+                f"the run was started with {saved['kinds']} and is resumed with {self.configured_options['kinds']}, "
+                "which cannot continue from the saved state. Resume with the same optimizers and schedulers. Their "
+                "options, such as the learning rate, may change."
             )
-        differ: dict[str, None] = {}
-        for was, now in zip(before["options"], self.configured_options["options"]):
-            # An option that only one of the two dictionaries has comes from another version of torch.
-            names = [name for name in was if name in now and was[name] != now[name]]
-            differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
-        if differ and self._schedulers:
+        if not self._schedulers:
+            return
+
+        changes = []
+        for saved_options, options in zip(saved["options"], self.configured_options["options"]):
+            for name, saved_value in saved_options.items():
+                # An option that only one of the two dictionaries has comes from another version of torch.
+                if name not in options or options[name] == saved_value:
+                    continue
+                change = f"{name} is {options[name]} and was {saved_value}"
+                if change not in changes:  # parameter groups often have the same options
+                    changes.append(change)
+        if changes:
             raise ConfigurationError(
-                f"{', '.join(differ)}: with {self._schedulers[0]}, the learning rate follows from what has happened so "
-                "far and cannot be changed on resume. Resume with what the run was started with."
+                f"{', '.join(changes)}: with {self._schedulers[0]}, the learning rate depends on the rounds before and "
+                "cannot be changed on resume. Resume with the options that the run was started with."
             )
 
-    def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that differ from the saved ones, ``before``."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        for group, options, texts in zip(groups, self._options, before["options"]):
-            group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
+    def apply(self, saved: dict[str, Any]) -> None:
+        """Apply the options that differ from the saved ones."""
+        groups = []
+        for optimizer in self._optimizers:
+            groups += optimizer.param_groups
+        for group, options, saved_options in zip(groups, self._options, saved["options"]):
+            for name, value in options.items():
+                if name in saved_options and _option_text(value) != saved_options[name]:
+                    group[name] = value
 
 
-def _text(value: Any) -> str:
+def _option_text(value: Any) -> str:
     """Return an option's value as text, without memory addresses."""
-    text = repr(value.tolist() if isinstance(value, Tensor) else value)
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _check_optimizers(

@@ -38,7 +38,7 @@ class ClientStore:
     """Store of each client's state between its rounds."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._committed: dict[int, dict[str, Any]] = {}
         self._staged: dict[int, dict[str, Any]] = {}
 
     # ---- within a round
@@ -48,27 +48,30 @@ class ClientStore:
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
             # Clones: a round that fails must not change the stored tensors, not even in place.
-            staged[TENSORS] = {name: value.clone() for name, value in self._tensors(client).items()}
+            committed = self._committed_tensors(client)
+            staged[TENSORS] = {name: tensor.clone() for name, tensor in committed.items()}
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
         """Return a client's tensors without a copy. They must not be changed."""
-        return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
+        return self._staged.get(client, {}).get(TENSORS, self._committed_tensors(client))
 
-    def kept(self, client: int) -> Mapping[str, Any]:
+    def committed(self, client: int) -> Mapping[str, Any]:
         """Return a client's state after its last complete round."""
-        return self._kept.get(client, {})
+        return self._committed.get(client, {})
 
-    def stage(self, client: int, left: Mapping[str, Any]) -> None:
+    def stage(self, client: int, state: Mapping[str, Any]) -> None:
         """Store a client's state until :meth:`commit` keeps it or :meth:`discard` drops it."""
-        self._staged.setdefault(client, {}).update(left)
+        self._staged.setdefault(client, {}).update(state)
 
     def commit(self) -> None:
         """Keep the staged state of all clients."""
         for client, staged in self._staged.items():
-            kept = {**self._kept.pop(client, {}), **staged}
-            if kept := {name: value for name, value in kept.items() if value or name != TENSORS}:
-                self._kept[client] = kept
+            state = {**self._committed.pop(client, {}), **staged}
+            if not state.get(TENSORS):
+                state.pop(TENSORS, None)
+            if state:
+                self._committed[client] = state
         self._staged = {}
 
     def discard(self, client: int | None = None) -> None:
@@ -82,34 +85,36 @@ class ClientStore:
 
     def clients(self) -> set[int]:
         """Return the ids of the clients that have a committed state."""
-        return set(self._kept)
+        return set(self._committed)
 
     def keep(self, clients: Collection[int]) -> None:
         """Drop the committed state of clients other than ``clients``, since other processes hold it."""
-        self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
+        for client in self._committed.keys() - set(clients):
+            del self._committed[client]
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
         """Convert one part of every client's committed state."""
-        for kept in self._kept.values():
-            if name in kept:
-                kept[name] = convert(kept[name])
+        for state in self._committed.values():
+            if name in state:
+                state[name] = convert(state[name])
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        return {
-            client: {
-                name: dict(value) if isinstance(value, dict) else value
-                for name, value in kept.items()
-            }
-            for client, kept in self._kept.items()
-        }
+        states: dict[int, dict[str, Any]] = {}
+        for client, state in self._committed.items():
+            states[client] = {}
+            for name, value in state.items():
+                states[client][name] = dict(value) if isinstance(value, dict) else value
+        return states
 
-    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
+    def load_state_dict(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        self._committed = {client: dict(state) for client, state in states.items()}
+        self._staged = {}
 
     def to(self, device: Any) -> None:
-        self.convert(
-            TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()}
-        )
+        def move(tensors: State) -> State:
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-    def _tensors(self, client: int) -> dict[str, torch.Tensor]:
-        return self._kept.get(client, {}).get(TENSORS, {})
+        self.convert(TENSORS, move)
+
+    def _committed_tensors(self, client: int) -> dict[str, torch.Tensor]:
+        return self._committed.get(client, {}).get(TENSORS, {})

@@ -134,10 +134,10 @@ class SwappedOptimizer:
                 del options[name]
             put(group, options)
 
-    def placed(self, stored: StoredState) -> StoredState:
+    def move_state(self, stored: StoredState) -> StoredState:
         """Return a client's state from a checkpoint on the parameters' device."""
         optimizer = self.optimizer
-        move = partial(_moved, device=parameters_of(optimizer)[0].device)
+        move = partial(_move, device=parameters_of(optimizer)[0].device)
         if self._is_alone:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
@@ -206,12 +206,9 @@ def options_of(groups: Iterable[Group]) -> Options:
 def put(group: Group, options: Group) -> None:
     """Write ``options`` into a parameter group, in place for tensors of equal shape."""
     for name, value in options.items():
-        present = group.get(name)
-        if (
-            not isinstance(present, Tensor)
-            or not isinstance(value, Tensor)
-            or present.shape != value.shape
-        ):
+        present: Any = group.get(name)
+        are_tensors = isinstance(present, Tensor) and isinstance(value, Tensor)
+        if not are_tensors or present.shape != value.shape:
             group[name] = deepcopy(value)
         elif present is not value:
             with torch.no_grad():
@@ -269,9 +266,11 @@ def _at(options: Options, index: int) -> Mapping[str, Any]:
     return {}
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device. Counters of steps stay where they are, as in torch."""
-    return tensor if tensor.ndim == 0 else tensor.to(device)
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device. Counters of steps, which have no dimension, stay where they are, as in torch."""
+    if tensor.ndim == 0:
+        return tensor
+    return tensor.to(device)
 
 
 def _by_index(optimizer: Any) -> State:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import compress
 from typing import Any, Literal
 
 import lightning as L
@@ -26,7 +27,7 @@ from flsv.training.module_attributes import (
 )
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.object_states import ObjectState, states_of
 from flsv.utilities.reachable import find_generators
 
@@ -47,20 +48,18 @@ class TrainerState:
         store: ClientStore,
         steps: LocalSteps,
     ) -> None:
-        self.module, self.space, self._store, self._steps = (
-            trainer.lightning_module,
-            space,
-            store,
-            steps,
-        )
+        self.module = trainer.lightning_module
+        self.space = space
+        self._store = store
+        self._steps = steps
         self._optimizers = Optimizers(trainer, policy, steps)
-        store.convert("optimizer", self._optimizers.restored)
+        store.convert("optimizer", self._optimizers.move_states)
         self._unsaved = NonVectorState(self.module, space.non_finite_names)
         self._constants = space.constants(self.module)
         #: Random generators to which the module and its optimizers refer.
         self.generators = find_generators(self.module, trainer.optimizers, closed=CLOSED)
         self._generator_states: list[ObjectState] = []
-        self._within = False
+        self._is_in_round = False
         self._client: int | None = None
         self.next_buffers: State | None = None
 
@@ -74,21 +73,21 @@ class TrainerState:
     def remember(self) -> None:
         """Store a copy of the module, before any hook of a round."""
         self._saved = self._read()
-        self._private = self._saved[
-            2
-        ]  # the global model keeps the entries that clients do not share
-        self._within = True
+        # The global model keeps its parameters that clients do not share.
+        _, _, self._private = self._saved
+        self._is_in_round = True
 
     def begin_round(self) -> None:
         """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
         self._steps.steps_before_round = self._steps.steps_so_far()
         self._unsaved.attributes.begin_round()
-        vector = self.space.read(self.module)
         self._state_at_start = self._unsaved.read()
-        between_rounds = self._saved[0]
-        self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
-        self._marks = _marks(self._constants.values())
+        self.global_vector, _, _ = self._saved
+        vector = self.space.read(self.module)
+        if not torch.equal(vector, self.global_vector):
+            self.global_vector = vector
+        self._constant_norms_and_sums = _norms_and_sums(self._constants.values())
         # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
         self._buffers: State | None = None
         self._next_objects: list[Attribute] | None = None
@@ -116,7 +115,7 @@ class TrainerState:
         self._write(vector, self.next_buffers or self._state_at_start, self._private)
         self._unsaved.attributes.end_round()
         self.global_vector = vector
-        self._within = False
+        self._is_in_round = False
 
     def discard(self) -> None:
         """Restore the state from before the round."""
@@ -146,7 +145,7 @@ class TrainerState:
             self._write(model, self._buffers, {**self._private, **(private or {})})
         self._client = self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
-        self._optimizers.enter(client, self._store.kept(client))
+        self._optimizers.enter(client, self._store.committed(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
@@ -155,20 +154,21 @@ class TrainerState:
         self._unsaved.attributes.end_client()
         vector = self.space.read(self.module, out=out)
         private = self.space.read_private(self.module)
-        self._check_constant()
+        self._check_constants()
         trained = vector
         if self._optimizers.write_upload():
             trained = vector.clone()
             self.space.read(self.module, out=vector)
-        self.space.write_private(self.module, self._private)  # nobody else sees them
+        # What follows reads the module, and must not see the client's private parameters.
+        self.space.write_private(self.module, self._private)
         return vector, trained, private
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether a parameter that stays at the client is infinite or NaN."""
-        return any(
-            not t.isfinite().all() and bool(self._private[n].isfinite().all())
-            for n, t in private.items()
-        )
+        """Return whether training has made a parameter that stays at the client infinite or NaN."""
+        for name, tensor in private.items():
+            if not tensor.isfinite().all() and self._private[name].isfinite().all():
+                return True
+        return False
 
     def keep_buffers(self) -> None:
         """Store the first client's counters and masks, which the next global model gets."""
@@ -192,7 +192,10 @@ class TrainerState:
 
     def buffers(self) -> State:
         """Return the global model's counters and masks."""
-        state = self._saved[1] if self._within else self._unsaved.read()
+        if self._is_in_round:
+            _, state, _ = self._saved
+        else:
+            state = self._unsaved.read()
         attributes = self._unsaved.attributes.of_first_clients(state["attributes"])
         return {**state, "attributes": saved_values(attributes)}
 
@@ -202,31 +205,29 @@ class TrainerState:
 
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
-        now = self._read()
-        with ExitStack() as unseen:
-            # A backward pass to come may not take this for a change of what its forward pass has used.
+        present = self._read()
+        with ExitStack() as unchanged_versions:
+            # Autograd must not take this for a change of the tensors that a forward pass has stored.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
-                    unseen.enter_context(_unsafe_preserve_version_counter(tensor))
+                    unchanged_versions.enter_context(_unsafe_preserve_version_counter(tensor))
             self._write(*self._saved)
             state = {name: value.clone() for name, value in self.module.state_dict().items()}
-            self._write(*now)
+            self._write(*present)
         return state
 
-    def _check_constant(self) -> None:
+    def _check_constants(self) -> None:
         """Check that frozen parameters have not changed."""
-        differ = (
-            (_marks(self._constants.values()) != self._marks).any(0).tolist()
-            if self._constants
-            else []
-        )
-        changed = [name for name, other in zip(self._constants, differ) if other]
-        if changed:
-            more = ", ..." if len(changed) > 3 else ""
+        if not self._constants:
+            return
+        norms_and_sums = _norms_and_sums(self._constants.values())
+        is_changed = (norms_and_sums != self._constant_norms_and_sums).any(0).tolist()
+        changed_names = list(compress(self._constants, is_changed))
+        if changed_names:
             raise ConfigurationError(
-                f"{', '.join(map(repr, changed[:3]))}{more} required no gradient when the fit began, so that they were "
-                "taken to be the same at all clients, and training changes them, as where one network follows another "
-                'or layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
+                f"{listed(map(repr, changed_names))} required no gradient when the fit began, so that they were taken "
+                "to be the same at all clients, but training changes them, as where one network follows another or "
+                'layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
                 'share=["trainable", "!name.*"] keeps them at their client.'
             )
 
@@ -245,18 +246,18 @@ class TrainerState:
 
 
 @torch.no_grad()
-def _marks(tensors: Iterable[Tensor]) -> Tensor:
+def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
     """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
-    floating = [
-        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32)
-        for tensor in tensors
-    ]
+    floating = []
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            tensor = tensor.new_zeros(1, dtype=torch.float32)
+        floating.append(tensor)
     if not floating:
         return torch.empty(2, 0)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
-    return torch.stack(
-        [norms, torch.stack([tensor.sum().double() for tensor in floating])]
-    ).nan_to_num()
+    sums = torch.stack([tensor.sum().double() for tensor in floating])
+    return torch.stack([norms, sums]).nan_to_num()
 
 
 class NonVectorState:
@@ -293,67 +294,82 @@ class NonVectorState:
 
     def resume(self, state: State) -> None:
         """Write tensors from a checkpoint into the module."""
-        device = _device(self._module)
+        device = _device_of(self._module)
         attributes = loaded_values(state["attributes"], device)
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def check(self) -> None:
         """Check that entries that were infinite or NaN at the start have not changed."""
-        moved = [name for name, value, before in self._infinite if not _equal(value, before)]
-        if moved:
+        changed_names = []
+        for name, tensor, initial_tensor in self._infinite:
+            if not _are_equal(tensor, initial_tensor):
+                changed_names.append(name)
+        if changed_names:
             raise ConfigurationError(
-                f"{moved} held infinite values or NaN when training started, and training has changed them: such "
-                "values cannot be averaged. Register the buffers with persistent=False, so that every client has its "
-                "own for a round, or start them from finite values."
+                f"{changed_names} held infinite values or NaN when training started, and training has changed them: "
+                "such values cannot be averaged. Register the buffers with persistent=False, so that every client has "
+                "its own for a round, or start them from finite values."
             )
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
-        gone = dict(state)
-        for name, layer, own, buffer in list(self._buffers()):
+        missing = dict(state)
+        for name, layer, name_in_layer, buffer in list(self._buffers()):
             if name not in state:
-                delattr(layer, own)
+                delattr(layer, name_in_layer)
                 continue
-            value = gone.pop(name)
+            value = missing.pop(name)
             if (
                 buffer is None
                 or value is None
                 or buffer.shape != value.shape
                 or buffer.dtype != value.dtype
             ):
-                layer._buffers[own] = (
-                    None if value is None else value.to(_device(self._module), copy=True)
-                )
+                layer._buffers[name_in_layer] = self._copy(value)
             else:
                 buffer.copy_(value)
-        layers = dict(self._module.named_modules()) if gone else {}
-        for name, value in gone.items():
-            prefix, _, own = name.rpartition(".")
-            if own not in layers[prefix]._buffers:  # made in training
-                value = None if value is None else value.to(_device(self._module), copy=True)
-                layers[prefix].register_buffer(own, value, persistent=False)
+        if not missing:
+            return
+
+        layers = dict(self._module.named_modules())
+        for name, value in missing.items():
+            prefix, _, name_in_layer = name.rpartition(".")
+            layer = layers[prefix]
+            if name_in_layer not in layer._buffers:  # training has made it
+                layer.register_buffer(name_in_layer, self._copy(value), persistent=False)
+
+    def _copy(self, value: Tensor | None) -> Tensor | None:
+        """Copy a buffer's value to the module's device."""
+        if value is None:
+            return None
+        return value.to(_device_of(self._module), copy=True)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
         """Yield ``(name, layer, name in layer, buffer)`` of each integer or non-persistent buffer."""
         for prefix, layer in self._module.named_modules():
-            for own, buffer in layer._buffers.items():
-                whole = buffer is not None and not (
-                    buffer.is_floating_point() or buffer.is_complex()
-                )
-                if own in layer._non_persistent_buffers_set or whole:
-                    yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
+            for name_in_layer, buffer in layer._buffers.items():
+                is_saved = name_in_layer not in layer._non_persistent_buffers_set
+                if is_saved and (buffer is None or _can_be_averaged(buffer)):
+                    continue
+                name = f"{prefix}.{name_in_layer}" if prefix else name_in_layer
+                yield name, layer, name_in_layer, buffer
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _can_be_averaged(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _are_equal(tensor: Tensor, other_tensor: Tensor) -> bool:
     """Return whether two dense tensors are equal, NaN included."""
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and a.layout == b.layout == torch.strided
-        and bool(((a == b.to(a.device)) | ((a != a) & (b != b).to(a.device))).all())
-    )
+    if tensor.shape != other_tensor.shape or tensor.dtype != other_tensor.dtype:
+        return False
+    if tensor.layout != torch.strided or other_tensor.layout != torch.strided:
+        return False
+    other_tensor = other_tensor.to(tensor.device)
+    are_both_nan = tensor.isnan() & other_tensor.isnan()
+    return bool(((tensor == other_tensor) | are_both_nan).all())
 
 
-def _device(module: nn.Module) -> torch.device:
+def _device_of(module: nn.Module) -> torch.device:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")

@@ -455,7 +455,7 @@ class SiteVisit(L.Callback):
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
             vector=vector,
-            num_steps=self._steps.in_round(visit.lengths, instruction.round_index),
+            num_steps=self._steps.steps_in_round(visit.lengths, instruction.round_index),
             traffic=traffic,
         )
 
