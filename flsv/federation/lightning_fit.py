@@ -40,7 +40,7 @@ from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
-from flsv.training.training_step import is_on_types, note_on_types
+from flsv.training.training_step import is_type_error, note_on_types
 
 _EARLY = "the epoch ended before the round's last batch"
 
@@ -482,7 +482,7 @@ class LightningFit:
     def _add_note(self, exception: BaseException) -> None:
         """Add to an error who has trained when, and the types of the batch if torch has refused them."""
         batch = self.loop.batch
-        if not self.loop.within and is_on_types(exception):
+        if not self.loop.within and is_type_error(exception):
             with suppress(Exception):  # the first error is the one to tell
                 batch = next(iter(self.data.val_dataloader()))
         note = note_on_types(exception, batch)

@@ -75,7 +75,11 @@ class RowTraining:
             self._trained.update(names)
         self._step = RowStep(module, sorted(self._trained))
 
-    def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
+    def train(
+        self,
+        states: State,
+        batches: Sequence[Sequence[Any]],
+    ) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # For a name without an entry in states all rows use the module's own, which steps must not change.
         num_models = len(batches)
@@ -104,7 +108,12 @@ class RowTraining:
         original_order = indices.argsort()
         return _select_models(stacked, original_order), losses[original_order]
 
-    def _compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
+    def _compute_gradients(
+        self,
+        states: State,
+        batches: Sequence[Any],
+        losses: Tensor,
+    ) -> State:
         """Return the gradients of stacked models, each on one batch. Add to ``losses`` and update buffers in place."""
         gradients: State = {}
         for positions, batch in stacked_batches(batches):
@@ -131,7 +140,9 @@ def _select_models(states: State, index: Tensor) -> State:
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
-def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+def stacked_batches(
+    batches: Sequence[Any],
+) -> Iterator[tuple[list[int], Any]]:
     """Stack batches of the same size, and yield the stacks with their positions.
 
     Example:
@@ -142,7 +153,7 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     # A batch is a tree, such as a tuple or a dict, whose leaves are tensors.
     leaves_of_batches = []
     structures = []
-    positions_by_shape: defaultdict[tuple[torch.Size, ...], list[int]] = defaultdict(list)
+    positions_by_shape = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
         leaves, structure = tree_flatten(batch)
         for leaf in leaves:
@@ -164,7 +175,12 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
 class StackedOptimizer:
     """Optimizer of m stacked models, which are sorted by falling number of steps."""
 
-    def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
+    def __init__(
+        self,
+        like: Optimizer,
+        groups: list[list[str]],
+        stacked: State,
+    ) -> None:
         # groups: the names of the parameters to train, for each parameter group of like
         self._stacked = stacked
         self._groups = groups
@@ -211,17 +227,19 @@ class StackedOptimizer:
         self._num_active = num_active
 
 
-def clip_function(trainer: L.Trainer) -> Callable[[State], None] | None:
+def clip_function(
+    trainer: L.Trainer,
+) -> Callable[[State], None] | None:
     """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
     if trainer.gradient_clip_algorithm == "value":
         return partial(_clip_values, limit=limit)
-    return partial(clip_norms, limit=limit)
+    return partial(clip, limit=limit)
 
 
-def clip_norms(gradients: State, limit: float) -> None:
+def clip(gradients: State, limit: float) -> None:
     """Clip the norm of every model's gradients ``[m, ...]``, in place."""
     norms_by_name = []
     for gradient in gradients.values():
@@ -275,7 +293,11 @@ class RowStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: Collection[str],
+    ) -> None:
         self._module = module
         self._trained = list(trained)
         self._index_arguments = step_arguments(module, None, BatchIndex())[1:]
@@ -304,10 +326,17 @@ class RowStep:
             function = grad_and_value(function, has_aux=True)
         return vmap(function, 0, randomness="error")
 
-    def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
+    def __call__(
+        self,
+        states: State,
+        batch: Any,
+    ) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
         trained = [states[name] for name in self._trained]
-        untrained = {name: tensor for name, tensor in states.items() if name not in self._trained}
+        untrained = {}
+        for name, tensor in states.items():
+            if name not in self._trained:
+                untrained[name] = tensor
         if self._is_linear:
             trained = [tensor.detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
@@ -344,8 +373,11 @@ class RowStep:
                 self._training_step, tensors_by_path, arguments, tie_weights=False
             )
 
-        # Where a step replaces a buffer, functional_call has put the new tensor into `tensors_by_path`.
-        new_untrained = {name: tensors_by_path[self._paths[name][0]] for name in untrained}
+        new_untrained = {}
+        for name in untrained:
+            # Where a step replaces a buffer, functional_call has put the new tensor into `tensors_by_path`.
+            first_path = self._paths[name][0]
+            new_untrained[name] = tensors_by_path[first_path]
         return training_loss(outputs), new_untrained
 
 
@@ -360,7 +392,9 @@ class _TrainingStep(nn.Module):
         return self.module.training_step(*arguments)
 
 
-def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
+def _tensor_paths(
+    module: nn.Module,
+) -> dict[str, list[str]]:
     """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
     names = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -368,9 +402,11 @@ def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
 
     paths = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
-        for layer_name, layer_tensor in (*layer._parameters.items(), *layer._buffers.items()):
+        layer_tensors = {**layer._parameters, **layer._buffers}
+        for layer_name, layer_tensor in layer_tensors.items():
             if layer_tensor is not None:
-                paths[names[id(layer_tensor)]].append(f"{prefix}.{layer_name}")
+                name = names[id(layer_tensor)]
+                paths[name].append(f"{prefix}.{layer_name}")
     return paths
 
 
@@ -381,7 +417,13 @@ class _WeightFirst(TorchFunctionMode):
         super().__init__()
         self._weights = set(map(id, weights))
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is not nn.functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
         inputs, weight, *optional_bias = args
@@ -410,7 +452,10 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def convert_errors(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def convert_errors(
+    module: nn.Module,
+    errors: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
     """Convert errors of torch.func, ConfigurationErrors and ``errors`` to NotBatched, except out-of-memory errors."""
     try:
         yield
@@ -424,7 +469,8 @@ def convert_errors(module: nn.Module, errors: tuple[type[Exception], ...] = ()) 
             message = f"{type(error).__name__}: {message}"
 
         # The other sentences of torch's messages are advice for its developers.
-        reason = message.splitlines()[0].split(". ")[0].rstrip(".")
+        first_line = message.splitlines()[0]
+        reason = first_line.split(". ")[0].rstrip(".")
         if "broadcast shape" in message:
             reason += ": a step changes what all models share; write x = x + y for x += y"
         raise not_batched_error(module, reason) from error
@@ -483,7 +529,11 @@ def _silence_metrics(module: nn.Module) -> Iterator[None]:
         patches.restore()
 
 
-def _return_first(value: Any, *_: Any, **__: Any) -> Any:
+def _return_first(
+    value: Any,
+    *_: Any,
+    **__: Any,
+) -> Any:
     return value
 
 

@@ -211,7 +211,11 @@ class LocalSteps:
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client
 
-    def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
+    def _count_of_present_client(
+        self,
+        count: Callable[[int], float],
+        name: str,
+    ) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = self._trainer.lightning_module._current_fx_name
         if hook == CONFIGURE:
@@ -250,7 +254,12 @@ class LocalSteps:
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
 
-    def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
+    def lengths(
+        self,
+        client: int,
+        batches: int,
+        round_index: int,
+    ) -> list[int]:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
         epoch_length = _limit_batches(batches, self._limit)

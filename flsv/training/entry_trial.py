@@ -36,16 +36,16 @@ CLOSED = (
     SimpleNamespace,
 )
 _SWAPPED = (*CLOSED, *GENERATORS)
-#: Number of entries from which a tensor is compared by its sum and norm.
-_MANY = 1000
+#: Larger tensors are compared by their sums and norms.
+_MAX_COMPARED_ENTRIES = 1000
 
 
 class EntryTrial:
-    """Comparison of what a process's first local training finds and leaves, beyond what is swapped between clients.
+    """Check that a process's first local training leaves objects as it finds them, beyond what is swapped.
 
-    A module's vector, buffers, plain attributes and random generators are each client's, as are optimizers' states,
-    options and plain attributes. What closures, objects of libraries, classes and modules outside of the model hold is
-    not.
+    Swapped are a module's vector, buffers, plain attributes and random generators, and the optimizers' states, options
+    and plain attributes. Not swapped is what closures, objects of libraries, classes and modules outside of the model
+    hold.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
@@ -54,7 +54,8 @@ class EntryTrial:
         self._values = self._hidden_values()
         self._states: list[tuple[str, ObjectState]] = []
         for path, value in self._hidden_parts():
-            self._states += [(path, state) for state in _states(value)]
+            for state in _comparable_states(value):
+                self._states.append((path, state))
 
     def warn_of_changes(self) -> None:
         """Name what the local training has changed."""
@@ -75,6 +76,7 @@ class EntryTrial:
             )
 
     def _hidden_values(self) -> dict[str, Any]:
+        """Return the attributes of the module and of its optimizers that are not swapped, by path."""
         attributes = ModuleAttributes(self._module)
         values = {}
         for path, value in attributes.hidden_values("module"):
@@ -87,15 +89,11 @@ class EntryTrial:
         return values
 
     def _hidden_parts(self) -> Iterator[Part]:
-        """Yield ``(path, object)`` of everything that no other part of flsv gives each client anew."""
-        attributes = ModuleAttributes(self._module)
-        swapped_ids = attributes.ids()
-        for value in (
-            *self._module.modules(),
-            *self._module.parameters(),
-            *self._module.buffers(),
-        ):
-            swapped_ids.add(id(value))
+        """Yield ``(path, object)`` of everything that is not swapped between clients."""
+        swapped_ids = ModuleAttributes(self._module).ids()
+        swapped_ids.update(map(id, self._module.modules()))
+        swapped_ids.update(map(id, self._module.parameters()))
+        swapped_ids.update(map(id, self._module.buffers()))
 
         roots = self._hidden_values()
         for layer in self._module.modules():
@@ -107,35 +105,38 @@ class EntryTrial:
                     yield path, value
 
 
-def _states(value: object) -> list[ObjectState]:
+def _comparable_states(value: object) -> list[ObjectState]:
+    """Return the states of an object that can be compared with later ones."""
     if isinstance(value, Tensor):
-        if value.numel() > _MANY:
-            return [_MarkState(value)]
+        if value.numel() > _MAX_COMPARED_ENTRIES:
+            return [_SumAndNormState(value)]
         return [TensorState(value)]
     states = list(states_of(value))
     try:
         hidden_state = hidden_state_of(value)
-    except Exception:  # whatever an object's own __reduce__ raises: it is not compared
+    except (
+        Exception
+    ):  # an object's own __reduce__ may raise any error: the object is not compared then
         return states
     if hidden_state is not None:
         states.append(hidden_state)
     return states
 
 
-class _MarkState(ObjectState):
+class _SumAndNormState(ObjectState):
     """A large tensor's sum and norm. Nothing is copied."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        self._marks = self._current_marks()
+        self._sum_and_norm = self._current_sum_and_norm()
 
     def is_unchanged(self) -> bool:
-        return torch.equal(self._current_marks(), self._marks)
+        return torch.equal(self._current_sum_and_norm(), self._sum_and_norm)
 
     def restore(self) -> None:
         pass
 
-    def _current_marks(self) -> Tensor:
+    def _current_sum_and_norm(self) -> Tensor:
         values = self._tensor.detach()
         if values.is_complex():
             values = torch.view_as_real(values)

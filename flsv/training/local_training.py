@@ -86,7 +86,7 @@ class LocalTraining:
                 space=state.space,
                 instruction=instruction,
                 local=local,
-                start=initial_model,
+                initial_model=initial_model,
                 samples=num_samples,
                 lengths=lengths,
             )
@@ -183,7 +183,11 @@ class LocalTraining:
             del self._entry_trial  # holds copies
         return update
 
-    def _update_of(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
+    def _update_of(
+        self,
+        context: ClientContext,
+        out: Tensor | None,
+    ) -> ClientUpdate | None:
         """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
         vector, trained, private_entries = self.state.read(out)
         if self._config.private:  # an error would tell of the data
@@ -318,7 +322,11 @@ class LocalTraining:
             upload_context.state[name + key] = value
         return sent
 
-    def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
+    def _reports(
+        self,
+        local: LocalData,
+        context: ClientContext,
+    ) -> dict[str, Tensor]:
         """Return the values that the client reports to the strategies, by name."""
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:

@@ -25,9 +25,9 @@ from flsv.utilities.plain_values import are_equal, copied, is_plain, packed, unp
 from flsv.utilities.reachable import LIBRARIES, slots_of
 
 #: Attributes that every LightningModule has: they are not a model's state.
-_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+_LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
 #: Types of objects whose attributes are not a client's.
-_OTHERS = (
+_TYPES_WITHOUT_CLIENT_STATE = (
     nn.Module,
     Tensor,
     type,
@@ -65,7 +65,7 @@ class ModuleAttributes:
     def read(self) -> Values:
         """Return copies of the values by path."""
         values = {}
-        for attribute in self._plain():
+        for attribute in self._plain_attributes():
             values[attribute.path] = copied(attribute.value)
         return values
 
@@ -87,9 +87,9 @@ class ModuleAttributes:
     def write(self, values: Values, partial: bool = False) -> None:
         """Write values from :meth:`read` into the module. Unless ``partial``, delete other plain attributes."""
         missing = dict(values)
-        for attribute in list(self._plain()):
+        for attribute in list(self._plain_attributes()):
             if attribute.path in missing:
-                _put(attribute, missing.pop(attribute.path))
+                _set_value(attribute, missing.pop(attribute.path))
             elif attribute.path not in self._paths and not partial:
                 delattr(attribute.holder, attribute.name)
         if not missing:
@@ -116,7 +116,10 @@ class ModuleAttributes:
                 ids.add(id(attribute.value))
         return ids
 
-    def hidden_values(self, module_name: str) -> Iterator[tuple[str, Any]]:
+    def hidden_values(
+        self,
+        module_name: str,
+    ) -> Iterator[tuple[str, Any]]:
         """Yield ``(path, value)`` of the attributes that are neither plain nor objects with attributes of their own.
 
         Paths begin with ``module_name``.
@@ -174,24 +177,18 @@ class ModuleAttributes:
             lists += _lists_in(attribute.path, attribute.value)
         return lists
 
-    def _plain(self) -> Iterator[Attribute]:
+    def _plain_attributes(self) -> Iterator[Attribute]:
         """Yield the plain attributes, without those that share the memory of a parameter or buffer."""
-        memories: set[int] | None = None
+        addresses: set[int] = set()
         for attribute in _attributes(self._module):
-            value = attribute.value
-            if not is_plain(value):
+            if not is_plain(attribute.value):
                 continue
-            if isinstance(value, Tensor | tuple):
-                if memories is None:
-                    memories = set(map(_memory, self._tensors()))
-                tensors = [entry for entry in _entries(value) if isinstance(entry, Tensor)]
-                if not memories.isdisjoint(map(_memory, tensors)):
-                    continue
-            yield attribute
-
-    def _tensors(self) -> Iterator[Tensor]:
-        yield from self._module.parameters()
-        yield from self._module.buffers()
+            tensors = _tensors_in(attribute.value)
+            if tensors and not addresses:
+                for tensor in (*self._module.parameters(), *self._module.buffers()):
+                    addresses.add(_memory_address(tensor))
+            if not any(_memory_address(tensor) in addresses for tensor in tensors):
+                yield attribute
 
 
 class _Record:
@@ -223,7 +220,10 @@ def loaded_values(saved: Values, device: torch.device) -> Values:
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
 
 
-def _lists_in(path: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
+def _lists_in(
+    path: str,
+    value: Any,
+) -> Iterator[tuple[str, list[Any]]]:
     """Yield a list, or those in a dictionary and in dictionaries in it, by path."""
     if type(value) is list:
         yield path, value
@@ -249,7 +249,11 @@ def _holders(module: nn.Module) -> Holders:
             yield from _objects_in(path, layer, visited)
 
 
-def _objects_in(path: str, holder: Any, visited: set[int]) -> Holders:
+def _objects_in(
+    path: str,
+    holder: Any,
+    visited: set[int],
+) -> Holders:
     for name, value in _named_values(holder):
         if not _is_object(value) or id(value) in visited:
             continue
@@ -263,8 +267,11 @@ def _named_values(holder: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
     attributes = getattr(holder, "__dict__", {})
     if isinstance(holder, nn.Module):
-        names = attributes.keys() - _LIGHTNINGS
-        return [item for item in attributes.items() if item[0] in names]
+        return [
+            (name, value)
+            for name, value in attributes.items()
+            if name not in _LIGHTNINGS_ATTRIBUTES
+        ]
     items = list(attributes.items())
     for name in slots_of(type(holder)):
         if hasattr(holder, name):
@@ -275,16 +282,17 @@ def _named_values(holder: Any) -> list[tuple[str, Any]]:
 def _is_object(value: Any) -> bool:
     """Return whether a value is an object of a class that is no library's."""
     kind: Any = type(value)
-    return _has_objects(kind) and not is_optimizer(value)
+    return _is_class_of_program(kind) and not is_optimizer(value)
 
 
 @lru_cache(maxsize=10_000)
-def _has_objects(kind: Any) -> bool:
+def _is_class_of_program(kind: Any) -> bool:
     package = kind.__module__.partition(".")[0]
-    return package not in LIBRARIES and not issubclass(kind, _OTHERS)
+    return package not in LIBRARIES and not issubclass(kind, _TYPES_WITHOUT_CLIENT_STATE)
 
 
-def _put(attribute: Attribute, value: Any) -> None:
+def _set_value(attribute: Attribute, value: Any) -> None:
+    """Set an attribute to a copy of ``value``. Collections are changed in place."""
     present = attribute.value
     if are_equal(present, value):
         return
@@ -297,19 +305,23 @@ def _put(attribute: Attribute, value: Any) -> None:
     elif is_same_type and isinstance(value, deque):
         present.clear()
         present.extend(copied(value))
-    else:  # a new object: the old one may be in use elsewhere, as a batch of the data for example
+    else:
+        # Other objects are not changed in place: they may be in use elsewhere, such as a batch of the data.
         setattr(attribute.holder, attribute.name, copied(value))
 
 
-def _entries(value: Any) -> Iterator[Any]:
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Return the value if it is a tensor, or the tensors in a tuple, nested or not."""
+    if isinstance(value, Tensor):
+        return [value]
+    tensors = []
     if isinstance(value, tuple):
         for entry in value:
-            yield from _entries(entry)
-    else:
-        yield value
+            tensors += _tensors_in(entry)
+    return tensors
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory_address(tensor: Tensor) -> int:
     is_dense = tensor.layout == torch.strided
     if is_dense:
         return tensor.untyped_storage().data_ptr()

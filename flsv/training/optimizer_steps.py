@@ -78,28 +78,38 @@ class ClientSteps:
 
     # ---- torch's hooks
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if not self._is_clients(optimizer):
+    def _before_step(
+        self,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any] | None:
+        if not self._changes_client_model(optimizer):
             return None
         self._depth += 1
         self._optimizers.enter_late(optimizer)
         if self._depth > 1:
             return None  # a step that another optimizer's step takes
 
-        closure = _closure(args, kwargs)
+        closure = _closure_among(args, kwargs)
         if closure is None or not self._uses_gradients:
             if not self._gradients_are_seen:
                 self._check_is_whole(optimizer)
                 self._see_gradients(optimizer)
             return None
 
-        wrapped_closure = self._seeing(closure, optimizer)
+        wrapped_closure = self._wrap_closure(closure, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped_closure}
         return (args[0], wrapped_closure, *args[2:]), kwargs
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._is_clients(optimizer) or self._depth == 0:
+    def _after_step(
+        self,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        if not self._changes_client_model(optimizer) or self._depth == 0:
             return
         self._depth -= 1
         if self._depth > 0:
@@ -109,31 +119,33 @@ class ClientSteps:
         self._context.num_steps += 1
         self._context.lr_sum += optimizer.param_groups[0]["lr"]
 
-    def _seeing(self, closure: Closure, optimizer: Any) -> Closure:
+    def _wrap_closure(self, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         parameters = parameters_of(optimizer)
-        is_first_step = self._context is not None and self._context.num_steps == 0
-        values_before = [p.detach().clone() for p in parameters] if is_first_step else []
+        initial_values = []
+        if self._context is not None and self._context.num_steps == 0:
+            initial_values = [parameter.detach().clone() for parameter in parameters]
 
-        def seeing_closure() -> Any:
-            if values_before and not all(map(torch.equal, values_before, parameters)):
-                raise self._refusal(
+        def wrapped_closure() -> Any:
+            if initial_values and not all(map(torch.equal, initial_values, parameters)):
+                raise self._unseen_gradients(
                     optimizer, "its step moves the model by gradients from before the step"
                 )
-            values_before.clear()
+            initial_values.clear()
             self._gradients_are_seen = False
             loss = closure()
             if not self._gradients_are_seen:
                 self._see_gradients(optimizer)
             return loss
 
-        return seeing_closure
+        return wrapped_closure
 
     # ---- the client algorithm
 
     def _see_gradients(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step."""
-        context, algorithm = self._context, self._algorithm
+        context = self._context
+        algorithm = self._algorithm
         assert context is not None
         self._gradients_are_seen = True
         context.optimizer = optimizer
@@ -158,11 +170,11 @@ class ClientSteps:
         with opened(context.local):
             algorithm.gradients(context, shared_parameters, shared_gradients)
 
-    def _is_clients(self, optimizer: Any) -> bool:
+    def _changes_client_model(self, optimizer: Any) -> bool:
         """Return whether a client trains, and an optimizer changes its model."""
-        return self._context is not None and any(
-            parameter in self._parameters for parameter in parameters_of(optimizer)
-        )
+        if self._context is None:
+            return False
+        return any(parameter in self._parameters for parameter in parameters_of(optimizer))
 
     # ---- what is refused
 
@@ -176,27 +188,34 @@ class ClientSteps:
 
     def _check_is_whole(self, optimizer: Any) -> None:
         """Check that a step is not the last part of another optimizer's."""
-        outer = self._optimizers.holder_of(optimizer) if self._uses_gradients else None
+        if not self._uses_gradients:
+            return
+        outer = self._optimizers.holder_of(optimizer)
         if outer is not None:
-            raise self._refusal(
-                outer, f"its {type(optimizer).__name__} takes a step outside of {_step_of(outer)}"
+            raise self._unseen_gradients(
+                outer, f"its {type(optimizer).__name__} takes a step outside of {_step_name(outer)}"
             )
 
-    def _refusal(self, optimizer: Any, reason: str) -> ConfigurationError:
+    def _unseen_gradients(self, optimizer: Any, reason: str) -> ConfigurationError:
+        """Return the error for an optimizer that uses gradients which the client algorithm has not seen."""
         return ConfigurationError(
             f"{self._algorithm!r} changes the gradients of every step of {type(optimizer).__name__}, but {reason}, so "
-            f"that some gradients escape it. Take whole steps by {_step_of(optimizer)}(closure) with a closure that "
+            f"that some gradients escape it. Take whole steps by {_step_name(optimizer)}(closure) with a closure that "
             "computes all gradients, as automatic optimization does, or leave out the client algorithm."
         )
 
 
-def _closure(args: Any, kwargs: Any) -> Closure | None:
+def _closure_among(args: Any, kwargs: Any) -> Closure | None:
     """Return the closure among the arguments of ``Optimizer.step``, of which the first is the optimizer."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    return closure if callable(closure) else None
+    closure = kwargs.get("closure")
+    if "closure" not in kwargs and len(args) > 1:
+        closure = args[1]
+    if not callable(closure):
+        return None
+    return closure
 
 
-def _step_of(optimizer: Any) -> str:
+def _step_name(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}.step"
 
 

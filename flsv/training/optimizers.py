@@ -50,7 +50,11 @@ class Optimizers:
             self._scaler = scaler
             self._initial_scale = dict(scaler.state_dict())
 
-    def enter(self, client: int, stored: Mapping[str, Any]) -> None:
+    def enter(
+        self,
+        client: int,
+        stored: Mapping[str, Any],
+    ) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
         self._stored = stored
         pace = stored.get("pace") or {}
@@ -114,7 +118,10 @@ class Optimizers:
         is_by_round = self._schedules.steps_by_round(swapped.optimizer)
         return swapped.client_options(scheduled=not is_by_round, policy=self._policy)
 
-    def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
+    def move_states(
+        self,
+        states: Mapping[str, StoredState],
+    ) -> dict[str, StoredState]:
         """Return a client's optimizer states from a checkpoint on the optimizers' device."""
         moved_states = dict(states)
         for swapped in self._swapped:
@@ -180,7 +187,11 @@ class Schedules:
         """Return whether an optimizer's scheduler steps once per round."""
         return any(scheduler.optimizer is optimizer for scheduler in self._round_schedulers)
 
-    def load(self, client: int, states: dict[int, Any] | None) -> None:
+    def load(
+        self,
+        client: int,
+        states: dict[int, Any] | None,
+    ) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
         if not self._trainer.lightning_module.automatic_optimization:
             self._round_states = _copy_states(self._round_schedulers)
@@ -254,7 +265,12 @@ class Schedules:
 class _SchedulersOfLength:
     """Set of schedulers made for the number of steps of the client that trains now."""
 
-    def __init__(self, trainer: L.Trainer, indices: list[int], steps: LocalSteps) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        indices: list[int],
+        steps: LocalSteps,
+    ) -> None:
         batches_told = steps.tell_batches()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)

@@ -47,20 +47,28 @@ class ClientStore:
         """Return a client's tensors by name. Changes to them are kept only if :meth:`commit` follows."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
-            # Clones: a round that fails must not change the stored tensors, not even in place.
-            committed = self._committed_tensors(client)
-            staged[TENSORS] = {name: tensor.clone() for name, tensor in committed.items()}
+            staged[TENSORS] = {}
+            for name, tensor in self._committed_tensors(client).items():
+                # A round that fails must not change the committed tensor, not even in place.
+                staged[TENSORS][name] = tensor.clone()
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
         """Return a client's tensors without a copy. They must not be changed."""
-        return self._staged.get(client, {}).get(TENSORS, self._committed_tensors(client))
+        staged = self._staged.get(client, {})
+        if TENSORS in staged:
+            return staged[TENSORS]
+        return self._committed_tensors(client)
 
     def committed(self, client: int) -> Mapping[str, Any]:
         """Return a client's state after its last complete round."""
         return self._committed.get(client, {})
 
-    def stage(self, client: int, state: Mapping[str, Any]) -> None:
+    def stage(
+        self,
+        client: int,
+        state: Mapping[str, Any],
+    ) -> None:
         """Store a client's state until :meth:`commit` keeps it or :meth:`discard` drops it."""
         self._staged.setdefault(client, {}).update(state)
 
@@ -92,7 +100,11 @@ class ClientStore:
         for client in self._committed.keys() - set(clients):
             del self._committed[client]
 
-    def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
+    def convert(
+        self,
+        name: str,
+        convert: Callable[[Any], Any],
+    ) -> None:
         """Convert one part of every client's committed state."""
         for state in self._committed.values():
             if name in state:
@@ -103,18 +115,27 @@ class ClientStore:
         for client, state in self._committed.items():
             states[client] = {}
             for name, value in state.items():
-                states[client][name] = dict(value) if isinstance(value, dict) else value
+                # A later change of a dictionary must not change the returned one.
+                if isinstance(value, dict):
+                    value = dict(value)
+                states[client][name] = value
         return states
 
-    def load_state_dict(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        self._committed = {client: dict(state) for client, state in states.items()}
+    def load_state_dict(
+        self,
+        states: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        self._committed = {client: dict(states[client]) for client in states}
         self._staged = {}
 
     def to(self, device: Any) -> None:
-        def move(tensors: State) -> State:
-            return {name: tensor.to(device) for name, tensor in tensors.items()}
-
-        self.convert(TENSORS, move)
+        for state in self._committed.values():
+            moved_tensors = {}
+            for name, tensor in state.get(TENSORS, {}).items():
+                moved_tensors[name] = tensor.to(device)
+            if moved_tensors:
+                state[TENSORS] = moved_tensors
 
     def _committed_tensors(self, client: int) -> dict[str, torch.Tensor]:
-        return self._committed.get(client, {}).get(TENSORS, {})
+        state = self._committed.get(client, {})
+        return state.get(TENSORS, {})

@@ -26,8 +26,8 @@ Options = list[Group]
 #: An optimizer's state by parameter, or by its number.
 State = dict[Any, Any]
 Policy = Literal["reset", "persist"]
-#: Attributes of every module, and of every optimizer, some of which torch's schedulers and hooks set.
-_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+#: Attributes that every LightningModule has.
+_LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
 
 
 class StoredState(TypedDict):
@@ -243,14 +243,17 @@ def _attributes_of_torch() -> frozenset[str]:
     """Return the names of the attributes of any optimizer."""
     # The first optimizer of a class changes the class, so that none is made when this file is imported.
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    return frozenset({*vars(optimizer), "step", "_opt_called", "_step_count"})
+    set_by_schedulers = {"step", "_opt_called", "_step_count"}
+    return frozenset(vars(optimizer).keys() | set_by_schedulers)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's attributes without those that torch and Lightning give it."""
-    skipped = _LIGHTNINGS if isinstance(value, nn.Module) else _attributes_of_torch()
+    names_to_skip = _attributes_of_torch()
+    if isinstance(value, nn.Module):
+        names_to_skip = _LIGHTNINGS_ATTRIBUTES
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
-    return {name: part for name, part in attributes.items() if name not in skipped}
+    return {name: item for name, item in attributes.items() if name not in names_to_skip}
 
 
 def _copied_option(value: Any) -> Any:

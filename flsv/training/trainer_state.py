@@ -147,7 +147,10 @@ class TrainerState:
         self._steps.steps_before_client = self._steps.steps_so_far()
         self._optimizers.enter(client, self._store.committed(client))
 
-    def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def read(
+        self,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
         self._unsaved.check()
@@ -265,7 +268,11 @@ class NonVectorState:
 
     The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
 
-    def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        infinite: Collection[str] = (),
+    ) -> None:
         self._module = module
         tensors: dict[str, Tensor] = dict(module.named_parameters())
         tensors.update(module.named_buffers())

@@ -12,13 +12,17 @@ from torch.utils._pytree import tree_leaves
 
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: What torch's messages on tensors of other types have in common.
-_OF_TYPES = re.compile(
+#: Matches torch's messages on tensors of unexpected types.
+_TYPE_MESSAGE = re.compile(
     r"dtype|scalar type|Tensor\) and weight type|not implemented for '|result type", re.IGNORECASE
 )
 
 
-def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
+def step_arguments(
+    module: nn.Module,
+    batch: Any,
+    batch_idx: Any,
+) -> tuple[Any, ...]:
     """Return the arguments of ``training_step``, with ``batch_idx`` if it takes it."""
     hook: Any = module.training_step
     if is_param_in_hook_signature(hook, "batch_idx", min_args=2):
@@ -46,9 +50,9 @@ def training_loss(outputs: Any) -> Tensor:
     )
 
 
-def is_on_types(error: BaseException) -> bool:
+def is_type_error(error: BaseException) -> bool:
     """Return whether an error is torch's on the types of tensors."""
-    return _OF_TYPES.search(str(error)) is not None
+    return _TYPE_MESSAGE.search(str(error)) is not None
 
 
 def note_on_types(error: BaseException, batch: Any) -> str:
@@ -57,7 +61,7 @@ def note_on_types(error: BaseException, batch: Any) -> str:
     for value in tree_leaves(batch):
         if isinstance(value, Tensor):
             types.append(f"{value.dtype} {list(value.shape)}")
-    if not types or not is_on_types(error):
+    if not types or not is_type_error(error):
         return ""
     return (
         f"The batch holds {listed(types)}. Most layers take torch.float32, and losses take classes as torch.int64: "

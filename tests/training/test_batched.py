@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.engines.vmap import ELEMENTWISE
-from flsv.training.batched import RowTraining, clip_norms
+from flsv.training.batched import RowTraining, clip
 
 #: Steps of every model, and the size of its last batch.
 STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
@@ -173,7 +173,7 @@ def one_by_one(
 def test_batched_training_of_models_equals_training_each_model_alone(name: str) -> None:
     module, states, given = setting(name)
     _, _, make, limit = CASES[name]
-    shortened = None if limit is None else partial(clip_norms, limit=limit)
+    shortened = None if limit is None else partial(clip, limit=limit)
     before = copy.deepcopy(module.state_dict())
     optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
     begun = {key: tensor.clone() for key, tensor in states.items()}

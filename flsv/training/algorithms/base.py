@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,8 @@ from flsv.training.trainer_state import NonVectorState
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
+
+_END = object()
 
 
 class ClientContext:
@@ -53,33 +55,46 @@ class ClientContext:
         space: ParameterSpace,
         instruction: Instruction,
         local: LocalData,
-        start: Tensor,
+        initial_model: Tensor,
         samples: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        self.module, self.space, self.instruction, self.local, self.start = (
-            module,
-            space,
-            instruction,
-            local,
-            start,
-        )
-        self.samples, self.lengths, self.batches = samples, lengths, sum(lengths)
-        self.epoch_batches = max([1, *lengths])
+        self.module = module
+        self.space = space
+        self.instruction = instruction
+        self.local = local
         self.state = local.state
+        self._initial_model = initial_model
+        self.samples = samples
+        self.lengths = lengths
+        self.batches = sum(lengths)
+        self.epoch_batches = max([1, *lengths])
+
+        # Progress of the training.
+        self.epoch = 0
+        self.position = 0
         self.optimizer: Any = None
-        self.num_steps, self.lr_sum, self.epoch, self.position = 0, 0.0, 0, 0
+        self.num_steps = 0
+        self.lr_sum = 0.0
+        self.loss = initial_model.new_zeros(())  # summed over its batches
         self.broken = False
+
+        # Results.
         self.trained: Tensor | None = None
         self.sent: Tensor | None = None
-        self.upload: Callable[[Tensor, Tensor, str], Tensor] = lambda vector, start, name: vector
-        self.loss = start.new_zeros(())  # summed over its batches
-        self._names: dict[Tensor, str] = {
-            parameter: name for name, parameter in module.named_parameters() if name in space.names
-        }
+        self.upload: Callable[[Tensor, Tensor, str], Tensor] = _upload_unchanged
+
+        self._names: dict[Tensor, str] = {}  # of the shared parameters
+        for name, parameter in module.named_parameters():
+            if name in space.names:
+                self._names[parameter] = name
         self._streams: dict[str, Iterator[Any]] = {}
         self._unsaved: NonVectorState | None = None
-        self._steps = 0
+        self._num_second_steps = 0  # calls of `step`
+
+    @property
+    def start(self) -> Tensor:
+        return self._initial_model
 
     @property
     def num_parameters(self) -> int:
@@ -102,7 +117,11 @@ class ClientContext:
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
-    def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
+    def flat(
+        self,
+        parameters: Sequence[Tensor],
+        tensors: Sequence[Tensor | None],
+    ) -> Tensor:
         """Write one tensor per parameter, such as its gradient, into a new vector ``[num_parameters]``.
 
         Args:
@@ -154,9 +173,11 @@ class ClientContext:
         It draws from the training samples independently of the Trainer's batches: it passes over the samples again and
         again, each time in another random order, which depends on ``name``, the run's seed, the round and the client
         only. A second call in the same round returns the same iterator."""
-        return self._streams.setdefault(name, self._drawn(name))
+        if name not in self._streams:
+            self._streams[name] = self._endless_batches(name)
+        return self._streams[name]
 
-    def _drawn(self, name: str) -> Iterator[Any]:
+    def _endless_batches(self, name: str) -> Iterator[Any]:
         seed = self.instruction.seed
         purpose = name, self.instruction.round_index, self.instruction.client_id
         for epoch in count():
@@ -164,12 +185,16 @@ class ClientContext:
             batches = iter(self.local.batches(generator))
             for index in count():
                 with isolated_rngs(seed, *purpose, epoch, index):  # random numbers of augmentation
-                    next_batch = list(islice(batches, 1))
-                if not next_batch:
+                    next_batch = next(batches, _END)
+                if next_batch is _END:
                     break
-                yield next_batch[0]
+                yield next_batch
 
-    def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+    def step(
+        self,
+        model: Tensor,
+        batch: Any,
+    ) -> tuple[Tensor, Tensor]:
         """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
@@ -195,9 +220,9 @@ class ClientContext:
                 "False), so that no other model can be put through it. Use automatic optimization."
             )
         trainer = getattr(module, "_trainer", None)
-        run = module.training_step
+        training_step = module.training_step
         if trainer is not None:
-            run = trainer.strategy.training_step
+            training_step = trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
 
         space = self.space
@@ -207,15 +232,25 @@ class ClientContext:
         private_entries = space.read_private(module)
         unsaved_state = self._unsaved.read()
         states_of_metrics = metric_states(module)
+
         instruction = self.instruction
-        purpose = "second model", instruction.round_index, instruction.client_id, self._steps
-        self._steps += 1
-        with isolated_rngs(instruction.seed, *purpose), unlogged(module), torch.enable_grad():
+        purpose = (
+            "second model",
+            instruction.round_index,
+            instruction.client_id,
+            self._num_second_steps,
+        )
+        self._num_second_steps += 1
+        with (
+            isolated_rngs(instruction.seed, *purpose),
+            unlogged(module),
+            torch.enable_grad(),
+        ):
             space.write(module, model)
             try:
                 batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
                 arguments = step_arguments(module, batch, batch_index)
-                loss = training_loss(run(*arguments))
+                loss = training_loss(training_step(*arguments))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 buffers = space.read(module)[self.num_parameters :]
                 model[self.num_parameters :] = buffers
@@ -225,6 +260,10 @@ class ClientContext:
                 self._unsaved.write(unsaved_state)
                 put_metric_states(states_of_metrics)
         return loss.detach(), self.flat(trained, gradients)
+
+
+def _upload_unchanged(vector: Tensor, initial_model: Tensor, name: str) -> Tensor:
+    return vector
 
 
 class ClientAlgorithm(Strategy):

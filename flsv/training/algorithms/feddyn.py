@@ -56,9 +56,9 @@ class FedDyn(ClientAlgorithm):
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
-        context.state.setdefault(
-            GRADIENT, torch.zeros_like(context.start[: context.num_parameters])
-        )
+        if GRADIENT not in context.state:
+            parameters = context.start[: context.num_parameters]
+            context.state[GRADIENT] = torch.zeros_like(parameters)
 
     @torch.no_grad()
     def gradients(
@@ -70,8 +70,8 @@ class FedDyn(ClientAlgorithm):
         initial_entries = context.entries(context.start, parameters)
         drift = torch._foreach_sub(parameters, initial_entries)
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        memory = context.entries(context.state[GRADIENT], parameters)
-        torch._foreach_sub_(gradients, memory)
+        stored_gradients = context.entries(context.state[GRADIENT], parameters)
+        torch._foreach_sub_(gradients, stored_gradients)
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
@@ -113,27 +113,29 @@ class FedDynServer(Aggregator):
         cohort_size = len(round)
         return torch.full((cohort_size,), 1 / cohort_size, dtype=torch.float64)
 
-    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+    def aggregate(
+        self,
+        round: Round,
+        contributions: Contributions,
+    ) -> tuple[Tensor, Tensor]:
         mean, weights = super().aggregate(round, contributions)
         cut = round.space.num_parameters
         share_of_clients = len(round) / self._num_clients
-        moved = round.matrix.combine(weights, cut) * share_of_clients
-        self._next = self._shift.to(moved) - moved
-        mean[:cut] -= self._next
+        mean_update = round.matrix.combine(weights, cut) * share_of_clients
+        self._next_shift = self._shift.to(mean_update) - mean_update
+        mean[:cut] -= self._next_shift
         return mean, weights
 
     def end_round(self, round: Round) -> None:
-        self._shift = self._next
+        self._shift = self._next_shift
 
 
 def check_sides(federation: FederationInfo) -> None:
     """Check that both :class:`FedDyn` and :class:`FedDynServer` are set."""
-    client, server = (
-        federation.strategies.get("client_algorithm"),
-        federation.strategies.get("aggregator"),
-    )
-    if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
+    algorithm = federation.strategies.get("client_algorithm")
+    aggregator = federation.strategies.get("aggregator")
+    if not isinstance(algorithm, FedDyn) or not isinstance(aggregator, FedDynServer):
         raise ConfigurationError(
-            f"FedDyn has two sides, and found client_algorithm={client!r} with aggregator={server!r}. Set "
+            f"FedDyn has two sides, and found client_algorithm={algorithm!r} with aggregator={aggregator!r}. Set "
             "FederatedLoop(aggregator=FedDynServer(), client_algorithm=FedDyn(alpha))."
         )

@@ -22,8 +22,9 @@ A sample is one element of the data set. For a language model it is a piece of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,15 @@ NO_CLASS = -1
 #: Tolerated rounding error between the sum of a step's products and the product of g with the step's gradient, relative
 #: to the sum of the products' sizes.
 _TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class _WatchedBatch:
+    """A batch whose samples' products are computed: the number of steps before it, its samples and their classes."""
+
+    step: int
+    samples: Tensor
+    classes: Tensor
 
 
 class InRunValues(ClientAlgorithm):
@@ -97,6 +107,7 @@ class InRunValues(ClientAlgorithm):
         self.every = every
         self._games: Any = None
         self._loss: Any = "negative_loss"
+        # The last global model and the gradient that was sent with it.
         self._sent: tuple[Tensor, Tensor] | None = None
         self._ghost: GhostProducts | None = None
 
@@ -120,12 +131,12 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
                 "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
             )
-        self._loss = next(iter(losses.values()), "negative_loss")
+        self._loss = "negative_loss"
+        for loss in losses.values():
+            self._loss = loss
+
         kinds = [type(optimizer) for optimizer in federation.optimizers]
-        groups = []
-        for optimizer in federation.optimizers:
-            groups += optimizer.param_groups
-        if kinds != [torch.optim.SGD] or not _is_plain(groups):
+        if kinds != [torch.optim.SGD] or not _has_plain_steps(federation.optimizers[0]):
             raise ConfigurationError(
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
@@ -165,16 +176,18 @@ class InRunValues(ClientAlgorithm):
         reference = context.entries(context.received(GRADIENT), shared)
         self._ghost = GhostProducts(context.module, dict(zip(names, reference)))
 
-        self._rates: list[float] = []
-        self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._rates: list[float] = []  # the learning rate of each step
+        self._watched: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
-        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._batches: list[
+            tuple[Tensor, Tensor]
+        ] = []  # the samples and classes of an epoch's batches
         self._order = torch.empty(0, dtype=torch.long)
         self._num_read = 0
         self._position = 0
         period = min(self.every, max(context.batches, 1))
         self._offset = context.instruction.round_index % period
-        self._num_looks = 0
+        self._num_watched_steps = 0
         no_classes = torch.full((context.samples,), UNSEEN)
         self._sample_classes = context.state.get(CLASSES, no_classes).cpu()
 
@@ -189,14 +202,15 @@ class InRunValues(ClientAlgorithm):
         if classes is None:
             classes = torch.full((extract_batch_size(batch),), NO_CLASS)
         batch_size = len(classes)
-        rows = self._rows(context, batch_size)
+        samples = self._next_samples(context, batch_size)
         classes = classes.clone()
-        self._batches.append((rows, classes))
+        self._batches.append((samples, classes))
 
-        looks = (context.num_steps - self._offset) % self.every == 0
-        if looks:
+        is_watched = (context.num_steps - self._offset) % self.every == 0
+        if is_watched:
             self._ghost.watch(batch_size)
-            self._watched.append((len(self._rates), rows, classes))
+            step = len(self._rates)
+            self._watched.append(_WatchedBatch(step, samples, classes))
         else:
             self._ghost.watch(None)
 
@@ -212,47 +226,50 @@ class InRunValues(ClientAlgorithm):
         self._momentum = float(group["momentum"])
         if self._ghost.samples is None:
             return
-        if not self._num_looks:
+        if self._num_watched_steps == 0:
             self._products.append(self._ghost.take())
-            self._check(context, parameters, gradients)
-        self._num_looks += 1
+            self._check_products(context, parameters, gradients)
+        self._num_watched_steps += 1
 
     def leave_client(self, context: ClientContext) -> None:
         if self._ghost is not None:
             self._ghost.remove()
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
-        self._recognize(context)
+        self._check_sample_classes(context)
         assert self._ghost is not None
         self._products.append(self._ghost.take())
         self._ghost = None
         no_values = torch.zeros(context.samples, dtype=torch.float64)
-        samples = context.state.get(VALUES, no_values).cpu()
+        sample_values = context.state.get(VALUES, no_values).cpu()
+        # The values and classes of this round's watched samples, in the order of their batches.
         self._values = torch.empty(0, dtype=torch.float64)
         self._classes = torch.empty(0, dtype=torch.long)
         if self._watched:
-            steps, rows, classes = zip(*self._watched)
-            batch_sizes = torch.tensor([len(batch_rows) for batch_rows in rows])
-            factors = self._factors(max(steps) + 1)[torch.tensor(steps)]
+            samples = torch.cat([batch.samples for batch in self._watched])
+            classes = torch.cat([batch.classes for batch in self._watched])
             products = torch.cat(self._products).cpu()
-            self._values = factors.repeat_interleave(batch_sizes) * products
-            self._classes = torch.cat(classes).cpu()
-            samples = samples.index_add(0, torch.cat(rows), self._values)
-        context.state[VALUES] = samples
+            self._classes = classes.cpu()
+            self._values = self._sample_factors() * products
+            sample_values = sample_values.index_add(0, samples, self._values)
+        context.state[VALUES] = sample_values
         context.state[CLASSES] = self._sample_classes
         self._watched = []
         self._products = []
         return {}
 
-    def _factors(self, num_batches: int) -> Tensor:
-        """Return how far a batch's gradient moves the final model, float64 ``[num_batches]``."""
-        # Batches without a step after them have moved nothing. The steps that were looked at stand for all.
-        num_steps = len(self._rates)
-        steps_per_look = num_steps / max(self._num_looks, 1)
-        weights = step_weights(self._rates, self._momentum) * steps_per_look
-        factors = torch.zeros(num_batches, dtype=torch.float64)
-        factors[:num_steps] = weights[:num_batches]
-        return factors
+    def _sample_factors(self) -> Tensor:
+        """Return how far the gradient of each watched sample moves the final model, float64."""
+        # The watched steps stand for all steps.
+        steps_per_watched_step = len(self._rates) / max(self._num_watched_steps, 1)
+        weights = step_weights(self._rates, self._momentum) * steps_per_watched_step
+        # Batches without a step after them have moved nothing.
+        factors = torch.cat([weights, weights.new_zeros(1)])
+
+        sample_factors = []
+        for batch in self._watched:
+            sample_factors.append(factors[batch.step].expand(len(batch.samples)))
+        return torch.cat(sample_factors)
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
         if self._loss != "negative_loss" and local.num_classes == 1:
@@ -264,16 +281,15 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
                 f"have classes 0 .. {local.num_classes - 1}."
             )
-        samples = local.state[VALUES]
-        keep_artifact(local, VALUES, partial(_table, samples))
-        by_class = torch.zeros(local.num_classes, dtype=torch.float64)
-        return {VALUES: by_class.index_add(0, self._classes, self._values)}
+        keep_artifact(local, VALUES, partial(_values_as_csv, local.state[VALUES]))
+        no_values = torch.zeros(local.num_classes, dtype=torch.float64)
+        return {VALUES: no_values.index_add(0, self._classes, self._values)}
 
-    def _rows(self, context: ClientContext, count: int) -> Tensor:
+    def _next_samples(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
         epoch, position_in_epoch = divmod(self._position, context.epoch_batches)
         if position_in_epoch == 0:
-            self._recognize(context)
+            self._check_sample_classes(context)
             instruction = context.instruction
             stream = shuffle_stream(
                 instruction.seed, instruction.round_index, instruction.client_id, epoch
@@ -282,36 +298,36 @@ class InRunValues(ClientAlgorithm):
             self._num_read = 0
         self._position += 1
         end = self._num_read + count
-        rows = self._order[self._num_read : end]
+        samples = self._order[self._num_read : end]
         self._num_read = end
-        if len(rows) != count:
+        if len(samples) != count:
             raise ConfigurationError(
                 f"client {context.instruction.client_id} trains on more samples in an epoch than its "
                 f"{context.samples}, so that values cannot be assigned to samples. Leave out what adds samples to its "
                 "batches."
             )
-        return rows
+        return samples
 
-    def _recognize(self, context: ClientContext) -> None:
+    def _check_sample_classes(self, context: ClientContext) -> None:
         """Check that each training sample has the same class as in the last epoch."""
         if not self._batches:
             return
-        rows = torch.cat([batch_rows for batch_rows, _ in self._batches])
+        samples = torch.cat([batch_samples for batch_samples, _ in self._batches])
         classes = torch.cat([batch_classes for _, batch_classes in self._batches]).cpu()
         self._batches = []
-        stored_classes = self._sample_classes[rows]
+        stored_classes = self._sample_classes[samples]
         is_changed = (stored_classes != UNSEEN) & (stored_classes != classes)
         if is_changed.any():
             position = int(is_changed.int().argmax())
             raise ConfigurationError(
-                f"{self!r}: training sample {int(rows[position])} of client {context.instruction.client_id} has class "
-                f"{int(classes[position])} now and had {int(stored_classes[position])} in an earlier pass, so that "
-                "values cannot be assigned to samples. Leave out what changes the order of a batch's samples, such as "
-                "a collate_fn that sorts them, or draws their classes anew."
+                f"{self!r}: training sample {int(samples[position])} of client {context.instruction.client_id} has "
+                f"class {int(classes[position])} now and had {int(stored_classes[position])} in an earlier pass, so "
+                "that values cannot be assigned to samples. Leave out what changes the order of a batch's samples, "
+                "such as a collate_fn that sorts them, or draws their classes anew."
             )
-        self._sample_classes[rows] = classes
+        self._sample_classes[samples] = classes
 
-    def _check(
+    def _check_products(
         self,
         context: ClientContext,
         parameters: list[Tensor],
@@ -320,33 +336,34 @@ class InRunValues(ClientAlgorithm):
         """Check that the samples' products in the first step sum to the product of the whole gradient and the
         vector."""
         reference = context.entries(context.received(GRADIENT), parameters)
-        product = 0.0
-        size = 0.0
+        gradient_product = 0.0
+        largest_product = 0.0  # if all gradients had the direction of the reference
         for gradient, reference_entries in zip(gradients, reference):
-            slope = gradient.flatten()
-            reference_slope = reference_entries.flatten()
-            product += float(torch.dot(slope, reference_slope))
-            size += float(slope.norm()) * float(reference_slope.norm())
+            flat_gradient = gradient.flatten()
+            flat_reference = reference_entries.flatten()
+            gradient_product += float(torch.dot(flat_gradient, flat_reference))
+            largest_product += float(flat_gradient.norm()) * float(flat_reference.norm())
 
         module: Any = context.module
-        products = self._products[0]
+        sample_products = self._products[0]
+        sum_of_products = float(sample_products.sum())
         rounding = rounding_of(module.trainer).number
-        gap = float(products.sum()) - product
-        tolerance = _TOLERANCE * float(products.abs().sum()) + rounding * size
-        if not abs(gap) <= tolerance:
+        tolerance = _TOLERANCE * float(sample_products.abs().sum()) + rounding * largest_product
+        is_equal = abs(sum_of_products - gradient_product) <= tolerance  # False for NaN
+        if not is_equal:
             raise ConfigurationError(
                 f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
-                f"{float(products.sum()):.6g}, and that of the gradient is {product:.6g}. Parts of the gradient "
+                f"{sum_of_products:.6g}, and that of the gradient is {gradient_product:.6g}. Parts of the gradient "
                 "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
                 "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
             )
 
 
-def _table(samples: Tensor) -> str:
-    """Format the samples' values as the text of a CSV file."""
-    return "sample,value\n" + "".join(
-        f"{i},{value!r}\n" for i, value in enumerate(samples.tolist())
-    )
+def _values_as_csv(sample_values: Tensor) -> str:
+    lines = ["sample,value\n"]
+    for sample, value in enumerate(sample_values.tolist()):
+        lines.append(f"{sample},{value!r}\n")
+    return "".join(lines)
 
 
 #: Layers that are linear in their parameters, and whose output for a sample depends on this sample only.
@@ -373,11 +390,19 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 class GhostProducts:
     """Hooks that compute the inner product of a reference vector with each sample's part of a batch's gradient."""
 
-    def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        reference: Mapping[str, Tensor],
+    ) -> None:
         check_layers(module, set(reference))
         self.samples: int | None = None
-        self._device = next((parameter.device for parameter in module.parameters()), None)
+        self._device: torch.device | None = None
+        parameters = list(module.parameters())
+        if parameters:
+            self._device = parameters[0].device
         self._products: list[Tensor] = []
+        # Each watched layer, its name, and a copy of it that has the reference's entries as parameters.
         self._watched: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -391,7 +416,7 @@ class GhostProducts:
                 if layer_parameter is not None:
                     entries[parameter_name] = entries_of_parameter.get(layer_parameter)
             if any(entry is not None for entry in entries.values()):
-                twin = _with(layer, layer._parameters, entries)
+                twin = _copy_with(layer, layer._parameters, entries)
                 self._watched.append((layer, name, twin))
 
     def watch(self, samples: int | None) -> None:
@@ -410,12 +435,10 @@ class GhostProducts:
 
     def take(self) -> Tensor:
         """Return the products of all samples since the last call, float64 ``[N]``."""
-        products, self._products = self._products, []
-        return (
-            torch.cat(products)
-            if products
-            else torch.empty(0, dtype=torch.float64, device=self._device)
-        )
+        no_products = torch.empty(0, dtype=torch.float64, device=self._device)
+        products = torch.cat([no_products, *self._products])
+        self._products = []
+        return products
 
     def remove(self) -> None:
         """Remove the hooks until the next :meth:`watch`."""
@@ -423,7 +446,11 @@ class GhostProducts:
             handle.remove()
         self._handles = []
 
-    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
+    def _hook(
+        self,
+        name: str,
+        twin: nn.Module,
+    ) -> Callable[..., None]:
         """Return the forward hook for the layer ``name``. ``twin`` is the layer's copy with the vector as its
         parameters."""
 
@@ -445,13 +472,16 @@ class GhostProducts:
             with torch.no_grad():
                 output_of_twin = twin.forward(*args, **kwargs)
 
-            def add(gradient: Tensor) -> None:
-                rows = gradient.detach().flatten(1)
-                rows_of_twin = output_of_twin.flatten(1)
-                product = torch.linalg.vecdot(rows.to(rows_of_twin.dtype), rows_of_twin)
-                products.add_(product.to(products))
+            def add_products(gradient: Tensor) -> None:
+                # [samples, entries of a sample's output]
+                flat_gradient = gradient.detach().flatten(1)
+                flat_output = output_of_twin.flatten(1)
+                layer_products = torch.linalg.vecdot(
+                    flat_gradient.to(flat_output.dtype), flat_output
+                )
+                products.add_(layer_products.to(products))
 
-            output.register_hook(add)
+            output.register_hook(add_products)
 
         return hook
 
@@ -473,7 +503,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
         measured = [name_of_parameter[p] for p in layer_parameters if p in name_of_parameter]
         if not measured:
             continue
-        reason = _why_not(layer)
+        reason = _unsupported_reason(layer)
         if reason:
             supported = ", ".join(kind.__name__ for kind in LAYERS)
             raise ConfigurationError(
@@ -482,46 +512,48 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
             )
 
 
-def _is_plain(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether groups of SGD have one learning rate and momentum, and nothing else that changes steps."""
-    rates = {(group["lr"], group.get("momentum")) for group in groups}
-    if len(rates) > 1:
-        return False
-    options = ("nesterov", "dampening", "maximize")
-    return not any(group.get(option) for group in groups for option in options)
+def _has_plain_steps(optimizer: Any) -> bool:
+    """Return whether SGD has one learning rate and momentum, and nothing else that changes steps."""
+    rates = set()
+    for group in optimizer.param_groups:
+        rates.add((group["lr"], group.get("momentum")))
+        for option in ("nesterov", "dampening", "maximize"):
+            if group.get(option):
+                return False
+    return len(rates) == 1
 
 
-def _why_not(layer: nn.Module) -> str | None:
+def _unsupported_reason(layer: nn.Module) -> str | None:
     """Return why a layer's per-sample products cannot be computed, as a clause of a message, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
         return "for which there is no ghost product"
-    if isinstance(layer, nn.Embedding) and (
-        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
-    ):
-        return "whose max_norm, scale_grad_by_freq or sparse gradients are not known here"
     if isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
         return "whose track_running_stats=True changes buffers in every pass"
+    if not isinstance(layer, nn.Embedding):
+        return None
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+        return "whose max_norm, scale_grad_by_freq or sparse gradients are not supported"
     return None
 
 
-def _with(
+def _copy_with(
     layer: nn.Module,
     parameters: dict[str, Any],
-    g: dict[str, Tensor | None],
+    reference: dict[str, Tensor | None],
 ) -> nn.Module:
-    """Copy a layer, with the vector's entries ``g``, or zeros for None, in place of its ``parameters``."""
-    filled = {}
-    for name, entries in g.items():
+    """Copy a layer, with the entries of ``reference``, or zeros for None, in place of its ``parameters``."""
+    new_parameters = {}
+    for name, entries in reference.items():
         if entries is None:
-            filled[name] = torch.zeros_like(parameters[name])
+            new_parameters[name] = torch.zeros_like(parameters[name])
         else:
-            filled[name] = entries.detach().to(parameters[name])
+            new_parameters[name] = entries.detach().to(parameters[name])
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
-        filled["weight"] = filled["weight"].clone()
-        filled["weight"][padding] = 0
+        new_parameters["weight"] = new_parameters["weight"].clone()
+        new_parameters["weight"][padding] = 0
     twin: Any = copy(layer)
-    twin._parameters = {**layer._parameters, **filled}
+    twin._parameters = {**layer._parameters, **new_parameters}
     return twin

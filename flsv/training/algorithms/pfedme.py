@@ -14,10 +14,9 @@ product of eta and lamda is 0.075 to 0.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Gt, Le, Lt
 from torch import Tensor
 
 from flsv.utilities.declared import Count, Positive, check_argument
@@ -84,14 +83,21 @@ class MoreauSGD(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
+        """Check the arguments of a parameter group."""
+        for name in ("lamda", "lr", "outer_lr"):
+            check_argument("MoreauSGD", name, group[name], Positive)
         lamda = group["lamda"]
-        check_argument("MoreauSGD", "lamda", lamda, Positive)
-        below = Lt(2 / lamda)
-        lr_hint: Any = Annotated[float, Gt(0), below, f"It is 2 / {lamda=}."]
-        check_argument("MoreauSGD", "lr", group["lr"], lr_hint)
-        at_most = Le(1 / lamda)
-        outer_hint: Any = Annotated[float, Gt(0), at_most, f"It is 1 / {lamda=}."]
-        check_argument("MoreauSGD", "outer_lr", group["outer_lr"], outer_hint)
+        lr = group["lr"]
+        outer_lr = group["outer_lr"]
+        if lr >= 2 / lamda:
+            raise ConfigurationError(
+                f"MoreauSGD(lr={lr}): expected a number below 2 / lamda = {2 / lamda:g}, or theta would diverge."
+            )
+        if outer_lr > 1 / lamda:
+            raise ConfigurationError(
+                f"MoreauSGD(outer_lr={outer_lr}): expected a number of at most 1 / lamda = {1 / lamda:g}, or w would "
+                "move past theta."
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
@@ -116,6 +122,7 @@ class MoreauSGD(torch.optim.Optimizer):
         for _ in range(self.defaults["inner_steps"]):
             with torch.enable_grad():
                 loss = closure()
+            # theta <- theta - lr (grad f(theta) + lamda (theta - w))
             for group, thetas, ws in self._groups():
                 gradients = [theta.grad for theta in thetas if theta.grad is not None]
                 step = torch._foreach_sub(thetas, ws)
@@ -123,6 +130,8 @@ class MoreauSGD(torch.optim.Optimizer):
                 torch._foreach_add_(step, gradients)
                 torch._foreach_mul_(step, group["lr"])
                 torch._foreach_sub_(thetas, step)
+
+        # w <- w - outer_lr lamda (w - theta)
         for group, thetas, ws in self._groups():
             outer_step = group["outer_lr"] * group["lamda"]
             torch._foreach_lerp_(ws, thetas, outer_step)

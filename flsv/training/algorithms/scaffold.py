@@ -71,15 +71,13 @@ class SCAFFOLD(ClientAlgorithm):
         self._names = federation.client_names
         self._aggregator: Any = federation.strategies["aggregator"]
         kinds = [type(optimizer) for optimizer in federation.optimizers]
-        groups = []
-        for optimizer in federation.optimizers:
-            groups += optimizer.param_groups
-        rates = {group["lr"] for group in groups}
-        if (
-            kinds != [torch.optim.SGD]
-            or any(group["momentum"] for group in groups)
-            or len(rates) > 1
-        ):
+        is_plain_sgd = kinds == [torch.optim.SGD]
+        if is_plain_sgd:
+            groups = federation.optimizers[0].param_groups
+            rates = {group["lr"] for group in groups}
+            has_momentum = any(group["momentum"] for group in groups)
+            is_plain_sgd = len(rates) == 1 and not has_momentum
+        if not is_plain_sgd:
             raise ConfigurationError(
                 f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
                 f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
@@ -94,8 +92,8 @@ class SCAFFOLD(ClientAlgorithm):
         return {VARIATE: self._variate.to(state.model())}
 
     def begin_client(self, context: ClientContext) -> None:
-        zeros = torch.zeros_like(context.received(VARIATE))
-        context.state.setdefault(VARIATE, zeros)
+        if VARIATE not in context.state:
+            context.state[VARIATE] = torch.zeros_like(context.received(VARIATE))
 
     @torch.no_grad()
     def gradients(
@@ -112,7 +110,8 @@ class SCAFFOLD(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, float]:
         assert context.sent is not None
         cut = context.num_parameters
-        if context.lr_sum:  # else all learning rates were 0, as at the start of a warm-up: the model has not changed
+        # Learning rates may all be 0, as at the start of a warm-up: the model has not changed then.
+        if context.lr_sum != 0:
             update = context.start[:cut] - context.sent[:cut]
             slope = update / context.lr_sum
             variate = context.state[VARIATE] + slope
@@ -120,9 +119,9 @@ class SCAFFOLD(ClientAlgorithm):
         return {RATES: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
-        updates = round.client_updates
-        rates = round.reports[RATES].to(updates)[:, None]
-        variate = self._variate.to(updates)
+        updates = round.client_updates  # [k, P]
+        rates = round.reports[RATES].to(updates)[:, None]  # [k, 1]
+        variate = self._variate.to(updates)  # [P]
         # A client whose learning rates were all 0 has not moved.
         has_not_moved = (rates == 0) & (updates == 0)
         slopes = updates / -rates.clamp_min(0)
