@@ -41,10 +41,10 @@ from flsv.training.batched import (
     RowTraining,
     State,
     batched_steps,
-    clip_function,
-    convert_errors,
-    deny_client_attributes,
-    not_batched_error,
+    clip_function as clipping,
+    convert_errors as refusing,
+    deny_client_attributes as pure_step,
+    not_batched_error as refusal,
 )
 from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.training.training_step import step_arguments, training_loss
@@ -163,7 +163,7 @@ class VmapProcess(IdleEngine):
         named = (*self._module.named_parameters(), *self._module.named_buffers())
         self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
-        clip = clip_function(self.trainer)
+        clip = clipping(self.trainer)
         self._training = RowTraining(self._module, self.trainer.optimizers[0], clip, self._unused)
         while not self.complete:
             stop = min(self._visited + self._chunk, len(self._visits))
@@ -323,12 +323,12 @@ def try_rows(
             for name, tensor in start.items()
             if name not in unstacked
         }
-        training = RowTraining(module, optimizer, clip_function(trainer), unused)
+        training = RowTraining(module, optimizer, clipping(trainer), unused)
         # The same batches have been trained on as usual: an error from here on comes from training rows.
         with (
             isolated_rngs(seed, "steps"),
             unchanged(module),
-            convert_errors(module, (Exception,)),
+            refusing(module, (Exception,)),
             batched_steps(own),
         ):
             rows, means = training.train(both, [given, given])
@@ -376,7 +376,7 @@ def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], s
     without: list[set[str]] = []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
-        with convert_errors(module), deny_client_attributes(module):
+        with refusing(module), pure_step(module):
             loss = training_loss(
                 trainer.strategy.training_step(*step_arguments(module, batch, step))
             )
@@ -391,9 +391,7 @@ def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], s
         losses.append(loss.detach())
     optimizer.zero_grad()
     if any(each != without[0] for each in without):
-        raise not_batched_error(
-            module, "which parameters have gradients differs from batch to batch"
-        )
+        raise refusal(module, "which parameters have gradients differs from batch to batch")
     return losses, without[0]
 
 
@@ -412,7 +410,7 @@ def _compare(
     if float((batched - ordinary).float().norm()) <= rounded:
         return
     far = (batched - ordinary).abs().max().item()
-    raise not_batched_error(
+    raise refusal(
         module,
         f"after at most {BATCHES} batches of one client, {name!r} differs by {far:.2g} from what the same "
         f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
@@ -434,15 +432,13 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     before, drawn = dict(_attributes(module)), tree_leaves(global_rngs())
     yield
     if not all(map(np.array_equal, drawn, tree_leaves(global_rngs()))):
-        raise not_batched_error(
-            module, "it draws random numbers, as dropout or an augmentation does"
-        )
+        raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
     now = dict(_attributes(module))
     if names := sorted(
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
     ):
         text = ", ".join(names[:3])
-        raise not_batched_error(
+        raise refusal(
             module, f"it changes what the module keeps beside parameters and buffers: {text}"
         )
 

@@ -264,7 +264,7 @@ class BatchIndex:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
-            "training_step reads batch_idx, but clients that train at once are at different batches of their epochs."
+            "training_step looks at batch_idx, but clients that train at once are at different batches of their epochs."
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse

@@ -229,7 +229,7 @@ class TrainerState:
         if changed_names:
             raise ConfigurationError(
                 f"{listed(map(repr, changed_names))} required no gradient when the fit began, so that they were taken "
-                "to be the same at all clients, but training changes them, as where one network follows another or "
+                "to be the same at all clients, and training changes them, as where one network follows another or "
                 'layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
                 'share=["trainable", "!name.*"] keeps them at their client.'
             )

@@ -207,7 +207,7 @@ class Follows(Plain):
 
 
 def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path):
-    said = r"'target.weight', 'target.bias' required no gradient .* but training changes them"
+    said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
     with pytest.raises(ConfigurationError, match=said):
         fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
     federated = three_of_five(share=["trainable", "!target.*"])

@@ -60,7 +60,7 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
         steps(lambda module, loss, batch, batch_idx: loss * (2 if batch_idx <= 0 else 1)),
         {},
         {},
-        "reads batch_idx",
+        "looks at batch_idx",
     ),
     (steps(lambda *_: None), {}, {}, "gives NoneType, and a loss"),
     # Not what it is under torch.func: the trial's own work.
