@@ -12,8 +12,6 @@ from .partition import (
     IIDPartitioner as IIDPartitioner,
     OneClient as OneClient,
     Partitioner as Partitioner,
-    SampleFilter as SampleFilter,
-    Splits as Splits,
     partition_counts as partition_counts,
     plot_partition as plot_partition,
 )
@@ -34,3 +32,4 @@ from .sources.csv_data import (
     TextData as TextData,
 )
 from .sources.named import DATA_SETS as DATA_SETS, load_image_data as load_image_data
+from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, rows_of, tensors_of
-from flsv.data.partition import FederatedSplits
+from flsv.data.splits import FederatedSplits
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs

@@ -24,13 +24,14 @@ from flsv.data.federated_data import (
 )
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
-from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner, Splits
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.sources.agreed import AgreedEncoder, TableSummary
 from flsv.data.sources.base import Files, Reading, SourceData, Whole
 from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
+from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -180,7 +181,11 @@ class FederatedDataModule(FederationView):
             GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         )
         check("partitioner", self.partitioner, Partitioner)
-        self._reading = replace(self._reading, alone=isinstance(self.partitioner, OneClient))
+        self._reading = replace(
+            self._reading,
+            alone=isinstance(self.partitioner, OneClient),
+            split_columns=splits.columns,
+        )
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
             check("corruptions", corruption, Corruption)

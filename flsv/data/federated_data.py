@@ -14,20 +14,14 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
-from flsv.data.groups import client_called, named_groups
+from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
-from flsv.data.partition import (
-    FederatedSplits,
-    Partitioner,
-    SampleFilter,
-    Splits,
-    partition_counts,
-    split_federation,
-)
+from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.agreed import TableSummary
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.sources.columns import ColumnCard
+from flsv.data.splits import FederatedSplits, SampleFilter, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
@@ -180,24 +174,38 @@ def _split(
 ) -> FederatedSplits:
     """Return the indices of the server's and each client's samples, after checking the arguments."""
     if source.clients and not partitioner.keeps_groups:
-        named = listed(source.group_names, show=repr)
+        names_of_clients = listed(source.group_names, show=repr)
         raise ConfigurationError(
-            f"The data are given by client ({named}), so no partitioner is needed: leave {partitioner!r} out (null)."
+            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} out "
+            "(null)."
         )
-    known = source.groups, source.group_names
-    numbers, names = named_groups(source.train, groups) if source.groups is None else known
+    group_numbers = source.groups
+    group_names = source.group_names
+    if group_numbers is None:
+        group_numbers, group_names = named_groups(source.train, groups)
+
     has_val = source.val is not None or source.val_loaders is not None
-    options = replace(options, server_val=0.0) if has_val else options
-    pool = torch.arange(len(classes.labels)) if source.indices is None else source.indices
+    if has_val:
+        options = replace(options, server_val=0.0)
+    pool = source.indices
+    if pool is None:
+        pool = torch.arange(len(classes.labels))
+
+    def read_column(name: str) -> Any:
+        if name in source.split_columns:
+            return source.split_columns[name]
+        return column(source.train, name, "splits")
+
     splits = split_federation(
         classes.labels,
         len(classes.names),
-        numbers,
+        group_numbers,
         pool,
         partitioner,
         options,
-        names,
+        group_names,
         source.clients,
+        column=read_column,
     )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError(

@@ -17,10 +17,11 @@ from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
-from flsv.data.partition import Partitioner, Splits
+from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading
 from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.source import source_name
+from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
@@ -299,10 +300,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             "source": self._source_name,
             "partitioner": repr(self.partitioner),
         }
-        facts |= {
-            f"splits.{name}": getattr(options, name)
-            for name in ("server_val", "client_val", "client_test")
-        }
+        for name in HELD_OUT:
+            choice = getattr(options, name)
+            facts[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
+        if options.together is not None:
+            facts["splits.together"] = options.together
         facts["splits.seed"] = self.seed
         if self.corruptions:
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
@@ -315,13 +317,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
         if self._dealt is None:
             return facts
-        if (draws := self._dealt.draws) is not None:
-            facts["sampler"] = (
-                f"{draws.count} draws by weights {digest([draws.weights, draws.replacement]).hex()[:12]}"
-            )
-        for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
-            if held != tuple(map(str, range(len(held)))):
-                facts[name] = listed(held, _LISTED)
+        draws = self._dealt.draws
+        if draws is not None:
+            digest_of_weights = digest([draws.weights, draws.replacement]).hex()
+            facts["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+        for kind in ("client_names", "class_names"):
+            names = getattr(self, kind)
+            if names != tuple(map(str, range(len(names)))):
+                facts[kind] = listed(names, _LISTED)
         return facts | {
             "batch_size": self._dealt.train_options["batch_size"],
             "num_clients": self.num_clients,
@@ -352,11 +355,20 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         if self._data.val is None:
             return None
-        given = self._held_out["val"]
-        of = f"{self._source_name}, its validation part" if given is None else source_name(given)
-        if len(self.server_val_indices):
-            of = f"{100 * self.splits.server_val:g} % of the partners' data"
-        return {"of": of, "rows": loader_rows(self._data.val)}
+        return {"of": self._origin_of_validation(), "rows": loader_rows(self._data.val)}
+
+    def _origin_of_validation(self) -> str:
+        if len(self.server_val_indices) == 0:
+            users_own = self._held_out["val"]
+            if users_own is None:
+                return f"{self._source_name}, its validation part"
+            return source_name(users_own)
+        choice = self.splits.server_val
+        if isinstance(choice, HeldOut):
+            return f"the partners' data with {choice}"
+        if isinstance(choice, float):
+            return f"{100 * choice:g} % of the partners' data"
+        return f"{choice} samples of the partners' data"
 
     @property
     def seed(self) -> int:

@@ -22,7 +22,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from flsv.core import Client, LocalData, Split, map_clients
-from flsv.data.partition import SampleFilter
+from flsv.data.splits import SampleFilter
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.potentials import Part

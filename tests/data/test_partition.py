@@ -20,7 +20,7 @@ from flsv.data import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.partition import Splits, split_federation
+from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 

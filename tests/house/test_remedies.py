@@ -11,7 +11,7 @@ import torch
 from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
 from flsv.data.federated_data import check_full_batches
-from flsv.data.partition import split_federation
+from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
 from flsv.functional import ESTIMATORS
 from flsv.functional.transport.cost import check_support, label_embedding

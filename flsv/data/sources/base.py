@@ -76,6 +76,7 @@ class SourceData:
         columns: one :class:`ColumnCard` per column of a table, or empty for other data.
         fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
             inputs are standardized and encoded by these samples. None if inputs need no such fit.
+        split_columns: each training row's value in the columns by which a table is split, by their names.
         summary: a function of the indices of a site's training samples. It returns what the site tells about its table.
             None unless the inputs of a site wait for the encoder of all sites.
     """
@@ -97,6 +98,7 @@ class SourceData:
     pooled: bool = False
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
+    split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     summary: Callable[[Tensor], TableSummary] | None = None
 
 
@@ -132,6 +134,7 @@ class Reading:
         group: the column with each row's client, or None without such a column.
         columns: options by which the other columns become inputs.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
+        split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
         alone: whether the data are those of one site, which knows nothing of the other sites' data.
     """
 
@@ -141,6 +144,7 @@ class Reading:
     columns: Columns = field(default_factory=Columns)
     pos_label: str | bool | int | None = None
     alone: bool = False
+    split_columns: tuple[str, ...] = ()
 
 
 def image_tensor(

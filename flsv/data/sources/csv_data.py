@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.labels import chosen_by_rarity
-from flsv.data.partition import Part
 from flsv.data.sources.columns import ColumnCard, Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder, group_values
 from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table_file
+from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for

@@ -75,8 +75,10 @@ class TableEncoder:
         group: str | None = None,
         pos_label: Any = None,
         alone: bool = False,
+        split_columns: Sequence[str] = (),
     ) -> None:
         columns.check_roles(target, group)
+        self._split_columns = split_columns
         self._is_alone = alone
         self.columns = columns
         self.target = target
@@ -334,6 +336,9 @@ class TableEncoder:
 
         no_features = {self.target, self.group}
         no_features.update(self.columns.exclude or ())
+        if self.columns.features is None:
+            asked_for = {*(self.columns.categorical or ()), *(self.columns.dates or ())}
+            no_features.update(set(self._split_columns) - asked_for)
         candidates = self.columns.features or table.frame.columns
         return [name for name in candidates if name not in no_features]
 
@@ -407,6 +412,7 @@ def tables_source(
         group=reading.group,
         pos_label=reading.pos_label,
         alone=reading.alone,
+        split_columns=reading.split_columns,
     )
     train = [encoder.rows(table) for table in tables.values()]
     held_out_tables = {}
@@ -419,9 +425,14 @@ def tables_source(
         sum(map(len, train)),
         *map(len, held_out_tables.values()),
     ]
+    train_table = one_table(train)
+    split_columns = {}
+    for name in reading.split_columns:
+        split_columns[name] = train_table.column(name, "splits").tolist()
     if reading.alone and reading.columns.agreed is None:
-        return _untold(encoder, table, sizes[0])
-    classes = encoder.classes(one_table(train)) or ()
+        source = _untold(encoder, table, sizes[0])
+        return replace(source, split_columns=split_columns)
+    classes = encoder.classes(train_table) or ()
 
     def found(samples_by_client: Sequence[Tensor] | None) -> SourceData:
         rows_by_client = None
@@ -449,6 +460,7 @@ def tables_source(
             labeled=True,
             by_rarity=by_rarity,
             columns=columns_read,
+            split_columns=split_columns,
             fitted=fitted,
         )
 

@@ -26,8 +26,8 @@ from flsv.data.contents import loader_hash, loader_rows
 from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
-from flsv.data.partition import FederatedSplits
 from flsv.data.sources.agreed import AgreedEncoder
+from flsv.data.splits import FederatedSplits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED,

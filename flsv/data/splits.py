@@ -1,0 +1,456 @@
+"""Splits: which samples the server and the clients hold out for validation and tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+from annotated_types import Ge, Lt
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Generator, Tensor
+
+from flsv.data.groups import client_called
+from flsv.data.partition import Partitioner, shuffled
+from flsv.utilities.declared import Count, Rules, checked
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
+
+if TYPE_CHECKING:
+    from flsv.data.datamodule import FederatedDataModule
+
+#: Share of a number of samples, in [0, 1).
+Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
+#: Each sample's value in a column, by the column's name.
+ColumnReader: TypeAlias = Callable[[str], Sequence[Any]]
+
+#: The held-out sets that :class:`Splits` makes.
+HELD_OUT = ("server_val", "client_val", "client_test")
+
+
+class SampleFilter(ABC):
+    """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` leaves out."""
+
+    @abstractmethod
+    def unflagged(self, data: FederatedDataModule, generator: Generator) -> list[Tensor]:
+        """Return for each client which of its m training samples remain, bool ``[m]``.
+
+        Args:
+            data: the data module, whose samples are assigned to clients.
+            generator: generator of all random numbers.
+        """
+
+
+@checked
+@dataclass(frozen=True)
+class HeldOut:
+    """Samples to hold out, chosen by a column. The column does not become an input unless ``columns`` names it.
+
+    Args:
+        column: name of a table's column, of a field of each sample, or of an attribute of the data set.
+        values: value, or values, of the samples to hold out.
+        file: text file with one such value per line, such as patients' ids.
+        since: date, as ``2024-03-31``, from which on samples are held out.
+
+    Raises:
+        ConfigurationError: not exactly one of ``values``, ``file`` and ``since`` is given, or the file or date cannot
+            be read.
+
+    Example:
+        >>> HeldOut("admitted", since="2024-01-01").select(["2023-12-31", "2024-01-01", None]).tolist()
+        [False, True, False]
+    """
+
+    rules: ClassVar[Rules] = (
+        (
+            lambda a: [a.values, a.file, a.since].count(None) == 2,
+            "expected one of values, file and since.",
+        ),
+    )
+
+    column: str
+    values: str | int | list[str] | list[int] | None = None
+    file: str | None = None
+    since: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None:
+            _date(self.since)
+        if self.file is not None:
+            _lines(self.file)
+
+    def __str__(self) -> str:
+        if self.since is not None:
+            return f"{self.column} since {self.since}"
+        if self.file is not None:
+            return f"{self.column} in {self.file}"
+        return f"{self.column} = {listed(self._chosen_values())}"
+
+    def select(self, column_values: Sequence[Any]) -> Tensor:
+        """Return which samples are held out, bool ``[N]``, by their N values in the column.
+
+        A sample without a value is not held out.
+
+        Raises:
+            ConfigurationError: a value is not a date, or no sample is held out.
+        """
+        import pandas as pd
+
+        from flsv.data.sources.table import category_names
+
+        words = category_names(pd.Series(list(column_values), dtype=object))
+        if self.since is not None:
+            dates = pd.to_datetime(words, format="ISO8601", errors="coerce", utc=True)
+            not_dates = words[words.notna() & dates.isna()]
+            if len(not_dates):
+                raise ConfigurationError(
+                    f"{self.column!r} of samples to hold out has values that are no dates such as 2024-03-31: "
+                    f"{listed(not_dates.unique().tolist(), show=repr)}."
+                )
+            selected = dates >= _date(self.since)
+        else:
+            chosen = category_names(pd.Series(self._chosen_values(), dtype=object))
+            selected = words.isin(set(chosen))
+            absent = sorted(set(chosen) - set(words.dropna()))
+            if absent and selected.any():
+                rank_zero_warn(f"No sample has {self.column!r} = {listed(absent, show=repr)}.")
+
+        if not selected.any():
+            values_present = sorted(set(words.dropna()))
+            raise ConfigurationError(
+                f"No sample is held out by {self}. {self.column!r} has {listed(values_present, show=repr)}."
+            )
+        return torch.tensor(selected.tolist(), dtype=torch.bool)
+
+    def _chosen_values(self) -> list[str]:
+        if self.file is not None:
+            return _lines(self.file)
+        values = self.values if isinstance(self.values, list) else [self.values]
+        return [str(value).strip() for value in values]
+
+
+def _date(text: str) -> Any:
+    import pandas as pd
+
+    try:
+        return pd.to_datetime(text, format="ISO8601", utc=True)
+    except ValueError as error:
+        raise ConfigurationError(f"since={text!r}: expected a date such as 2024-03-31.") from error
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"file={file!r} cannot be read: {error.strerror}.") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+#: How samples are held out: a share, a number, or a choice by a column.
+Choice: TypeAlias = (
+    Count | Part | HeldOut
+)  # Count first: the command line reads 100 as the first that it can be
+
+
+@checked
+@dataclass(frozen=True)
+class Splits:
+    """Samples that are set aside as validation and test sets, or left out.
+
+    A held-out set is a share of the samples (``0.1``), a number of samples (``100``), or chosen by a column
+    (:class:`HeldOut`). Shares and numbers are drawn at random from the samples that no column chooses, at least one
+    sample unless 0.
+
+    Args:
+        server_val: samples of the training data that become the server's validation set, before the rest is
+            partitioned. 0: no validation set. Without effect if the source has its own validation data.
+        client_val: samples of each client for that client's validation set.
+        client_test: samples of each client for that client's test set.
+        max_samples: size of the random subset of the training samples that is used, including the server's validation
+            set. None: all samples.
+        drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
+            samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
+            each other. True takes that class's defaults. An instance sets its options.
+        seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
+            ``seed_everything``.
+        together: column whose value, such as a patient, says which samples belong together. No such group has samples
+            both in training and in a held-out set.
+
+    Raises:
+        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, ``max_samples`` is below 1,
+            or an argument has another type.
+
+    Example:
+        >>> Splits(client_test=1.0)
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1), a whole \
+number of at least 1, or HeldOut. 0.1 is 10 %.
+    """
+
+    rules: ClassVar[Rules] = (
+        (
+            lambda a: share(a.client_val) + share(a.client_test) < 1,
+            "client_val and client_test leave no samples for training.",
+        ),
+    )
+
+    server_val: Choice = 0.1
+    client_val: Choice = 0.0
+    client_test: Choice = 0.0
+    max_samples: Count | None = None
+    drop_flagged: bool | SampleFilter = False
+    seed: int | None = None
+    together: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in HELD_OUT:
+            if getattr(self, name) == 0:  # 0 samples are a share of 0: a resumed run compares texts
+                object.__setattr__(self, name, 0.0)
+
+    @cached_property
+    def detector(self) -> SampleFilter | None:
+        """Method that flags the samples to leave out, or None if none are left out."""
+        if self.drop_flagged is True:
+            default: SampleFilter = resolve_name("flsv.valuation.fedbary:FedBary")()
+            return default
+        return self.drop_flagged or None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns by which samples are split."""
+        names = [choice.column for choice in self.choices().values()]
+        if self.together is not None:
+            names.append(self.together)
+        return tuple(dict.fromkeys(names))
+
+    def choices(self) -> dict[str, HeldOut]:
+        """Return the held-out sets that are chosen by a column."""
+        choices = {}
+        for name in HELD_OUT:
+            choice = getattr(self, name)
+            if isinstance(choice, HeldOut):
+                choices[name] = choice
+        return choices
+
+
+def share(choice: Choice) -> float:
+    """Return the share of the samples, or 0 if the choice is no share."""
+    return choice if isinstance(choice, float) else 0.0
+
+
+@dataclass(frozen=True)
+class FederatedSplits:
+    """Sorted indices, int64, of the server's validation samples and each client's three splits."""
+
+    server_val: Tensor
+    clients: tuple[dict[str, Tensor], ...]
+    names: tuple[str, ...] = ()
+
+
+def split_federation(
+    labels: Tensor,
+    num_classes: int,
+    groups: Tensor | None,
+    pool: Tensor,
+    partitioner: Partitioner,
+    options: Splits,
+    group_names: Sequence[str] = (),
+    whole: bool = False,
+    column: ColumnReader | None = None,
+) -> FederatedSplits:
+    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients.
+
+    With ``whole``, each group must keep at least one training sample. ``column`` reads the columns that the options
+    name.
+    """
+    division = _Division(options, len(labels), column)
+    everybody = pool
+    if options.max_samples is not None:
+        pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
+    server_val, pool_of_clients = division.of_server(pool)
+
+    if partitioner.keeps_groups and groups is not None:
+        lost = sorted({*groups[everybody].tolist()} - {*groups[pool_of_clients].tolist()})
+        if lost:
+            names_of_lost = [group_names[group] if group_names else group for group in lost]
+            message = (
+                f"No sample is left to {listed(names_of_lost, show=repr)}: all went to the server's validation set or "
+                f"were left out (max_samples={options.max_samples}). Give the server its own data (val), or set "
+                "server_val: 0."
+            )
+            if whole:
+                raise ConfigurationError(message)
+            rank_zero_warn(message)
+
+    groups_of_pool = None if groups is None else groups[pool_of_clients]
+    parts = partitioner(labels[pool_of_clients], num_classes, groups_of_pool)
+    names: tuple[str, ...] = ()
+    if partitioner.keeps_groups and groups is not None:
+        names = _names_of_clients([groups[pool_of_clients[part]] for part in parts], group_names)
+
+    clients = []
+    for client, part in enumerate(parts, partitioner.first_client):
+        client_samples = pool_of_clients[part]
+        clients.append(division.of_client(client, client_samples, names))
+    splits = FederatedSplits(server_val, tuple(clients), names)
+    division.check_groups(splits)
+    return splits
+
+
+def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the clients' groups, or none if a client has several groups."""
+    groups_by_client = [group.unique() for group in groups]
+    has_several = any(len(group) != 1 for group in groups_by_client)
+    if has_several or not group_names:
+        return ()
+    return tuple(group_names[int(group)] for group in groups_by_client)
+
+
+class _Division:
+    """Division of samples into training and held-out sets by the options."""
+
+    def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
+        self._options = options
+        self._chosen: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
+        self._groups: Tensor | None = (
+            None  # int64 [num_samples], with one number for what belongs together
+        )
+        self._group_names: Sequence[str] = ()
+        if not options.columns:
+            return
+        if column is None:
+            raise ConfigurationError(f"Splits: there is no column {options.columns[0]!r}.")
+
+        for name, choice in options.choices().items():
+            self._chosen[name] = choice.select(column(choice.column))
+        self._check_overlaps()
+        if options.together is not None:
+            values = [str(value) for value in column(options.together)]
+            group_names, numbers = np.unique(values, return_inverse=True)
+            self._group_names = group_names.tolist()
+            self._groups = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+
+    def _check_overlaps(self) -> None:
+        for name, other_name in combinations(self._chosen, 2):
+            overlap = self._chosen[name] & self._chosen[other_name]
+            if overlap.any():
+                choice = getattr(self._options, name)
+                other_choice = getattr(self._options, other_name)
+                raise ConfigurationError(
+                    f"Splits: {int(overlap.sum())} samples belong both to {name} ({choice}) and to {other_name} "
+                    f"({other_choice})."
+                )
+
+    def of_server(self, pool: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sorted indices of the server's validation samples, and of all others."""
+        options = self._options
+        pool = shuffled(pool, generator_for(options.seed, "server_val"))
+        free = self._is_free(pool)
+        if "server_val" in self._chosen:
+            is_held_out = self._chosen["server_val"][pool]
+        else:
+            number = _number(options.server_val, len(pool))
+            if number == 0 and options.server_val:
+                raise ConfigurationError(
+                    f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
+                    "it to 0 to train without validation."
+                )
+            is_held_out = torch.zeros(len(pool), dtype=torch.bool)
+            is_held_out[free] = self._first(pool[free], number)
+        training_pool = pool[~is_held_out]
+        if len(training_pool) == 0:
+            raise ConfigurationError(
+                f"Splits(server_val={options.server_val}) of {len(pool)} samples leaves none for training."
+            )
+        return pool[is_held_out].sort().values, training_pool.sort().values
+
+    def of_client(self, client: int, samples: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the sorted indices of a client's training, validation and test samples."""
+        options = self._options
+        order = shuffled(samples, generator_for(options.seed, "client_split", client))
+        # Held-out samples are drawn from the end: first the test set, then the validation set.
+        remaining = order.flip(0)
+        parts = {}
+        for part, name in (("test", "client_test"), ("val", "client_val")):
+            choice = getattr(options, name)
+            if name in self._chosen:
+                is_held_out = self._chosen[name][remaining]
+                if not is_held_out.any():
+                    raise ConfigurationError(
+                        f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
+                        "others have. Hold out a share or a number, or leave this client out."
+                    )
+            else:
+                number = _number(choice, len(samples))
+                if choice:  # a mean score over clients includes all clients
+                    number = max(1, number)
+                free = self._is_free(remaining)
+                is_held_out = torch.zeros(len(remaining), dtype=torch.bool)
+                is_held_out[free] = self._first(remaining[free], number)
+            parts[part] = remaining[is_held_out].sort().values
+            remaining = remaining[~is_held_out]
+        if len(remaining) == 0:
+            raise ConfigurationError(
+                f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
+                f"{options.client_val} and client_test={options.client_test} leave none for training. Set them to 0, "
+                "or partition so that every client has more (min_samples)."
+            )
+        return {"train": remaining.sort().values, "val": parts["val"], "test": parts["test"]}
+
+    def check_groups(self, splits: FederatedSplits) -> None:
+        """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
+        if self._groups is None:
+            return
+        in_training = set()
+        held_out = set(self._groups[splits.server_val].tolist())
+        for client in splits.clients:
+            in_training.update(self._groups[client["train"]].tolist())
+            for name in ("val", "test"):
+                held_out.update(self._groups[client[name]].tolist())
+
+        on_both_sides = sorted(in_training & held_out)
+        if on_both_sides:
+            names = [str(self._group_names[group]) for group in on_both_sides]
+            raise ConfigurationError(
+                f"Splits(together={self._options.together!r}): {len(names)} of {len(self._group_names)} have samples "
+                f"both in training and in a held-out set: {listed(names, show=repr)}. Choose the held-out samples so "
+                "that these stay together, and give all samples of each to one client (groups)."
+            )
+
+    def _is_free(self, samples: Tensor) -> Tensor:
+        """Return which samples no column chooses, bool ``[n]``."""
+        is_free = torch.ones(len(samples), dtype=torch.bool)
+        for is_chosen in self._chosen.values():
+            is_free &= ~is_chosen[samples]
+        return is_free
+
+    def _first(self, samples: Tensor, number: int) -> Tensor:
+        """Return which samples are the first ``number``, or in the first groups that have as many, bool ``[n]``."""
+        if self._groups is None:
+            return torch.arange(len(samples)) < number
+        groups = self._groups[samples]
+        sizes = torch.bincount(groups)
+        first_groups = []
+        size = 0
+        for group in dict.fromkeys(groups.tolist()):
+            if size >= number:
+                break
+            first_groups.append(group)
+            size += int(sizes[group])
+        return torch.isin(groups, torch.tensor(first_groups, dtype=torch.long))
+
+
+def _number(choice: Choice, num_samples: int) -> int:
+    """Return how many of the samples a share or a number holds out."""
+    if isinstance(choice, float):
+        return int(choice * num_samples + 0.5)
+    assert isinstance(choice, int)
+    return choice

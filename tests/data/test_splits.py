@@ -1,0 +1,330 @@
+"""What the server and the clients hold out: a number of samples, or what a column chooses. Patients stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from flsv.cli.parser import make_cli
+from flsv.data import (
+    FederatedDataModule,
+    GroupPartitioner,
+    HeldOut,
+    IIDPartitioner,
+    OneClient,
+    Partitioner,
+    Splits,
+)
+from flsv.utilities.errors import ConfigurationError
+
+VISITS = 60  # of each hospital
+
+
+def visits(hospital: int) -> pd.DataFrame:
+    """A hospital's table, with three visits of each patient, a week apart."""
+    generator = np.random.default_rng(hospital)
+    days = pd.date_range("2023-01-01", periods=VISITS, freq="7D")
+    patients = 100 * hospital + np.arange(VISITS) // 3
+    split_names = ["train", "train", "train", "val", "test"]
+
+    table = pd.DataFrame()
+    table["patient"] = patients
+    table["visited"] = days.strftime("%Y-%m-%d")
+    table["split"] = generator.choice(split_names, VISITS)
+    table["age"] = generator.normal(50, 9, VISITS)
+    table["ill"] = generator.choice(["no", "yes"], VISITS)
+    return table
+
+
+TABLES = {"Basel": visits(1), "Lyon": visits(2)}
+EXCLUDED = {"exclude": ["patient", "visited", "split"]}
+
+
+def hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModule:
+    data = FederatedDataModule(
+        clients=TABLES,
+        labels="ill",
+        columns=columns,
+        splits=splits,
+    )
+    data.setup("fit")
+    return data
+
+
+def clients_of(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
+    """Indices of each client's training, validation and test samples."""
+    return data._data.splits.clients
+
+
+def rows_of(data: FederatedDataModule, part: str) -> list[list[int]]:
+    """Positions of each client's samples in its own table."""
+    positions = []
+    for client, parts in enumerate(clients_of(data)):
+        table_start = client * VISITS
+        positions.append((parts[part] - table_start).tolist())
+    return positions
+
+
+def where(column: str, condition: Any) -> list[list[int]]:
+    """Positions of each table's rows whose value meets a condition."""
+    positions = []
+    for table in TABLES.values():
+        is_met = condition(table[column])
+        positions.append(np.flatnonzero(is_met).tolist())
+    return positions
+
+
+def test_numbers_of_samples_are_held_out() -> None:
+    data = hospitals(Splits(server_val=10, client_val=7, client_test=5))
+
+    assert len(data.server_val_indices) == 10
+    for client in clients_of(data):
+        assert len(client["val"]) == 7
+        assert len(client["test"]) == 5
+    assert data.validation() == {"of": "10 samples of the partners' data", "rows": 10}
+
+
+def test_a_column_chooses_what_is_held_out() -> None:
+    splits = Splits(
+        server_val=HeldOut("split", "val"),
+        client_test=HeldOut("split", ["test"]),
+    )
+
+    data = hospitals(splits)
+
+    assert rows_of(data, "test") == where("split", lambda split: split == "test")
+    assert rows_of(data, "train") == where("split", lambda split: split == "train")
+    assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
+
+
+def test_a_date_divides_training_and_test() -> None:
+    splits = Splits(server_val=0, client_test=HeldOut("visited", since="2024-01-01"))
+
+    data = hospitals(splits)
+
+    assert rows_of(data, "train") == where("visited", lambda day: day < "2024-01-01")
+    assert rows_of(data, "test") == where("visited", lambda day: day >= "2024-01-01")
+
+
+def test_a_file_lists_what_is_held_out(tmp_path: Path) -> None:
+    ids = tmp_path / "test_patients.txt"
+    ids.write_text("100\n103\n\n205\n")
+    splits = Splits(server_val=0, client_test=HeldOut("patient", file=str(ids)))
+
+    data = hospitals(splits)
+
+    listed_patients = (100, 103, 205)
+    assert rows_of(data, "test") == where("patient", lambda patient: patient.isin(listed_patients))
+
+
+def test_shares_are_drawn_from_what_no_column_chooses() -> None:
+    splits = Splits(
+        server_val=0.25,
+        client_val=0.2,
+        client_test=HeldOut("split", "test"),
+    )
+
+    data = hospitals(splits)
+
+    assert rows_of(data, "test") == where("split", lambda split: split == "test")
+    assert len(data.server_val_indices) == 30
+    for train, val in zip(rows_of(data, "train"), rows_of(data, "val")):
+        assert set(train).isdisjoint(val)
+
+
+def test_patients_stay_together() -> None:
+    splits = Splits(
+        server_val=0.1,
+        client_val=4,
+        client_test=0.2,
+        together="patient",
+    )
+
+    data = hospitals(splits)
+
+    patients = torch.tensor(pd.concat(TABLES.values())["patient"].to_numpy())
+    in_training = set()
+    held_out = set(patients[data.server_val_indices].tolist())
+    for client in clients_of(data):
+        in_training.update(patients[client["train"]].tolist())
+        held_out.update(patients[client["val"]].tolist())
+        held_out.update(patients[client["test"]].tolist())
+    assert in_training
+    assert held_out.isdisjoint(in_training)
+    # Whole patients, of three visits, reach the numbers asked for.
+    assert len(data.server_val_indices) == 12
+    assert [len(client["val"]) for client in clients_of(data)] == [6, 6]
+
+
+class Samples(Dataset):
+    """Samples that are dictionaries with the split's name, as of the Hugging Face hub."""
+
+    def __init__(self) -> None:
+        self.targets = [index % 2 for index in range(40)]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        split = "test" if index < 10 else "train"
+        return {
+            "x": torch.tensor([float(index)]),
+            "label": index % 2,
+            "meta": {"split": split},
+        }
+
+
+def test_a_field_of_samples_chooses_what_is_held_out() -> None:
+    splits = Splits(server_val=HeldOut("meta.split", "test"))
+    data = FederatedDataModule(Samples(), IIDPartitioner(2), labels="label", splits=splits)
+
+    data.setup("fit")
+
+    assert data.server_val_indices.tolist() == list(range(10))
+
+
+def test_an_attribute_of_the_data_set_chooses_what_is_held_out() -> None:
+    data_set: Any = TensorDataset(torch.zeros(12, 2), torch.arange(12) % 2)
+    data_set.year = [2020 + index // 4 for index in range(12)]
+    splits = Splits(server_val=HeldOut("year", 2022))
+    data = FederatedDataModule(data_set, IIDPartitioner(2), splits=splits)
+
+    data.setup("fit")
+
+    assert data.server_val_indices.tolist() == [8, 9, 10, 11]
+
+
+def test_a_site_alone_holds_out_the_same_rows() -> None:
+    splits = Splits(server_val=0, client_test=HeldOut("split", "test"))
+    together = hospitals(splits)
+
+    rows = []
+    for client, table in enumerate(TABLES.values()):
+        labels = torch.arange(VISITS) % 2
+        site_set: Any = TensorDataset(torch.zeros(VISITS, 1), labels)
+        site_set.split = table["split"].tolist()
+        partitioner = OneClient()
+        partitioner.first_client = client
+        alone = FederatedDataModule(site_set, partitioner, splits=splits)
+        alone.setup("fit")
+        (site,) = clients_of(alone)
+        rows.append(site["test"].tolist())
+
+    assert rows == rows_of(together, "test")
+
+
+def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
+    splits = Splits(server_val=HeldOut("split", "val"))
+
+    left_out = hospitals(splits, columns={"exclude": ["patient", "visited"]})
+    asked_for = hospitals(splits, columns={"features": ["age", "split"]})
+
+    assert [card.name for card in left_out.column_cards] == ["age"]
+    assert [card.name for card in asked_for.column_cards] == ["age", "split"]
+
+
+def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        *("--config", "quickstart"),
+        *("--data.splits.client_test", "7"),
+        *("--data.splits.server_val", "{column: admitted, since: 2024-01-01}"),
+    ]
+
+    splits = make_cli(arguments, run=False).datamodule.splits
+
+    assert splits.client_test == 7
+    assert splits.server_val == HeldOut("admitted", since="2024-01-01")
+
+
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "no such value": (
+        {"server_val": HeldOut("split", "validation")},
+        "No sample is held out by split = validation. 'split' has 'test', 'train', 'val'",
+    ),
+    "no such column": (
+        {"server_val": HeldOut("fold", 1)},
+        r"has no column 'fold' \(splits\)",
+    ),
+    "no date": (
+        {"server_val": HeldOut("split", since="2024-01-01")},
+        "'split' of samples to hold out has values that are no dates",
+    ),
+    "two sets": (
+        {
+            "server_val": HeldOut("split", "val"),
+            "client_val": HeldOut("split", ["val", "test"]),
+        },
+        "samples belong both to server_val .split = val. and to client_val",
+    ),
+    "a client without": (
+        {"server_val": 0, "client_test": HeldOut("patient", [100, 101])},
+        "Client 1 .'Lyon'. has no sample for client_test .patient = 100, 101.",
+    ),
+    "patients on both sides": (
+        {"server_val": HeldOut("split", "val"), "together": "patient"},
+        "have samples both in training and in a held-out set: '10",
+    ),
+    "nothing left": (
+        {"server_val": 0, "client_test": 60},
+        "leave none for training",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_splits_that_cannot_be_made_are_refused(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=message):
+        hospitals(Splits(**options))
+
+
+def test_a_value_that_no_sample_has_is_warned_of() -> None:
+    splits = Splits(server_val=HeldOut("split", ["val", "validation"]))
+    with pytest.warns(UserWarning, match="No sample has 'split' = 'validation'"):
+        hospitals(splits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected one of values, file and since"),
+        ({"values": "test", "since": "2024-01-01"}, "expected one of values, file and since"),
+        ({"since": "1 May"}, "expected a date such as 2024-03-31"),
+        ({"file": "nowhere.txt"}, "file='nowhere.txt' cannot be read"),
+    ],
+)
+def test_choices_are_checked_at_construction(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        HeldOut("split", **options)
+
+
+def patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataModule:
+    data_set: Any = TensorDataset(torch.zeros(60, 2), torch.arange(60) % 2)
+    data_set.patient = [index // 6 for index in range(60)]
+    splits = Splits(server_val=0, client_test=0.3, together="patient")
+    return FederatedDataModule(data_set, partitioner, splits=splits, **options)
+
+
+def test_clients_that_share_patients_are_refused() -> None:
+    data = patients_of_six(IIDPartitioner(3))
+    with pytest.raises(ConfigurationError, match="give all samples of each to one client"):
+        data.setup("fit")
+
+
+def test_clients_that_have_whole_patients_are_not_refused() -> None:
+    clients = [index // 30 for index in range(60)]
+    data = patients_of_six(GroupPartitioner(), groups=clients)
+
+    data.setup("fit")
+
+    test_sizes = [len(client["test"]) for client in clients_of(data)]
+    assert test_sizes == [12, 12]  # two patients reach 30 % of 30
