@@ -176,8 +176,8 @@ def _split(
     if source.clients and not partitioner.keeps_groups:
         names_of_clients = listed(source.group_names, show=repr)
         raise ConfigurationError(
-            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} out "
-            "(null)."
+            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} "
+            "out (null)."
         )
     group_numbers = source.groups
     group_names = source.group_names
