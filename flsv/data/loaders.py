@@ -271,7 +271,13 @@ def _collated_row_by_row(
     """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
     singles = []
     if collate_fn is not default_collate:
-        singles = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
+        try:
+            singles = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
+        except Exception as error:  # one that leaves out a sample has nothing to collate
+            raise ConfigurationError(
+                f"preload: the collate_fn of {name} cannot make a batch of one sample alone ({error}). "
+                "Leave preload out, or leave out samples in the data set."
+            ) from error
     batch = collate_fn(samples)
     for fields in (batch, *singles):
         is_tuple = isinstance(fields, list | tuple)

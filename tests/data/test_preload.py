@@ -64,3 +64,13 @@ def test_collate_function_of_each_sample_alone_is_used():
     numbers = torch.arange(30)
     assert torch.equal(x[:, 0], numbers / 2)
     assert torch.equal(y, numbers % 3)
+
+
+def leaves_nothing(samples):
+    return default_collate([sample for sample in samples if sample[0][0] != 3])
+
+
+def test_collate_function_that_leaves_nothing_of_a_sample_is_refused():
+    message = "preload: the collate_fn of Items cannot make a batch of one sample alone"
+    with pytest.raises(ConfigurationError, match=message):
+        preload(rows(), leaves_nothing)
