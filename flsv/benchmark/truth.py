@@ -25,15 +25,15 @@ from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.results.folder import Reporting
+from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
     UTILITY,
     Federation as Retrainable,
     FitsInProcesses,
-    Piece,
     Prediction,
     work_on,
 )
-from flsv.retraining.train_fits import train_fits
+from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
@@ -195,27 +195,54 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     return store.table(seed, masks)[:, 0]
 
 
-def _train(federation: Federation, masks: Tensor, seed: int, store: UtilityStore) -> None:
+def _train(
+    federation: Federation,
+    masks: Tensor,
+    seed: int,
+    store: UtilityStore,
+) -> None:
     """Train the coalitions that are missing in a store, each in a process of its own."""
-    measure = performance_of("make_truth", federation.performance, federation.mode)
-    data, samples = federation.datamodule(), federation.num_samples.tolist()
+    measure = performance_of(
+        "make_truth",
+        federation.performance,
+        federation.mode,
+    )
+    data = federation.datamodule()
+    samples = federation.num_samples.tolist()
 
-    def work(piece: Piece | Prediction) -> Any:
+    def work(request: FitOrder | Prediction) -> Any:
         # The loop's own seed: with the same seed it starts from the same weights.
-        with isolated_rngs(piece.seed, "benchmark"), quiet(), own_folder() as folder:
+        with isolated_rngs(request.seed, "benchmark"), quiet(), own_folder() as folder:
             loop = FederatedLoop(
                 uploads=[*federation.attackers()],
                 filters=[OutlierFilter(threshold=None)],
                 local_epochs=federation.local_epochs,
-                seed=piece.seed,
-                reporting=Reporting(table=False, figures=0, files=False),
+                seed=request.seed,
+                reporting=Reporting(
+                    table=False,
+                    figures=0,
+                    files=False,
+                ),
             )
-            return work_on(
-                piece,
-                Retrainable(federation.trainer(loop), federation.module(), data, measure),
-                str(folder),
+            retrainable = Retrainable(
+                federation.trainer(loop),
+                federation.module(),
+                data=data,
+                measure=measure,
             )
+            return work_on(request, retrainable, str(folder))
 
-    run: Any = supervise if why_not_fork() is None else supervise_fresh
-    fits = FitsInProcesses(lambda piece: partial(work, piece), len(samples), cores(), run=run)
-    train_fits(fits, samples, members_of(masks), seed, store)
+    run: Any = supervise_fresh
+    if why_not_fork() is None:
+        run = supervise
+    processes = FitsInProcesses(
+        lambda request: partial(work, request),
+        cores(),
+        run=run,
+    )
+    training = CoalitionTraining(
+        processes,
+        FitOrder(members=(), seed=seed),
+        num_samples=samples,
+    )
+    training.train(members_of(masks), seed, store)

@@ -57,10 +57,11 @@ from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
-from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, Prediction
+from flsv.retraining.fit_order import FitOrder, FitResult
+from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
 from flsv.retraining.retrained_values import SEEDS, Retrained, learn, stored_outputs, train_seeds
-from flsv.retraining.train_fits import Fit
-from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
@@ -74,7 +75,7 @@ LONGER, LEAST_S = 20, 3600.0
 @checked
 def retrain(
     run: Path,
-    which: Which = "both",
+    coalitions: Which = "both",
     *,
     metric: str | None = None,
     mode: str | None = None,
@@ -97,32 +98,39 @@ def retrain(
     changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
     with summarized_run(
-        run, changes, Question(metric, mode, judges, participation), which
+        run, changes, Question(metric, mode, judges, participation), coalitions
     ) as summary:
         for text in summary.warned:
             warnings.warn(text, stacklevel=2)
         for text in summary.said:
             say(text)
         names = summary.question.names
-        outputs = stored_outputs(
-            few_coalitions(len(summary.clients), which), summary.question.measure
-        )
+        masks = few_coalitions(len(summary.clients), coalitions)
+        outputs = stored_outputs(masks, summary.question.measure)
         store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
         if not (changes or summary.another_game):
-            by = [summary.by] if len(names) == 1 else names
             learn(
                 store,
                 run,
-                by,
-                outputs,
-                range(summary.seed, summary.seed + (seeds or SEEDS)),
-                summary.rounds,
+                names=[summary.by] if len(names) == 1 else names,
+                outputs=outputs,
+                seeds=range(summary.seed, summary.seed + (seeds or SEEDS)),
+                num_rounds=summary.rounds,
             )
-        trainings = _trainings(
-            summary, jobs, threads, None if changes else _limit_s(read_record(run / RECORD))
+        limit_s = None
+        if not changes:
+            limit_s = _limit_s(read_record(run / RECORD))
+        processes = _processes(summary, jobs, threads, limit_s)
+        retrained = train_seeds(
+            _training(summary, processes),
+            processes.predict,
+            design=coalitions,
+            first_seed=summary.seed,
+            num_seeds=seeds,
+            store=store,
+            say=say,
         )
-        found = train_seeds(trainings, summary.num_samples, which, summary.seed, seeds, store, say)
-    rows = _table(found, summary, bool(overrides))
+    rows = _table(retrained, summary, bool(overrides))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
@@ -133,26 +141,30 @@ def _without(
     """Train a run's federation without the clients ``names``, and return the path of the saved module."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
-        members = tuple(client for client, name in enumerate(summary.clients) if name not in names)
-        if not members or len(members) + len({*names}) != len(summary.clients):
+        members = []
+        omitted = []
+        for client, folder in enumerate(client_folders(summary.clients)):
+            if summary.clients[client] in names:
+                omitted.append(folder)
+            else:
+                members.append(client)
+        if not members or len(omitted) != len({*names}):
             raise ConfigurationError(
                 f"--without {' '.join(names)}: expected some of {listed(summary.clients)}, not all."
             )
-        left_out = [
-            folder
-            for client, folder in enumerate(client_folders(summary.clients))
-            if client not in members
-        ]
-        path = (run / f"without_{'_'.join(left_out)}.ckpt").absolute()
-        task = partial(train, summary, Piece(summary.seed, members, save=path), threads)
-        ((_, fit),) = in_children(
-            [(members, task)], 1, None if changes else _limit_s(read_record(run / RECORD))
-        )
-        if not isinstance(fit, Fit):
+
+        path = (run / f"without_{'_'.join(omitted)}.ckpt").absolute()
+        order = replace(summary.order, members=tuple(members), save_as=path)
+        limit_s = None
+        if not changes:
+            limit_s = _limit_s(read_record(run / RECORD))
+        processes = _processes(summary, 1, threads, limit_s)
+        ((_, result),) = processes.train([order])
+        if not isinstance(result, FitResult):
             raise ConfigurationError(
-                f"the federation without {joined(names)} failed to train: {fit}"
+                f"the federation without {joined(names)} failed to train: {result}"
             )
-        score = fit.rows[LAST][summary.question.names.index(str(summary.question.metric))][0]
+        score = _score(result, summary)
         print(
             f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}"
         )
@@ -161,75 +173,103 @@ def _without(
 
 def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
     """Compute the gain of a new client, ``NAME=DATA``, and return the path of the CSV file."""
-    name, _, given = joining.partition("=")
-    if not (name and given):
+    name, _, joining_data = joining.partition("=")
+    if not (name and joining_data):
         raise ConfigurationError(
             f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv."
         )
+    if Path(joining_data).exists():
+        joining_data = str(Path(joining_data).absolute())
+
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
-        trainings = _trainings(
-            replace(
-                summary,
-                joining={name: str(Path(given).absolute()) if Path(given).exists() else given},
-            ),
-            options.jobs,
-            None,
-            None if changes else _limit_s(read_record(run / RECORD)),
-        )
-        everybody, question = tuple(range(len(summary.clients))), summary.question
-        place = question.names.index(str(question.metric))
-        seeds, scores = list(range(summary.seed, summary.seed + (options.seeds or SEEDS))), []
+        limit_s = None
+        if not changes:
+            limit_s = _limit_s(read_record(run / RECORD))
+        joined_run = replace(summary, joining={name: joining_data})
+        processes = _processes(joined_run, options.jobs, None, limit_s)
+        training = _training(joined_run, processes)
+
+        everybody = tuple(range(len(summary.clients)))
+        with_joining = (*everybody, len(everybody))
+        seeds = list(range(summary.seed, summary.seed + (options.seeds or SEEDS)))
+        scores = []
         for seed in seeds:
-            fits: dict[Any, Any] = dict(
-                trainings.fits([everybody, (*everybody, len(everybody))], seed)
-            )
-            if failed := [fit for fit in fits.values() if not isinstance(fit, Fit)]:
-                raise ConfigurationError(f"the federation with {name} failed to train: {failed[0]}")
-            without, joined = (fits[each] for each in sorted(fits))
+            results: dict[Any, Any] = dict(training.fits([everybody, with_joining], seed))
+            for result in results.values():
+                if not isinstance(result, FitResult):
+                    raise ConfigurationError(
+                        f"the federation with {name} failed to train: {result}"
+                    )
+            untrained_scores = []
+            for result in results.values():
+                if result.untrained:
+                    untrained_scores.append(_score(result, summary, untrained=True))
             scores.append(
                 [
-                    without.empty[place][0],
-                    *(each.rows[LAST][place][0] for each in (without, joined)),
+                    untrained_scores[0],
+                    _score(results[everybody], summary),
+                    _score(results[with_joining], summary),
                 ]
             )
-    none, before, after = torch.tensor(scores, dtype=torch.float64).T
-    gains = after - before
-    half = float(interval_over_seeds(torch.stack([gains, before - none], 1))[0])
-    mean = float(gains.mean())
+    untrained, without, with_client = torch.tensor(scores, dtype=torch.float64).T
+    gains = with_client - without
+    spreads = torch.stack([gains, without - untrained], 1)
+    half_width = float(interval_over_seeds(spreads)[0])
+    mean_gain = float(gains.mean())
+    low, high = mean_gain - half_width, mean_gain + half_width
     columns: Any = {
         "client_name": name,
         "by": summary.title,
         "seed": [*map(str, seeds), "mean"],
-        "without": [*before.tolist(), float(before.mean())],
-        "with": [*after.tolist(), float(after.mean())],
-        "gain": [*gains.tolist(), mean],
-        "low": [*[NAN] * len(seeds), mean - half],
-        "high": [*[NAN] * len(seeds), mean + half],
+        "without": [*without.tolist(), float(without.mean())],
+        "with": [*with_client.tolist(), float(with_client.mean())],
+        "gain": [*gains.tolist(), mean_gain],
+        "low": [*[NAN] * len(seeds), low],
+        "high": [*[NAN] * len(seeds), high],
         "rounds": summary.rounds,
     }
     path = run / f"with_{client_folders([name])[0]}.csv"
     save_table(path, DataFrame(columns))
-    (gain,) = with_intervals([mean], [mean - half], [mean + half])
+    (gain,) = with_intervals([mean_gain], [low], [high])
     print(
-        f"with {name}: {summary.title} {float(after.mean()):.4g} after {float(before.mean()):.4g}, a gain of {gain}"
+        f"with {name}: {summary.title} {float(with_client.mean()):.4g} after {float(without.mean()):.4g}, a gain of "
+        f"{gain}"
     )
     print(BRACKETS)
     return path
 
 
-def _trainings(
+def _score(result: FitResult, summary: RunSummary, untrained: bool = False) -> float:
+    """Return a coalition's score after training, or before it, by the measure that is asked for."""
+    question = summary.question
+    utilities = list(result.utilities.values())
+    if untrained:
+        utilities = list(result.untrained.values())
+    column = question.names.index(str(question.metric))
+    return float(utilities[column])
+
+
+def _processes(
     summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None
 ) -> FitsInProcesses:
     """Return an object that trains coalitions in child processes."""
-    jobs = jobs or (cores() if summary.on_cpu else 1)
-    threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
+    if jobs is None:
+        jobs = cores() if summary.on_cpu else 1
+    if threads is None:
+        threads = max(1, min(torch.get_num_threads(), cores() // jobs))
 
-    def task(piece: Piece | Prediction) -> Callable[[], Any]:
-        return partial(train, summary, piece, threads)
+    def task(request: FitOrder | Prediction) -> Callable[[], Any]:
+        return partial(train, summary, request, threads)
 
-    verified_by = None if summary.checkpoint is None else summary.seed
-    return FitsInProcesses(task, len(summary.clients), jobs, limit_s, verified_by, in_children)
+    return FitsInProcesses(task, jobs, limit_s, run=in_children)
+
+
+def _training(summary: RunSummary, processes: FitsInProcesses) -> CoalitionTraining:
+    """Return the training of a run's coalitions, which must come to the run's checkpoint if there is one."""
+    return CoalitionTraining(
+        processes, summary.order, num_samples=summary.num_samples, proof=summary.proof
+    )
 
 
 def _limit_s(record: Mapping[str, Any]) -> float | None:
@@ -240,24 +280,27 @@ def _limit_s(record: Mapping[str, Any]) -> float | None:
     return LEAST_S + LONGER * (ended - started).total_seconds()
 
 
-def _table(found: Retrained, summary: RunSummary, changed: bool) -> DataFrame:
+def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataFrame:
     """Compute the table that :func:`retrain` returns."""
-    n, seeds = len(summary.clients), [str(seed) for seed in found.seeds]
+    num_clients = len(summary.clients)
+    trainings: str = retrained.design
+    if len(retrained.masks) == 2**num_clients:
+        trainings = "all"
+    changes = []
+    if is_changed:
+        changes += summary.changed
+    if summary.another_game:
+        changes.append(ALL_TAKE_PART)
     columns = {
-        "client": range(n),
+        "client": range(num_clients),
         "client_name": summary.clients,
         "by": summary.title,
-        **found.columns(summary.question.names, str(summary.question.metric)),
+        **retrained.columns(summary.question.names, str(summary.question.metric)),
         "majority": summary.majority,
-        "seeds": " ".join(seeds),
+        "seeds": " ".join(map(str, retrained.seeds)),
         "rounds": summary.rounds,
-        "trainings": "all" if len(found.masks) == 2**n else found.which,
-        "changed": "; ".join(
-            [
-                *(summary.changed if changed else ()),
-                *([ALL_TAKE_PART] if summary.another_game else ()),
-            ]
-        ),
+        "trainings": trainings,
+        "changed": "; ".join(changes),
     }
     return DataFrame(columns)
 
@@ -310,7 +353,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--trainings",
-        dest="which",
+        dest="coalitions",
         choices=get_args(Which),
         default="both",
         metavar="WHICH",

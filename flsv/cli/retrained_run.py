@@ -37,8 +37,10 @@ from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
-from flsv.retraining.fits_in_processes import Federation, Piece, Prediction, work_on
-from flsv.retraining.whole_fits import called
+from flsv.retraining.fit_order import FitOrder
+from flsv.retraining.fits_in_processes import Federation, Prediction, work_on
+from flsv.retraining.train_fits import Proof
+from flsv.retraining.utility_store import LAST, column_name
 from flsv.sampling import FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
@@ -50,6 +52,13 @@ from flsv.utilities.supervisor import (
     supervise,
     supervise_by_joblib,
     supervise_fresh,
+)
+
+#: Error if all clients, trained again, come to other weights than the run.
+DIFFERENT = (
+    "there are no values: the coalition of all clients, trained again from the run's configuration, came to another "
+    "model than the run's last checkpoint ({}). Code, data or packages have changed since, or its training does not "
+    "follow from configuration and seed. Train the run again (flsv fit --config RUN/config.yaml), and retrain that."
 )
 
 
@@ -133,6 +142,29 @@ class RunSummary:
         """Return the temporary folder of the trainings."""
         return Path(self.arguments[1]).parent
 
+    @property
+    def order(self) -> FitOrder:
+        """Return the order to train all clients with the run's seed."""
+        rounds = (LAST,)
+        if self.rounds is not None:
+            rounds = (self.rounds - 1,)
+        return FitOrder(
+            members=tuple(range(len(self.clients))),
+            seed=self.seed,
+            rounds=rounds,
+            run_time=self.run_time,
+        )
+
+    @property
+    def proof(self) -> Proof | None:
+        """Return the check that all clients come to the weights of the run's checkpoint."""
+        if self.checkpoint is None:
+            return None
+        order = replace(
+            self.order, scores_untrained=True, returns_models=True, checkpoint=self.checkpoint
+        )
+        return Proof(order, DIFFERENT)
+
 
 def summarize(
     run: Path, arguments: Sequence[str], seed: int, question: Question, coalitions: Which
@@ -158,7 +190,7 @@ def summarize(
     warned = [str(warning.message) for warning in caught_warnings]
 
     if isinstance(measure, ModelScore):
-        measure_name = called(measure)
+        measure_name = column_name(measure)
     else:
         measure_name = str(question.metric)
     title = measure_name
@@ -327,26 +359,21 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(summary: RunSummary, piece: Piece | Prediction, threads: int) -> Any:
-    """Rebuild a run's federation, and do one piece of work in it, such as training a coalition."""
+def train(summary: RunSummary, request: FitOrder | Prediction, threads: int) -> Any:
+    """Rebuild a run's federation, and process one request in it, such as to train a coalition."""
     torch.set_num_threads(threads)
-    cli = make_run(summary.arguments, piece.seed)
+    cli = make_run(summary.arguments, request.seed)
     for name, joining_data in summary.joining.items():
         cli.datamodule.join(name, joining_data)
 
-    federation = Federation(cli.trainer, cli.model, cli.datamodule, summary.question.measure)
-    checkpoint = None
-    if piece.seed == summary.seed:
-        checkpoint = summary.checkpoint
-    return work_on(
-        piece,
-        federation,
-        str(summary.folder),
-        checkpoint=checkpoint,
+    federation = Federation(
+        cli.trainer,
+        cli.model,
+        data=cli.datamodule,
+        measure=summary.question.measure,
         participation=summary.question.participation,
-        rounds=summary.rounds,
-        run_time=summary.run_time,
     )
+    return work_on(request, federation, str(summary.folder))
 
 
 def in_children(

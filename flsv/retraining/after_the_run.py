@@ -1,9 +1,15 @@
-"""AfterTheRun: trains coalitions when a run has ended, for metrics that need their models."""
+"""AfterTheRun: trains coalitions when a run has ended, for metrics that need their models.
+
+KeptBeginning holds the state before the run's fit, from which they are trained.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import lightning as L
@@ -12,7 +18,6 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from flsv._lightning.rounding import rounding_of
 from flsv.core.extension import EndedRun
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import whole_layers
@@ -20,11 +25,14 @@ from flsv.games.members import Members, members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.kept_beginning import KeptBeginning
-from flsv.retraining.train_fits import train_fits
-from flsv.retraining.utility_store import UtilityStore
-from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
+from flsv.retraining.fit_order import CoalitionTrainer, FitOrder
+from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
+from flsv.retraining.fresh_fits import FreshFits, pickled_fit
+from flsv.retraining.readings import file_time
+from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
+from flsv.retraining.utility_store import COALITIONS, UtilityStore, column_name
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import ChildFailed
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE = 10.0
@@ -34,14 +42,105 @@ MOST_OUTPUTS = 2**24
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
     """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
-    measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
+    measures = {}
+    for metric in metrics:
+        measures[column_name(metric.measured_by)] = metric.measured_by
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
-    classes = (
-        {}
-        if measures.keys().isdisjoint(CLASSIFICATION)
-        else {name: name for name in CLASSIFICATION}
-    )
-    return measures | classes
+    if not measures.keys().isdisjoint(CLASSIFICATION):
+        for name in CLASSIFICATION:
+            measures[name] = name
+    return measures
+
+
+class KeptBeginning:
+    """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
+
+    #: When the run's first round began.
+    trains_since = float("inf")
+    #: The round whose model the coalition of all clients must reach.
+    checked_round = 0
+
+    def __init__(self) -> None:
+        self.forks: ForkedFits | None = None
+        self._fresh: FreshFits | None = None
+        # Makes them of a pickled fit.
+        self._make_fresh: Any = None
+        # Why there is no fork.
+        self.no_fork: str | None = None
+        # Why there is no pickled fit.
+        self.not_pickled = ""
+
+    def __bool__(self) -> bool:
+        """Return whether the state before the fit is stored."""
+        return self.forks is not None or self._fresh is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_fresh": None, "forks": None, "_make_fresh": None}
+
+    def keep(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        measures: Mapping[str, str | ModelScore],
+    ) -> bool:
+        """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
+        self.no_fork = why_not_by_forks(trainer)
+        self._make_fresh = partial(FreshFits, trainer, measures=measures, since=time.monotonic())
+        pickled = partial(pickled_fit, trainer, module, environment=dict(os.environ))
+        if self.no_fork is None:
+            self.forks = ForkedFits(trainer, module, measures, pickled)
+            return self.forks.begun
+        if trainer.current_epoch:
+            self.not_pickled = (
+                "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
+            )
+            return False
+        try:
+            self._fresh = self._make_fresh(pickled())
+        except Exception as error:  # reported when it is known that coalitions will be trained
+            self.not_pickled = f"{type(error).__name__}: {error}"
+        return False
+
+    def begin_training(self) -> None:
+        """Note that the run's first round begins."""
+        self.trains_since = file_time()
+
+    def close(self) -> None:
+        """End the forked process that holds the state, if there is one."""
+        for fits in (self.forks, self._fresh):
+            if fits is not None:
+                fits.close()
+        self.forks = None
+
+    def forget(self) -> None:
+        """Release the state, since no coalition will be trained after the run."""
+        self.close()
+        self._fresh = None
+
+    @property
+    def trainer(self) -> CoalitionTrainer:
+        """Return the object that trains coalitions from the stored state."""
+        fits = self.forks or self._fresh
+        assert fits is not None
+        return fits
+
+    def fresh(self, reason: str) -> CoalitionTrainer | None:
+        """Return a trainer of coalitions in new processes, after forks failed for this reason. None if that is
+        impossible.
+        """
+        forks = self.forks
+        self.forks = None
+        if forks is None:
+            return None
+        pickled = forks.pickled()
+        forks.close()
+        self.no_fork = f"forks have failed ({reason})"
+        if isinstance(pickled, ChildFailed):
+            self.not_pickled = f"{pickled}"
+            return None
+        rank_zero_info(f"flsv: coalitions are trained in fresh processes, since {self.no_fork}.")
+        self._fresh = self._make_fresh(pickled)
+        return self._fresh
 
 
 class AfterTheRun:
@@ -79,27 +178,18 @@ class AfterTheRun:
         for name, metric in self._metrics.items():
             scores[name] = self._score(metric, run)
             if scores[name] is not None:
-                predicting.add(called(metric.measured_by))
+                predicting.add(column_name(metric.measured_by))
         store = self._store(run, predicting)
         coalitions = members_of(self._masks[2:])
         trained_coalitions = list(coalitions)
-        if any(_own(metric, run) for metric in self._metrics.values()):
+        if any(_is_scored_by_clients(metric, run) for metric in self._metrics.values()):
             trained_coalitions.append(())
 
-        fits = WholeFits(
-            self._beginning,
-            run.data.num_clients,
-            self._initial,
-            self._rounds,
-            self._checked_model,
-            rounding_of(run.trainer),
-            validates=bool(self._validation_changes),
-        )
-        num_samples = run.data.num_samples.tolist()
+        training = self._training(run)
         start_time = time.monotonic()
         try:
             with _Progress(run.trainer, len(trained_coalitions)) as progress:
-                train_fits(fits, num_samples, trained_coalitions, run.seed, store, progress)
+                training.train(trained_coalitions, run.seed, store, progress)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
             rank_zero_warn(
@@ -120,6 +210,39 @@ class AfterTheRun:
             for index, values in metric_values.items():
                 values_by_round[index][name] = values
         return values_by_round
+
+    def _training(self, run: EndedRun) -> CoalitionTraining:
+        """Return the training of coalitions by fits from the run's initial state. It first trains all clients, and
+        compares this with the run's model after the checked round.
+        """
+        num_clients = run.data.num_clients
+        checked_round = self._beginning.checked_round
+        is_checked = self._checked_model is not None
+        order = FitOrder(
+            members=tuple(range(num_clients)),
+            seed=run.seed,
+            rounds=tuple(self._rounds),
+            initial=self._initial,
+            validates=bool(self._validation_changes) or not is_checked,
+            run_time=(self._beginning.trains_since, file_time()),
+        )
+        proof = None
+        if is_checked:
+            proof_order = replace(
+                order, rounds=(checked_round,), scores_rounds=False, returns_models=True
+            )
+            message = (
+                "The coalition of all clients, trained in the same way as the others, came to another model after "
+                f"round {checked_round + 1} than the run ({{}})"
+            )
+            proof = Proof(proof_order, message, self._checked_model)
+        return CoalitionTraining(
+            self._beginning.trainer,
+            order,
+            num_samples=run.data.num_samples.tolist(),
+            proof=proof,
+            replacement=self._beginning.fresh,
+        )
 
     def _store(self, run: EndedRun, predicting: set[str]) -> UtilityStore:
         """Return the store of coalitions' utilities in the run's folder, and outputs by the measures ``predicting``."""
@@ -165,26 +288,31 @@ class AfterTheRun:
         """Pass the trained coalitions' utilities and outputs to ``metric``, and return its values after each round,
         ``{round: values}``.
         """
-        by = called(metric.measured_by)
-        places, of = (
-            [self._rounds.index(index) for index in metric.valued.tolist()],
-            store.names.index(by),
-        )
-        curves = [store.rows(run.seed, members) for members in coalitions]
-        if _own(metric, run):  # the run's clients have trained theirs by now
-            empty = torch.tensor([row[of] for row in store.rows(run.seed, ())])[places]
-            metric.ends = torch.stack([empty.to(metric.ends), metric.ends[:, 1]], 1)
-        utilities = torch.tensor(
-            [[curve[place][of] for curve in curves] for place in places], dtype=torch.float64
-        )
-        utilities = (
-            utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities
-        )  # [R, K - 2], or per class
+        measure_name = column_name(metric.measured_by)
+        column = store.names.index(measure_name)
+        positions = [self._rounds.index(index) for index in metric.valued.tolist()]
+        if _is_scored_by_clients(metric, run):  # the run's clients have trained their part by now
+            untrained = [row[column] for row in store.rows(run.seed, ())]
+            untrained_utilities = torch.tensor(untrained)[positions].to(metric.ends)
+            with torch.inference_mode():
+                metric.ends[:, 0] = untrained_utilities
+
+        utilities_by_round = []
+        rows_by_coalition = [store.rows(run.seed, members) for members in coalitions]
+        for position in positions:
+            utilities_by_round.append([rows[position][column] for rows in rows_by_coalition])
+        # [R, K - 2, 1], or per class
+        utilities = torch.tensor(utilities_by_round, dtype=torch.float64)
+        if utilities.shape[-1] == 1:
+            utilities = utilities.squeeze(-1)
         if score is None:
             return metric.complete(self._masks, utilities)
-        outputs = torch.stack(
-            [store.outputs(run.seed, members, by)[places] for members in coalitions], 1
-        )
+
+        outputs_by_coalition = []
+        for members in coalitions:
+            outputs = store.outputs(run.seed, members, measure_name)
+            outputs_by_coalition.append(outputs[positions])
+        outputs = torch.stack(outputs_by_coalition, 1)
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
@@ -213,7 +341,7 @@ def _rest(run: EndedRun) -> str:
     return f", and kept in {run.folder}. flsv retrain trains the rest."
 
 
-def _own(metric: ShadowShapley, run: EndedRun) -> bool:
+def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
     """Return whether clients score the metric's models, after replacing a part by their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)

@@ -5,9 +5,9 @@ Nothing is shown or logged, and stand-ins take the place of callbacks that only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,120 +16,49 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
-from flsv._lightning.rounding import Rounding, rounding_of
+from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.engines.vmap import OF_THE_RUN
 from flsv.games.coalition_utility import utility_of
 from flsv.games.lent_module import lent
-from flsv.games.members import Members
 from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores
 from flsv.results.folder import Reporting
+from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.omitted_validation import OmittedValidation
-from flsv.retraining.readings import ChangedFiles, Reading, become_stand_in
-from flsv.retraining.train_fits import Fit
+from flsv.retraining.readings import ChangedFiles, become_stand_in
+from flsv.retraining.utility_store import LAST
 from flsv.sampling import ClientSampler
 from flsv.server.round_server import NoModel
 from flsv.utilities.digest import digest
-from flsv.utilities.supervisor import ChildFailed
-
-
-@dataclass(frozen=True, eq=False)
-class FitOrder:
-    """Request to train one coalition: members, seed, rounds to score and initial weights."""
-
-    members: Members
-    seed: int
-    # After which the model is scored, ascending. The fit ends with the last.
-    rounds: tuple[int, ...]
-    # The state_dict with which the module starts. None: its own weights.
-    initial: Mapping[str, Any] | None = None
-    # Whether the weights are then nudged, see Rounding.nudged.
-    nudged: bool = False
-    # Whether callbacks that only watch the run or end it take part, since training reads them.
-    watched: bool = False
-    # Whether the module is scored after the rounds, and before the first.
-    scores_rounds: bool = True
-    scores_untrained: bool = False
-    # Whether Lightning's own validations are run although nothing may read them.
-    validates: bool = True
-    # From when to when the run has trained. Files that were changed then are not to be read.
-    run_time: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class FitResult:
-    """Scores and models ``[P]`` from training one coalition."""
-
-    # By performance, after each of the order's r rounds, [r], or by class [r, M].
-    curves: dict[str, Tensor]
-    # By performance, before the first round, or empty if it was not scored.
-    untrained: dict[str, Tensor]
-    initial_model: Tensor
-    # The global model after the last round.
-    global_model: Tensor
-    # The model in the module after training, not the global one if, for example, a callback averages weights.
-    delivered_model: Tensor
-    rounding: Rounding
-    # By performance, after each of the r rounds, [r, V, ...].
-    outputs: dict[str, Tensor]
-
-    def stored(self, rounds: Sequence[int], models: bool = False) -> Fit:
-        """Convert this result to a Fit, the form in which it is stored."""
-        utilities_by_round = {}
-        for position, round_index in enumerate(rounds):
-            utilities_by_round[round_index] = [
-                _numbers(curve[position]) for curve in self.curves.values()
-            ]
-        untrained = None
-        if self.untrained:
-            untrained = [_numbers(utility) for utility in self.untrained.values()]
-        start_and_end = None
-        if models:
-            start_and_end = torch.stack([self.delivered_model, self.initial_model])
-        return Fit(
-            rows=utilities_by_round,
-            empty=untrained,
-            start=digest(self.initial_model).hex(),
-            model=start_and_end,
-            rounding=self.rounding,
-            outputs=self.outputs,
-        )
-
-
-def _numbers(utility: Tensor) -> list[float]:
-    """Return a utility, one number or one for each class, as a list."""
-    return utility.view(-1).tolist()  # type: ignore[no-any-return]
-
-
-class CoalitionFits(Protocol):
-    """Protocol of objects that train coalitions, each by a fit of its own."""
-
-    def train(
-        self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
-        """Train the coalitions. Yield each order with its result or error, in any order. If a stand-in is read, others
-        may be left out.
-        """
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
     """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
-    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
-    metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
-    silent = Reporting(table=False, figures=0, files=False)
-    more = {"metrics": metrics, "reporting": silent, "evaluation": ClientEvaluation()}
-    return become(loop, sampler=cohort, seed=seed, **more)
+    metrics_in_use = set()
+    for role, strategy in loop.strategies.items():
+        if role != "sampler":
+            metrics_in_use.add(strategy.metric)
+    metrics = {name: metric for name, metric in loop.metrics.items() if name in metrics_in_use}
+    return become(
+        loop,
+        sampler=cohort,
+        seed=seed,
+        metrics=metrics,
+        reporting=Reporting(table=False, figures=0, files=False),
+        evaluation=ClientEvaluation(),
+    )
 
 
 def become(loop: Any, **changes: Any) -> Any:
     """Change a FederatedLoop's arguments in place, since callbacks and modules may refer to it. Return the loop."""
-    held, changed = vars(loop), vars(loop.replace(**changes))
-    held.clear()
-    held.update(changed)
+    attributes = vars(loop)
+    changed_attributes = vars(loop.replace(**changes))
+    attributes.clear()
+    attributes.update(changed_attributes)
     return loop
 
 
@@ -205,28 +134,35 @@ class CoalitionScoring(GlobalModelScoring):
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
         scores_of_rounds = self._scores_of_rounds()
-        curves = {}
+        utilities = {}
         untrained = {}
         for name in self._measures_by_name:
-            curves[name] = torch.stack([self._utility(scores, name) for scores in scores_of_rounds])
+            utilities_of_rounds = [self._utility(scores, name) for scores in scores_of_rounds]
+            utilities[name] = torch.stack(utilities_of_rounds)
             if self.untrained_scores:
                 untrained[name] = self._utility(self.untrained_scores, name)
 
-        scored_model, initial_model = self.models.cpu()
-        global_model, delivered_model = scored_model, scored_model
-        if self._global is not None:
-            global_model = self._global.cpu()
-        if self.delivered is not None:
-            delivered_model = self.delivered.cpu()
+        models = None
+        if self._order.returns_models:
+            models = self._models()
         return FitResult(
-            curves=curves,
+            utilities=utilities,
             untrained=untrained,
-            initial_model=initial_model,
-            global_model=global_model,
-            delivered_model=delivered_model,
-            rounding=self._rounding,
+            start_hash=digest(self.models[1].cpu()).hex(),
             outputs=self._outputs(scores_of_rounds),
+            models=models,
+            rounding=self._rounding,
         )
+
+    def _models(self) -> FitModels:
+        """Return the models before and after training. Without a finite one, that which was scored last."""
+        scored_model, initial_model = self.models.cpu()
+        trained_model = self._global
+        if self._order.checkpoint is not None:
+            trained_model = self.delivered
+        if trained_model is None:
+            trained_model = scored_model
+        return FitModels(initial=initial_model, trained=trained_model.cpu())
 
     def _scores_of_rounds(self) -> list[list[Scores]]:
         """Return the scores after each of the order's rounds. The last finite model stays if a later round has none."""
@@ -268,6 +204,9 @@ def prepare_coalition_fit(
     """
     unfitted: Any = trainer
     data.counted_clients = order.members
+    if order.rounds == (LAST,):
+        planned_rounds = int(trainer.max_epochs or 0)
+        order = replace(order, rounds=(planned_rounds - 1,))
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
     for callback in callbacks:
@@ -312,20 +251,25 @@ def of_the_run(callback: L.Callback) -> bool:
     """
     if not isinstance(callback, OF_THE_RUN):
         return False
-    kinds = list(type(callback).__mro__)
-    base: type[L.Callback] = next(
-        kind
-        for kind in kinds
-        if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
-    )
+    base = _class_of_lightning(callback)
     if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
         base = L.Callback
-    known = {
-        name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")
-    }
-    own = [vars(kind) for kind in kinds if not kind.__module__.startswith(("lightning.", "flsv."))]
-    return not any(
-        name in known and callable(value)
-        for each in (*own, vars(callback))
-        for name, value in each.items()
-    )
+
+    classes = []
+    for kind in type(callback).__mro__:
+        if not kind.__module__.startswith(("lightning.", "flsv.")):
+            classes.append(kind)
+    for owner in (*classes, callback):
+        for name, value in vars(owner).items():
+            is_special = name.startswith("__")
+            if callable(value) and not is_special and callable(getattr(base, name, None)):
+                return False
+    return True
+
+
+def _class_of_lightning(callback: L.Callback) -> type:
+    """Return the first class of Lightning, among :data:`OF_THE_RUN`, from which a callback inherits."""
+    for kind in type(callback).__mro__:
+        if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning."):
+            return kind
+    raise TypeError(f"{callback!r} is none of {OF_THE_RUN}")

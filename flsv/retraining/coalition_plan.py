@@ -29,7 +29,7 @@ from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, measures_of
+from flsv.retraining.after_the_run import AfterTheRun, KeptBeginning, measures_of
 from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
@@ -37,7 +37,6 @@ from flsv.retraining.coalition_refusals import (
     mean_cohort,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
-from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.omitted_validation import observe_first_validation, stop_observing
 from flsv.retraining.readings import file_time
 from flsv.sampling import FullParticipation
@@ -165,10 +164,10 @@ class CoalitionPlan(RunExtension):
 
     def masks(self, num_clients: int) -> Tensor:
         """Return the K coalitions, bool ``[K, n]``, the empty and the full one first."""
-        which = self._coalitions
-        if which == "auto":
-            which = design_within(self._max_fits, num_clients, self._cohort)
-        return coalition_masks(which, num_clients)
+        design = self._coalitions
+        if design == "auto":
+            design = design_within(self._max_fits, num_clients, self._cohort)
+        return coalition_masks(design, num_clients)
 
     def ends(
         self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]

@@ -30,11 +30,10 @@ from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
-    FitOrder,
-    FitResult,
     nothing,
     prepare_coalition_fit,
 )
+from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.readings import Reading
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
@@ -64,6 +63,8 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
 
 class ForkedFits:
     """Trainer of coalitions, each in a fork of the process at the beginning of the fit."""
+
+    is_reentrant = False
 
     def __init__(
         self,

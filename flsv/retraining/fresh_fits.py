@@ -25,12 +25,8 @@ from flsv._lightning.patches import callbacks_of
 from flsv.core.ranks import ranks_of
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import (
-    FitOrder,
-    FitResult,
-    of_the_run,
-    prepare_coalition_fit,
-)
+from flsv.retraining.coalition_fit import of_the_run, prepare_coalition_fit
+from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.forked_fits import limit_since, own_files
 from flsv.retraining.program_state import (
     Name,
@@ -50,6 +46,8 @@ from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
 
 class FreshFits:
     """Trainer of coalitions, each in a newly started process."""
+
+    is_reentrant = False
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Reading:
     what: str
     # What is wrong with it.
     why: str
-    # Whether the coalition could train with the original.
+    # Whether the coalition could train with the original, which its process has.
     can_take_part: bool = False
     # Whether it could train with the validations that were left out.
     needs_validation: bool = False
@@ -140,7 +140,7 @@ def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
 
 def _made(make: Any, kind: type, attributes: dict[str, Any]) -> Any:
     stand_in = object.__new__(make(kind))
-    vars(stand_in).update(attributes)
+    vars(stand_in).update(attributes, _stand_in_is_unpickled=True)
     return stand_in
 
 
@@ -164,7 +164,8 @@ def _callback_class(kind: type[L.Callback]) -> type[L.Callback]:
         frame = sys._getframe(1)
         if not _is_asked(name, frame):
             attribute = f"{kind.__name__}.{name}"
-            answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=True))
+            has_original = not object.__getattribute__(stand_in, "_stand_in_is_unpickled")
+            answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original))
         is_special = name.startswith("__")
         if not is_special and hasattr(L.Callback, name):
             return _idle(L.Callback, stand_in, name)
@@ -208,6 +209,7 @@ def _stand_in_class(kind: type, read: Any, make: Any) -> Any:
         "__getattribute__": read,
         "__reduce_ex__": reduce,
         "stand_in": True,
+        "_stand_in_is_unpickled": False,
     }
     metaclass = type(kind)
     return metaclass(kind.__name__, (kind,), attributes)

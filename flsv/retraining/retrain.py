@@ -20,16 +20,17 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
+from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
     UTILITY,
     Federation,
     FitsInProcesses,
-    Piece,
     Prediction,
     work_on,
 )
 from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
 from flsv.retraining.retrained_values import SEEDS, stored_outputs, train_seeds
+from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
@@ -45,7 +46,7 @@ def retrain(
     trainer: L.Trainer,
     module: L.LightningModule | Callable[[], L.LightningModule],
     data: FederatedDataModule,
-    which: Which = "both",
+    coalitions: Which = "both",
     *,
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
@@ -72,8 +73,8 @@ def retrain(
             initial weights are drawn anew, as ``flsv retrain`` does. A module starts from the same weights under all
             seeds, so that most of the random variation is not seen.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        which: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. With ``"all"`` the values are
-            exact for these trainings.
+        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. With ``"all"`` the values
+            are exact for these trainings.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
@@ -112,54 +113,63 @@ def retrain(
     check_lightning(trainer, module)
     loop = find_loop(callbacks_of(trainer))
     _check(trainer)
-    first = seed_or_default(loop.seed)
+    first_seed = seed_or_default(loop.seed)
     data.prepare_data()
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
-    masks = few_coalitions(data.num_clients, which)
+    masks = few_coalitions(data.num_clients, coalitions)
     check_draws(sampler_of(loop, participation), masks)
-    given = module if isinstance(module, L.LightningModule) else None
-    if given is not None and seeds > 1:
+    if isinstance(module, L.LightningModule) and seeds > 1:
         _say(
             "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
         )
+
     device = trainer.strategy.root_device
     no_fork = why_not_fork(device)
-    apart, on_cpu = by_workers(), no_fork is None or device.type == "cpu"
-    if no_fork and not apart:
+    if jobs is None:
+        jobs = cores() if no_fork is None or device.type == "cpu" else 1
+    run: Any
+    if by_workers():
+        run = supervise_by_joblib
+    elif no_fork:
         _say(f"coalitions are trained in fresh processes: {no_fork}")
-    run: Any = (
-        supervise_by_joblib
-        if apart
-        else partial(supervise_fresh, forks=device.type != "cuda")
-        if no_fork
-        else ForksOrFresh(_say)
-    )
-    task = partial(_work, _Parts(trainer, module, data), measure, participation)
-    trainings = FitsInProcesses(
-        lambda piece: partial(task, piece),
-        data.num_clients,
-        jobs or (cores() if on_cpu else 1),
-        run=run,
+        run = partial(supervise_fresh, forks=device.type != "cuda")
+    else:
+        run = ForksOrFresh(_say)
+
+    work = partial(_work, _Parts(trainer, module, data), measure, participation)
+    processes = FitsInProcesses(lambda request: partial(work, request), jobs, run=run)
+    training = CoalitionTraining(
+        processes,
+        FitOrder(members=(), seed=first_seed),
+        num_samples=data.num_samples.tolist(),
     )
     store = UtilityStore(None, [UTILITY], outputs=stored_outputs(masks, measure))
-    found = train_seeds(trainings, data.num_samples.tolist(), which, first, seeds, store, _say)
+    retrained = train_seeds(
+        training,
+        processes.predict,
+        design=coalitions,
+        first_seed=first_seed,
+        num_seeds=seeds,
+        store=store,
+        say=_say,
+    )
     columns = {"client": range(data.num_clients), "client_name": data.client_names}
-    return DataFrame(columns | found.values())
+    return DataFrame(columns | retrained.values())
 
 
 def _work(
-    made: Callable[[], tuple[Any, Any, Any]],
+    make_parts: Callable[[], tuple[Any, Any, Any]],
     measure: Measure,
     participation: Participation,
-    piece: Piece | Prediction,
+    request: FitOrder | Prediction,
 ) -> Any:
-    with _seeded(piece.seed), own_folder() as folder:
-        trainer, module, data = made()
-        module = module if isinstance(module, L.LightningModule) else module()
-        return work_on(
-            piece, Federation(trainer, module, data, measure), str(folder), None, participation
-        )
+    with _seeded(request.seed), own_folder() as folder:
+        trainer, module, data = make_parts()
+        if not isinstance(module, L.LightningModule):
+            module = module()
+        federation = Federation(trainer, module, data, measure, participation)
+        return work_on(request, federation, str(folder))
 
 
 class _Parts:
@@ -201,15 +211,14 @@ def _check(trainer: L.Trainer) -> None:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
-    before, held = (
-        global_rngs(),
-        {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")},
-    )
+    states = global_rngs()
+    variables = {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     L.seed_everything(seed, verbose=False)
     try:
         yield
     finally:
-        restore_global_rngs(before)
-        for name, value in held.items():
+        restore_global_rngs(states)
+        for name, value in variables.items():
             os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
+            if value is not None:
+                os.environ[name] = value

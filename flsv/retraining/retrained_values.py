@@ -27,10 +27,15 @@ from flsv.report.basis import (
 )
 from flsv.results.text import shares_in
 from flsv.results.verdict import Source
-from flsv.retraining.fits_in_processes import UTILITY, FitsInProcesses, Predicted, Prediction
-from flsv.retraining.train_fits import train_fits
-from flsv.retraining.utility_store import LAST, UtilityStore, read_outputs
-from flsv.retraining.whole_fits import COALITIONS, trained_in
+from flsv.retraining.fits_in_processes import UTILITY, Predicted, Prediction
+from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.utility_store import (
+    COALITIONS,
+    LAST,
+    UtilityStore,
+    read_outputs,
+    utilities_after_run,
+)
 from flsv.utilities.csv_files import NAN, numbers_text
 
 #: Options of ``flsv retrain`` whose coalitions only rank the clients if outputs are not predicted.
@@ -45,7 +50,7 @@ MOST_WITH_OUTPUTS = 7
 class Retrained:
     """Utilities of coalitions that were trained with s seeds."""
 
-    which: Which
+    design: Which
     masks: Tensor
     seeds: list[int]
     # float64 [s, K, C], by C performance measures
@@ -57,7 +62,7 @@ class Retrained:
     def rank_only(self) -> bool:
         """Return whether values can only rank the clients, since their amounts are too inaccurate."""
         # The other coalitions would change the amounts by a third.
-        return self.which in RANKING_ONLY and self.source == "scores"
+        return self.design in RANKING_ONLY and self.source == "scores"
 
     @property
     def source(self) -> Source:
@@ -169,68 +174,77 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     are_all_trained = len(masks) == 2**num_clients
     if not whole_layers(masks) or (are_all_trained and num_clients > MOST_WITH_OUTPUTS):
         return ()
-    if isinstance(measure, ModelScore):
-        if are_all_trained and measure.judged:
-            return ()
-        stored_text = measure.by_class if measure.judged else not is_logged(measure)
-        return (UTILITY,) if stored_text else ()
-    return (UTILITY,) if isinstance(measure, str) else measure[:1]
+    if isinstance(measure, str):
+        return (UTILITY,)
+    if not isinstance(measure, ModelScore):
+        return measure[:1]
+
+    has_outputs = not is_logged(measure)
+    if measure.judged:
+        has_outputs = measure.by_class and not are_all_trained
+    return (UTILITY,) if has_outputs else ()
 
 
 def learn(
     store: UtilityStore,
-    run: Path,
-    by: Sequence[str],
+    run_folder: Path,
+    names: Sequence[str],
     outputs: Sequence[str],
     seeds: Iterable[int],
-    rounds: int | None,
+    num_rounds: int | None,
 ) -> None:
-    """Copy from a run's folder into the store the utilities, by the measures ``by``, and outputs of coalitions that
+    """Copy from a run's folder into the store the utilities, by the measures ``names``, and outputs of coalitions that
     were trained at the run's end.
     """
+    outputs_folder = run_folder / Path(COALITIONS).stem
     for seed in seeds:
-        for members, values in trained_in(run, by, seed, rounds).items():
-            if store.missing(seed, [members]):
-                kept = [
-                    each[-1:]
-                    for each in read_outputs(run / Path(COALITIONS).stem, seed, members).values()
-                ]
-                store.add(
-                    seed, members, {LAST: [[value] for value in values]}, dict(zip(outputs, kept))
-                )
+        utilities_by_members = utilities_after_run(run_folder, names, seed, num_rounds)
+        for members, utilities in utilities_by_members.items():
+            if not store.missing(seed, [members]):
+                continue
+            last_outputs = []
+            for outputs_of_rounds in read_outputs(outputs_folder, seed, members).values():
+                last_outputs.append(outputs_of_rounds[-1:])
+            rows = {LAST: [[utility] for utility in utilities]}
+            store.add(seed, members, rows, dict(zip(outputs, last_outputs)))
 
 
 def train_seeds(
-    trainings: FitsInProcesses,
-    # [n], of the clients
-    num_samples: Sequence[int],
-    which: Which,
-    first: int,
-    seeds: int | None,
+    training: CoalitionTraining,
+    # Computes values from the trained coalitions' outputs.
+    predict: Callable[[Prediction], Predicted],
+    design: Which,
+    first_seed: int,
+    num_seeds: int | None,
     store: UtilityStore,
     say: Callable[[str], None] = lambda text: None,
 ) -> Retrained:
-    """Train coalitions with the seeds ``first``, ``first + 1``, ..., and return their utilities.
+    """Train coalitions with the seeds ``first_seed``, ``first_seed + 1``, ..., and return their utilities.
 
     Coalitions in ``store`` are not trained again. Those that are trained are added to it, even if others fail.
     """
-    which = "both" if which == "auto" else which
-    masks = few_coalitions(len(num_samples), which)
-    coalitions, trained = members_of(masks), range(first, first + (seeds or SEEDS))
-    for seed in trained:
-        train_fits(trainings, num_samples, coalitions, seed, store, say)
-    utilities = torch.stack([store.table(seed, masks) for seed in trained])
-    outputs = [
-        [store.last_outputs(seed, members) for members in coalitions[1:]] for seed in trained
-    ]
-    known = [each for of_seed in outputs for each in of_seed if each is not None]
+    if design == "auto":
+        design = "both"
+    masks = few_coalitions(training.num_clients, design)
+    coalitions = members_of(masks)
+    seeds = list(range(first_seed, first_seed + (num_seeds or SEEDS)))
+    for seed in seeds:
+        training.train(coalitions, seed, store, say)
+    utilities = torch.stack([store.table(seed, masks) for seed in seeds])
+
+    outputs = []
+    for seed in seeds:
+        for members in coalitions[1:]:
+            last_outputs = store.last_outputs(seed, members)
+            if last_outputs is not None:
+                outputs.append(last_outputs)
     predicted = None
-    if len(known) == len(trained) * (len(coalitions) - 1):
-        stacked = torch.stack(known).unflatten(0, (len(trained), -1))
-        predicted = trainings.predict(Prediction(first, masks, utilities, stacked))
+    if len(outputs) == len(seeds) * (len(coalitions) - 1):
+        outputs_by_seed = torch.stack(outputs).unflatten(0, (len(seeds), -1))
+        predicted = predict(Prediction(first_seed, masks, utilities, outputs_by_seed))
     elif len(masks) < 2 ** masks.shape[1]:
         say(
             "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "
             "it needs each client alone and whole sizes, and logged values have no outputs"
         )
-    return Retrained(which, masks, [*trained], utilities, predicted)
+    return Retrained(design, masks, seeds, utilities, predicted)

@@ -1,53 +1,48 @@
-"""Training of the coalitions that a store lacks, in any kind of process."""
+"""CoalitionTraining: trains the coalitions that a store lacks, in any kind of process, and proves the way of training.
+
+The coalition of all clients is trained first, and must come to the run's own model. This check needs no knowledge of
+the state that a module or a callback keeps, or of faults of its copies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv._lightning.rounding import ROUNDINGS, Rounding
+from flsv._lightning.rounding import Rounding
 from flsv.core import Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import Members
 from flsv.results.text import joined
-from flsv.retraining.utility_store import Row, UtilityStore
+from flsv.retraining.fit_order import CoalitionTrainer, FitModels, FitOrder, FitResult
+from flsv.retraining.readings import Reading, ReadingRefused
+from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.supervisor import ChildFailed
 
-Found = TypeVar("Found")
-Order = TypeVar("Order")
+Result = TypeVar("Result")
+Trained = tuple[FitOrder, FitResult | ChildFailed]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Result of training one coalition, as :class:`flsv.retraining.utility_store.UtilityStore` stores it."""
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """Check of the way of training: the coalition of all clients must come to the run's model."""
 
-    # The model's utilities by round.
-    rows: Mapping[int, Row]
-    # The utilities before training, the empty coalition's after every round. None: they were not computed.
-    empty: Row | None
-    # A hash of the model before training.
-    start: str
-    # [2, P], the trained model and the one before training.
-    model: Tensor | None = None
-    rounding: Rounding = ROUNDINGS["float32"]
-    # By performance, after each round, [R, V, ...].
-    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    # Trains all clients with the run's seed, and returns models.
+    order: FitOrder
+    # The error's text, with "{}" for the distance.
+    message: str
+    # [P]. None: the model of the order's checkpoint.
+    run_model: Tensor | None = None
 
 
-class Fits(Protocol):
-    """Protocol of objects that train coalitions by separate fits, ``at_once`` at a time."""
-
-    at_once: int
-
-    def fits(
-        self, coalitions: Sequence[Members], seed: int
-    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        """Train each coalition, and yield it with its result or error when done."""
+class Unproved(ConfigurationError):
+    """Error: the training of all clients does not reproduce the run's model."""
 
 
 class FitsFailed(ConfigurationError):
@@ -55,13 +50,16 @@ class FitsFailed(ConfigurationError):
 
     def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
         self.failed = failed
-        reasons: dict[str, list[Members]] = {}
-        for members, why in failed.items():
-            reasons.setdefault(f"{why}".rstrip("."), []).append(members)
-        told = [f"{listed(of, show=_clients)}: {why}" for why, of in reasons.items()]
-        super().__init__(
-            f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}."
-        )
+        coalitions_by_reason: dict[str, list[Members]] = {}
+        for members, failure in failed.items():
+            reason = f"{failure}".rstrip(".")
+            coalitions_by_reason.setdefault(reason, []).append(members)
+
+        reasons = []
+        for reason, coalitions in coalitions_by_reason.items():
+            reasons.append(f"{listed(coalitions, show=_clients)}: {reason}")
+        plural = "s" if len(failed) > 1 else ""
+        super().__init__(f"{len(failed)} coalition{plural} failed to train, {'; '.join(reasons)}.")
 
     def __reduce__(self) -> tuple[type, tuple[Mapping[Members, ChildFailed]]]:
         """Let a rank send the error to the others, which make it anew from the coalitions."""
@@ -69,85 +67,304 @@ class FitsFailed(ConfigurationError):
 
 
 def _clients(members: Members) -> str:
-    return f"client{'s' * (len(members) > 1)} {joined(map(str, members))}"
+    plural = "s" if len(members) > 1 else ""
+    return f"client{plural} {joined(map(str, members))}"
 
 
-def train_fits(
-    fits: Fits,
-    num_samples: Sequence[int],
-    coalitions: Sequence[Members],
-    seed: int,
-    store: UtilityStore,
-    say: Callable[[str], None] = lambda text: None,
-) -> None:
-    """Train the coalitions that a store lacks, each by a separate fit. Successful results are stored, even if other
-    fits fail.
+class _Retry(Exception):
+    """Error: coalitions must be trained by orders with these changes. The message says why."""
+
+    def __init__(self, message: str, **changes: Any) -> None:
+        super().__init__(message)
+        self.changes = changes
+
+
+class CoalitionTraining:
+    """Training of coalitions by ``trainer``, which has to pass the proof, if there is one, before results count."""
+
+    def __init__(
+        self,
+        trainer: CoalitionTrainer,
+        # Of which each coalition gets a copy with its members.
+        order: FitOrder,
+        # [n], of the clients.
+        num_samples: Sequence[int],
+        proof: Proof | None = None,
+        # Makes another trainer if this one failed for the reason, or returns None.
+        replacement: Callable[[str], CoalitionTrainer | None] = lambda reason: None,
+    ) -> None:
+        self._trainer = trainer
+        self._order = order
+        self._num_samples = num_samples
+        self._everybody = tuple(range(len(num_samples)))
+        self._proof = proof
+        self._is_proved = proof is None
+        self._replacement = replacement
+
+    @property
+    def num_clients(self) -> int:
+        """Return the number of clients n."""
+        return len(self._num_samples)
+
+    def train(
+        self,
+        coalitions: Sequence[Members],
+        seed: int,
+        store: UtilityStore,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Train the coalitions that a store lacks. Successful results are stored, even if other fits fail."""
+        missing = store.missing(seed, coalitions)
+        # The empty coalition's model is that of any fit before training.
+        fitted = [members for members in missing if members]
+        if missing and not fitted:
+            fitted = [(0,)]
+
+        failed: dict[Members, ChildFailed] = {}
+        start_hashes: set[str] = set()
+        for members, result in self._on_ranks(fitted, seed, store.ranks):
+            if isinstance(result, ChildFailed):
+                failed[members] = result
+                continue
+            start_hashes.add(result.start_hash)
+            _check_starts(start_hashes)
+            if members in missing:
+                store.add(seed, members, result.rows(store.rounds), result.outputs)
+            is_empty_missing = () in missing and bool(store.missing(seed, [()]))
+            if is_empty_missing and result.untrained:
+                store.add(seed, (), dict.fromkeys(store.rounds, result.untrained_row()))
+            say(store.progress(seed, coalitions))
+        store.sort()
+        if failed:
+            raise FitsFailed(failed)
+
+    def _on_ranks(
+        self, coalitions: Sequence[Members], seed: int, ranks: Ranks
+    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
+        """Divide the coalitions among the ranks by their samples. Yield the results of all ranks."""
+        if ranks.size == 1:
+            yield from self.fits(coalitions, seed)
+            return
+        costs = []
+        for members in coalitions:
+            samples = [self._num_samples[client] for client in members]
+            costs.append(float(sum(samples)))
+
+        coalitions_by_rank: list[list[Members]] = [[] for _ in range(ranks.size)]
+        for members, rank in zip(coalitions, balance_load(costs, ranks.size)):
+            coalitions_by_rank[rank].append(members)
+        coalitions_here = coalitions_by_rank[ranks.rank]
+        # One at a time, so that a kill loses no more.
+        for position in range(max(map(len, coalitions_by_rank))):
+            next_coalition = coalitions_here[position : position + 1]
+            yield from gathered(
+                ranks, partial(self.fits, next_coalition, seed), "coalitions' trainings"
+            )
+
+    def fits(
+        self, coalitions: Sequence[Members], seed: int
+    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
+        """Train coalitions, and yield each with its result or error."""
+        missing: dict[Members, ChildFailed | None] = dict.fromkeys(coalitions)
+        unproved: FitsFailed | None = None
+        while missing:
+            try:
+                yield from self._attempt(missing, seed)
+                unproved = None
+            except _Retry as retry:
+                self._change(retry)
+                continue
+            except FitsFailed as error:
+                unproved = unproved or error  # the first trainer's says more
+
+            if missing:  # what forks cannot do, fresh processes may
+                reason = f"{_first_failure(missing, unproved)}"
+                replacement = self._replacement(reason)
+                if replacement is None:
+                    break
+                self._trainer = replacement
+                self._is_proved = self._proof is None
+        if unproved is not None:
+            raise unproved
+        for members, failure in missing.items():
+            yield members, failure or _first_failure(missing, unproved)
+
+    def _change(self, retry: _Retry) -> None:
+        """Train by changed orders from now on, after another proof."""
+        rank_zero_info(f"flsv: {retry}.")
+        self._order = replace(self._order, **retry.changes)
+        if self._proof is not None:
+            order = replace(self._proof.order, **retry.changes)
+            self._proof = replace(self._proof, order=order)
+            self._is_proved = False
+
+    def _attempt(
+        self, missing: dict[Members, ChildFailed | None], seed: int
+    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
+        """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
+        was killed.
+        """
+        proof: Proof | None = None
+        if not self._is_proved and self._proof is not None and self._proof.order.seed == seed:
+            proof = self._proof
+        orders = self._orders([*missing], seed, proof)
+        for order, result in _once_proved(self._checked(orders, proof), proof):
+            if proof is not None and order is proof.order:
+                self._is_proved = True
+            if isinstance(result, ChildFailed) and result.killed:
+                missing[order.members] = result
+            elif order.scores_rounds:
+                missing.pop(order.members, None)
+                yield order.members, result
+
+    def _orders(
+        self, coalitions: Sequence[Members], seed: int, proof: Proof | None
+    ) -> list[FitOrder]:
+        """Return the orders to train: the proof, the coalition of all clients, and the others."""
+        orders = []
+        is_proof_a_coalition = False
+        is_untrained_scored = False
+        if proof is not None:
+            orders.append(proof.order)
+            is_proof_a_coalition = proof.order.scores_rounds
+            is_untrained_scored = proof.order.scores_untrained
+
+        for members in sorted(coalitions, key=lambda members: members != self._everybody):
+            if is_proof_a_coalition and members == self._everybody:
+                continue
+            order = replace(
+                self._order,
+                members=members,
+                seed=seed,
+                scores_untrained=not is_untrained_scored,  # the untrained model is the same for all
+            )
+            is_untrained_scored = True
+            orders.append(order)
+        return orders
+
+    def _checked(self, orders: Sequence[FitOrder], proof: Proof | None) -> Iterator[Trained]:
+        """Train, and yield each order with its result or error. If the proof's model deviates from the run's, its
+        result is checked and yielded last, unless the trainer can train for the check at once.
+        """
+        doubted: FitResult | None = None
+        reason = ""
+        for order, result in self._trainer.train(orders):
+            if isinstance(result, Reading):
+                _raise_for(result, order)
+            if isinstance(result, ChildFailed):
+                if result.killed or order.validates:
+                    yield order, result
+                else:
+                    reason = f"without them a coalition fails ({result})"
+                continue
+
+            deviates = False
+            if proof is not None and order is proof.order:
+                deviates = _deviates(proof, result)
+            if not deviates:
+                yield order, result
+            elif not order.validates:
+                reason = "without them the first rounds come to another model"
+            elif self._trainer.is_reentrant:
+                self._prove(proof, result)
+                yield order, result
+            else:
+                doubted = result
+        if reason:  # the trainer trains nothing else any more
+            raise _Retry(f"coalitions are trained with validations: {reason}", validates=True)
+        if doubted is not None and proof is not None:
+            self._prove(proof, doubted)
+            yield proof.order, doubted
+
+    def _prove(self, proof: Proof | None, result: FitResult) -> None:
+        """Raise Unproved unless rounding explains the proof's difference from the run's model."""
+        assert proof is not None
+        models, run_model = _models_of(proof, result)
+        train_again = partial(self._trained_again, proof.order)
+        distance = difference(models, run_model, train_again, result.rounding)
+        if distance is not None:
+            percent = f"{100 * distance:.2g} % of the way that training went lie between them"
+            raise Unproved(proof.message.format(percent))
+
+    def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
+        """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
+        ((_, result),) = self._trainer.train([replace(order, nudged=nudged)])
+        if isinstance(result, FitResult):
+            return result.models
+        return None
+
+
+def _models_of(proof: Proof, result: FitResult) -> tuple[FitModels, Tensor]:
+    """Return the models of the proof's training, and the run's model ``[P]``."""
+    models = result.models
+    assert models is not None
+    run_model = proof.run_model
+    if run_model is None:
+        run_model = models.checkpoint
+    assert run_model is not None
+    return models, run_model
+
+
+def _deviates(proof: Proof, result: FitResult) -> bool:
+    models, run_model = _models_of(proof, result)
+    return result.rounding.apart(models.trained, run_model, models.initial) is not None
+
+
+def difference(
+    models: FitModels,
+    run_model: Tensor,
+    train_again: Callable[[bool], FitModels | None],
+    rounding: Rounding,
+) -> float | None:
+    """Return the distance of a retrained model from the run's, relative to that from the initial model.
+
+    None if rounding explains it. If the distance is above a fixed tolerance, the effect of rounding is measured by two
+    more trainings: ``train_again(True)`` from slightly changed weights, and ``train_again(False)`` from the same. If
+    the latter does not give the same model, the training depends on something other than its seed, and rounding does
+    not explain the difference.
     """
-    missing = store.missing(seed, coalitions)
-    # The empty coalition's model is that of any fit before training.
-    fitted = [members for members in missing if members]
-    if missing and not fitted:
-        fitted = [(0,)]
-    costs = []
-    for members in fitted:
-        total_samples = sum(num_samples[client] for client in members)
-        costs.append(float(total_samples))
 
-    failed: dict[Members, ChildFailed] = {}
-    starts: set[str] = set()
-    for members, fit in _on_ranks(fits, fitted, costs, seed, store.ranks):
-        if isinstance(fit, ChildFailed):
-            failed[members] = fit
-            continue
-        starts.add(fit.start)
-        _check_starts(starts)
-        if members in missing:
-            store.add(seed, members, fit.rows, fit.outputs)
-        still_missing = store.missing(seed, [()])
-        is_empty_missing = () in missing and bool(still_missing)
-        if is_empty_missing and fit.empty is not None:
-            empty_rows = dict.fromkeys(fit.rows, fit.empty)
-            store.add(seed, (), empty_rows)
-        say(store.progress(seed, coalitions))
-    store.sort()
-    if failed:
-        raise FitsFailed(failed)
+    def nudged_displacement() -> Tensor | None:
+        repeated, nudged = train_again(False), train_again(True)
+        if repeated is None or nudged is None:
+            return None
+        repetition_error = (repeated.trained - models.trained).double().norm()
+        path_length = (models.trained - models.initial).double().norm()
+        if repetition_error > max(rounding.run, rounding.steps) * path_length:
+            return None
+        return nudged.trained - nudged.initial
+
+    return rounding.apart(models.trained, run_model, models.initial, nudged_displacement)
 
 
-def _on_ranks(
-    fits: Fits, coalitions: Sequence[Members], costs: Sequence[float], seed: int, ranks: Ranks
-) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-    """Divide the coalitions among the ranks by ``costs``. Yield the results of all ranks."""
-    if ranks.size == 1:
-        yield from fits.fits(coalitions, seed)
-        return
-    owners = balance_load(costs, ranks.size)
-    parts = [
-        [each for each, owner in zip(coalitions, owners) if owner == rank]
-        for rank in range(ranks.size)
-    ]
-    for start in range(0, max(1, *map(len, parts)), fits.at_once):
-        mine = parts[ranks.rank][start : start + fits.at_once]
-        yield from gathered(ranks, partial(fits.fits, mine, seed), "coalitions' trainings")
+def _raise_for(reading: Reading, order: FitOrder) -> NoReturn:
+    """Raise _Retry if a coalition can train with what it has read, else ReadingRefused."""
+    if reading.needs_validation:
+        raise _Retry(f"coalitions are trained with validations: {reading}", validates=True)
+    if reading.can_take_part and not order.watched:
+        raise _Retry(
+            f"coalitions are trained with all callbacks: {reading}", watched=True, validates=True
+        )
+    raise ReadingRefused(reading)
 
 
 def gathered(
-    ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Found]]], about: str
-) -> Iterator[tuple[Members, Found]]:
+    ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Result]]], description: str
+) -> Iterator[tuple[Members, Result]]:
     """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
-    mine: dict[Members, Found] | Exception
+    results: dict[Members, Result] | Exception
     try:
-        mine = dict(train())
+        results = dict(train())
     except Exception as error:
-        mine = error
-    for part in ranks.all_gather(mine, about):
-        if isinstance(part, Exception):
-            raise part
-        yield from part.items()
+        results = error
+    for results_of_rank in ranks.all_gather(results, description):
+        if isinstance(results_of_rank, Exception):
+            raise results_of_rank
+        yield from results_of_rank.items()
 
 
-def _check_starts(starts: set[str]) -> None:
-    if len(starts) > 1:
+def _check_starts(start_hashes: set[str]) -> None:
+    if len(start_hashes) > 1:
         raise ConfigurationError(
             "two coalitions started from different weights, although their seed is the same, so that their models do "
             "not tell what a client adds: the module draws its weights by a generator of its own. Let torch's global "
@@ -155,20 +372,28 @@ def _check_starts(starts: set[str]) -> None:
         )
 
 
-def once_proved(
-    found: Iterable[tuple[Order, Found | ChildFailed]], proof: Order | None
-) -> Iterator[tuple[Order, Found | ChildFailed]]:
-    """Yield the ``(order, result)`` pairs of ``found`` as soon as the order ``proof``, a test of the method, has
-    succeeded. Raise FitsFailed if it fails.
-    """
-    held: list[tuple[Order, Found | ChildFailed]] = []
-    for order, fit in found:
-        held.append((order, fit))
-        if proof is not None and order == proof:
-            if isinstance(fit, ChildFailed):
-                members: Any = getattr(order, "members", order)
-                raise FitsFailed({members: fit})
-            proof = None
-        if proof is None:
-            yield from held
-            held.clear()
+def _once_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Trained]:
+    """Yield pairs of order and result as soon as the proof has succeeded. Raise FitsFailed if it fails."""
+    waiting: list[Trained] = []
+    is_proved = proof is None
+    for order, result in results:
+        waiting.append((order, result))
+        if proof is not None and order is proof.order:
+            if isinstance(result, ChildFailed):
+                raise FitsFailed({order.members: result})
+            is_proved = True
+        if is_proved:
+            yield from waiting
+            waiting.clear()
+
+
+def _first_failure(
+    missing: Mapping[Members, ChildFailed | None], unproved: FitsFailed | None
+) -> ChildFailed:
+    failures: list[Any] = [*missing.values()]
+    if unproved is not None:
+        failures += unproved.failed.values()
+    for failure in failures:
+        if failure is not None:
+            return failure  # type: ignore[no-any-return]
+    return ChildFailed("the first coalition has failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +13,21 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
-from flsv.utilities.atomic_files import replacing
-from flsv.utilities.csv_files import Cell, parse_float, parse_int
+from flsv.games.performance import ModelScore
+from flsv.utilities.atomic_files import replacing, whole_lines
+from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
+#: File in a run's folder with the utilities of the coalitions that were trained after the run.
+COALITIONS = "coalitions.csv"
 #: The index under which utilities after training are stored if a store has no rounds.
 LAST = -1
 #: A coalition's utilities after a round, by each performance: one number, or one for each class.
 Row = Sequence[Sequence[float]]
+#: A coalition's outputs, [R, V, ...] after each of R rounds, by performance.
+Outputs = Mapping[str, Tensor]
+#: Seed and members of a training.
+Training = tuple[int, Members]
 
 
 def _numbers(cell: str) -> list[float]:
@@ -57,54 +65,105 @@ class UtilityStore:
         outputs: Collection[str] = (),
         anew: bool = False,
     ) -> None:
-        self.names, self.ranks = list(names), ranks
-        self._named, self._outputs = (
-            frozenset(outputs),
-            dict[tuple[int, Members], Mapping[str, Tensor]](),
-        )
-        self._folder = (
-            path.with_suffix("") if path is not None and ranks.rank == 0 and outputs else None
-        )
-        self._rounds, by_round = tuple(rounds), tuple(rounds) != (LAST,)
-        columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
-        columns |= {"round": parse_int} if by_round else {}
-        columns |= dict.fromkeys(names, _numbers)
+        self.names = list(names)
+        self.ranks = ranks
+        self.rounds = tuple(rounds)
+        self._measures_with_outputs = frozenset(outputs)
+        self._rows: dict[Training, dict[int, Row]] = {}
+        self._outputs: dict[Training, Outputs] = {}
         self._file: ResultFile | None = None
+        self._outputs_folder: Path | None = None
+
         if path is not None and ranks.rank == 0:
-            self._file = ResultFile(
-                path, columns, settings or {}, key=2 if by_round else 0, anew=anew
-            )
-        rows = [] if self._file is None else self._file.rows
-        found = {
-            (row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names]
-            for row in rows
+            self._file = self._open(path, settings, anew)
+            if outputs:
+                self._outputs_folder = path.with_suffix("")
+            self._read_back(self._file)
+        stored = self._rows, self._outputs
+        self._rows, self._outputs = ranks.broadcast(0, stored, "the stored trainings")
+
+    def _open(
+        self,
+        path: Path,
+        settings: Mapping[str, Any] | None,
+        anew: bool,
+    ) -> ResultFile:
+        """Open the file of utilities, which has a column of rounds if utilities are stored by round."""
+        columns: dict[str, Cell] = {
+            "seed": parse_int,
+            "coalition": read_members,
         }
-        if self._folder is not None:
-            self._outputs = {
-                each: kept for each in {key[:2] for key in found} if (kept := self._read(*each))
-            }
-        known = found, self._outputs
-        self._known: dict[tuple[int, Members, int], Row]
-        self._known, self._outputs = ranks.broadcast(0, known, "the trainings that are kept")
+        key = 0
+        if self.rounds != (LAST,):
+            columns["round"] = parse_int
+            key = 2
+        for name in self.names:
+            columns[name] = _numbers
+        return ResultFile(
+            path,
+            columns,
+            settings=settings or {},
+            key=key,
+            anew=anew,
+        )
+
+    def _read_back(self, file: ResultFile) -> None:
+        for cells in file.rows:
+            training = cells["seed"], cells["coalition"]
+            round_index = cells.get("round", LAST)
+            rows = self._rows.setdefault(training, {})
+            rows[round_index] = [cells[name] for name in self.names]
+
+        for training in self._rows:
+            outputs = self._read_outputs(*training)
+            if outputs:
+                self._outputs[training] = outputs
+
+    def _read_outputs(self, seed: int, members: Members) -> Outputs:
+        """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
+        if self._outputs_folder is None:
+            return {}
+        outputs = {}
+        stored_outputs = read_outputs(self._outputs_folder, seed, members)
+        for name, outputs_of_rounds in stored_outputs.items():
+            if len(outputs_of_rounds) == len(self.rounds):
+                outputs[name] = outputs_of_rounds
+        return outputs
 
     @property
     def seeds(self) -> list[int]:
         """Return the seeds with utilities, ascending."""
-        return sorted({seed for seed, _, _ in self._known})
+        seeds = {seed for seed, _ in self._rows}
+        return sorted(seeds)
 
     def coalitions(self, seed: int) -> set[Members]:
         """Return the coalitions that have utilities for a seed."""
-        return {members for of, members, _ in self._known if of == seed}
+        coalitions = set()
+        for stored_seed, members in self._rows:
+            if stored_seed == seed:
+                coalitions.add(members)
+        return coalitions
 
-    def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
+    def missing(
+        self,
+        seed: int,
+        coalitions: Sequence[Members],
+    ) -> list[Members]:
         """Return the distinct ``coalitions`` that lack utilities after at least one round."""
-        distinct = dict.fromkeys(coalitions)
-        return [
-            each
-            for each in distinct
-            if any((seed, each, index) not in self._known for index in self._rounds)
-            or (each and not self._named <= self._outputs.get((seed, each), {}).keys())
-        ]
+        missing = []
+        for members in dict.fromkeys(coalitions):
+            if not self._is_complete(seed, members):
+                missing.append(members)
+        return missing
+
+    def _is_complete(self, seed: int, members: Members) -> bool:
+        rows = self._rows.get((seed, members), {})
+        if not rows.keys() >= {*self.rounds}:
+            return False
+        if not members:
+            return True
+        outputs = self._outputs.get((seed, members), {})
+        return outputs.keys() >= self._measures_with_outputs
 
     def outputs(self, seed: int, members: Members, name: str) -> Tensor:
         """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
@@ -112,68 +171,100 @@ class UtilityStore:
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:
         """Return a coalition's outputs ``[V, ...]`` after the last round, or None."""
-        return next(
-            (outputs[-1] for outputs in self._outputs.get((seed, members), {}).values()), None
-        )
-
-    def _read(self, seed: int, members: Members) -> Mapping[str, Tensor]:
-        """Read a coalition's outputs by performance. Empty: the file is missing or of other rounds."""
-        assert self._folder is not None
-        kept = read_outputs(self._folder, seed, members)
-        return {name: each for name, each in kept.items() if len(each) == len(self._rounds)}
+        outputs = self._outputs.get((seed, members), {})
+        for outputs_of_rounds in outputs.values():
+            return outputs_of_rounds[-1]
+        return None
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
         """Return text on how many of the distinct ``coalitions`` have utilities."""
-        return f"seed {seed}: {len(coalitions) - len(self.missing(seed, coalitions))} of {len(coalitions)} coalitions"
+        num_coalitions = len(coalitions)
+        num_missing = len(self.missing(seed, coalitions))
+        num_trained = num_coalitions - num_missing
+        return f"seed {seed}: {num_trained} of {num_coalitions} coalitions"
 
     def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each round, or raise KeyError."""
-        return [self._known[seed, members, index] for index in self._rounds]
+        rows = self._rows[seed, members]
+        return [rows[round_index] for round_index in self.rounds]
 
     def table(self, seed: int, masks: Tensor) -> Tensor:
         """Return K coalitions' utilities after training by C performances, float64 ``[K, C]``, or raise KeyError."""
-        rows = [self._known[seed, members, LAST] for members in members_of(masks)]
-        return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
+        utilities = []
+        for members in members_of(masks):
+            row = self._rows[seed, members][LAST]
+            utilities.append([utility for (utility,) in row])
+        return torch.tensor(utilities, dtype=torch.float64)
 
     def add(
         self,
         seed: int,
         members: Members,
         rows: Mapping[int, Row],
-        outputs: Mapping[str, Tensor] | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         """Add a coalition's outputs ``[R, V, ...]`` and utilities. ``rows`` are ``{round: utilities}``, one utility for
         each of ``names``.
         """
-        kept = {name: each for name, each in (outputs or {}).items() if name in self._named}
-        if kept:
-            self._outputs[seed, members] = kept
-            if (
-                self._folder is not None
-            ):  # before the rows, so that rows have their outputs after a kill
-                self._folder.mkdir(exist_ok=True)
-                with replacing(self._folder / outputs_file(seed, members)) as file:
-                    torch.save(kept, file)
-        self._known |= {(seed, members, index): row for index, row in rows.items()}
-        if self._file is not None and all(map(_finite, rows.values())):
-            self._file.add(self._cells(seed, members, index, row) for index, row in rows.items())
+        stored_outputs = {}
+        if outputs is not None:
+            for name in outputs.keys() & self._measures_with_outputs:
+                stored_outputs[name] = outputs[name]
+        if stored_outputs:
+            self._outputs[seed, members] = stored_outputs
+            self._write_outputs(seed, members)
+
+        stored_rows = self._rows.setdefault((seed, members), {})
+        stored_rows.update(rows)
+        if self._file is not None and all(map(_is_finite, rows.values())):
+            self._file.add(_cells(seed, members, rows))
+
+    def _write_outputs(self, seed: int, members: Members) -> None:
+        """Write outputs, before the rows, so that rows have their outputs after a kill."""
+        folder = self._outputs_folder
+        if folder is None:
+            return
+        folder.mkdir(exist_ok=True)
+        with replacing(folder / outputs_file(seed, members)) as file:
+            torch.save(self._outputs[seed, members], file)
 
     def sort(self) -> None:
         """Write the file with sorted rows, whatever the order in which trainings ended."""
-        if self._file is not None and self._known:
-            ordered = sorted(
-                self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:])
-            )
-            self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))
+        if self._file is None or not self._rows:
+            return
+        lines = []
+        for seed, members in sorted(self._rows, key=_position):
+            rows = self._rows[seed, members]
+            finite_rows = {}
+            for round_index in sorted(rows):
+                if _is_finite(rows[round_index]):
+                    finite_rows[round_index] = rows[round_index]
+            lines += _cells(seed, members, finite_rows)
+        self._file.replace(lines)
 
-    def _cells(self, seed: int, members: Members, index: int, row: Row) -> list[object]:
-        place = [] if index == LAST else [index]
-        return [
-            seed,
-            members_text(members),
-            *place,
-            *(" ".join(map(repr, map(float, cell))) for cell in row),
-        ]
+
+def _cells(
+    seed: int,
+    members: Members,
+    rows: Mapping[int, Row],
+) -> list[list[object]]:
+    """Return the lines of the file with a coalition's rows."""
+    lines = []
+    for round_index, row in rows.items():
+        line: list[object] = [seed, members_text(members)]
+        if round_index != LAST:
+            line.append(round_index)
+        for utility in row:
+            numbers = [repr(float(number)) for number in utility]
+            line.append(" ".join(numbers))
+        lines.append(line)
+    return lines
+
+
+def _position(training: Training) -> tuple[int, int, Members]:
+    """Return by what rows are sorted: seed, size of the coalition, members."""
+    seed, members = training
+    return seed, len(members), members
 
 
 def outputs_file(seed: int, members: Members) -> str:
@@ -181,11 +272,61 @@ def outputs_file(seed: int, members: Members) -> str:
     return f"{seed}_{members_text(members)}.pt"
 
 
-def read_outputs(folder: Path, seed: int, members: Members) -> Mapping[str, Tensor]:
+def read_outputs(folder: Path, seed: int, members: Members) -> Outputs:
     """Read a coalition's outputs ``[R, V, ...]`` by performance, empty if there is no file."""
     path = folder / outputs_file(seed, members)
-    return torch.load(path, weights_only=True) if path.is_file() else {}  # type: ignore[no-any-return]
+    if not path.is_file():
+        return {}
+    return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
 
 
-def _finite(row: Row) -> bool:
-    return all(math.isfinite(value) for cell in row for value in cell)
+def _is_finite(row: Row) -> bool:
+    numbers = itertools.chain(*row)
+    return all(map(math.isfinite, numbers))
+
+
+def column_name(measure: str | ModelScore) -> str:
+    """Return a performance measure's name in the file of coalitions' utilities.
+
+    Example:
+        >>> column_name("accuracy"), column_name(ModelScore("val_loss", "min"))
+        ('accuracy', 'val_loss (min)')
+    """
+    if isinstance(measure, str):
+        return measure
+    if measure.called:
+        return measure.title
+    return f"{measure.title} ({measure.mode})"
+
+
+def utilities_after_run(
+    run_folder: Path,
+    names: Sequence[str],
+    seed: int,
+    num_rounds: int | None,
+) -> dict[Members, list[float]]:
+    """Read the utilities, by the measures ``names``, of the coalitions that were trained after a run, after
+    ``num_rounds`` rounds. Empty if there are none.
+    """
+    path = run_folder / COALITIONS
+    if not path.is_file() or not num_rounds:
+        return {}
+    # The first line has the settings.
+    column_lines = whole_lines(path)[1:2]
+    columns = ",".join(column_lines).split(",")
+    if not {"seed", *names} <= set(columns):
+        return {}
+
+    parsers: dict[str, Cell] = {
+        "seed": parse_int,
+        "coalition": read_members,
+        "round": parse_int,
+    }
+    parsers.update(dict.fromkeys(names, parse_float))
+    utilities = {}
+    for _, row in read_rows(path, parsers, skip=1):
+        is_last = row["round"] + 1 == num_rounds
+        if row["seed"] == seed and is_last:
+            members = row["coalition"]
+            utilities[members] = [row[name] for name in names]
+    return utilities

@@ -18,7 +18,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.cli.retrained_run import in_children, performance_by
+from flsv.cli.retrained_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
 from flsv.games.performance import CLASSIFICATION
@@ -31,6 +31,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.results.verdict import MOSTLY
+from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
@@ -210,16 +211,16 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
 
 
 def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
-    """The coalitions whose fits are begun from here on."""
-    begun, begin = set[tuple[int, ...]](), in_children
+    """The coalitions whose fits are begun from now on."""
+    trained: set[tuple[int, ...]] = set()
+    train = FitsInProcesses.train
 
-    def counted(tasks: Any, *options: Any) -> Any:
-        tasks = list(tasks)
-        begun.update(each for each, _ in tasks if each is not None)
-        return begin(tasks, *options)
+    def counted(processes: FitsInProcesses, orders: Any) -> Any:
+        trained.update(order.members for order in orders)
+        return train(processes, orders)
 
-    monkeypatch.setattr("flsv.cli.retrain.in_children", counted)
-    return begun
+    monkeypatch.setattr(FitsInProcesses, "train", counted)
+    return trained
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():

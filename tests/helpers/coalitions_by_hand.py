@@ -164,7 +164,7 @@ def data() -> FederatedDataModule:
 
 def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train coalitions as where the process cannot be forked."""
-    for module in ("kept_beginning", "forked_fits"):
+    for module in ("after_the_run", "forked_fits"):
         monkeypatch.setattr(
             f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
         )

@@ -80,7 +80,7 @@ def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_va
 ) -> None:
     """Where the process cannot be forked."""
     monkeypatch.setattr("helpers.hidden_state.CALLS", 0)  # other tests in this process count, too
-    for module in ("kept_beginning", "forked_fits"):
+    for module in ("after_the_run", "forked_fits"):
         monkeypatch.setattr(
             f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
         )

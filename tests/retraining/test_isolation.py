@@ -247,18 +247,18 @@ class NoView:
 def test_file_writes_are_refused_by_name_without_a_private_file_view(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = fill(tmp_path / "plain", monkeypatch)
-    fitted(KINDS[name], place / "root")
-    without = files(place)
+    plain_folder = fill(tmp_path / "plain", monkeypatch)
+    fitted(KINDS[name], plain_folder / "root")
+    without = files(plain_folder)
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
     monkeypatch.setattr(
-        "flsv.retraining.kept_beginning.KeptBeginning.fresh", lambda *_: None
+        "flsv.retraining.after_the_run.KeptBeginning.fresh", lambda *_: None
     )  # they have a view here
-    place = fill(tmp_path / "user", monkeypatch)
+    user_folder = fill(tmp_path / "user", monkeypatch)
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
-        loop, _ = fitted(KINDS[name], place / "root", shadow=True)
+        loop, _ = fitted(KINDS[name], user_folder / "root", shadow=True)
     assert loop.contributions["shadow"].isnan().all()
-    assert files(place) == without
+    assert files(user_folder) == without
 
 
 def test_coalitions_read_files_without_a_private_file_view(

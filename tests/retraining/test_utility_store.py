@@ -11,7 +11,8 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
-from flsv.retraining.train_fits import Fit, FitsFailed, train_fits
+from flsv.retraining.fit_order import FitOrder, FitResult
+from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
@@ -22,25 +23,46 @@ MASKS = few_coalitions(3, "all")
 class Game:
     """Trains coalitions at once, until it is killed."""
 
-    def __init__(self, dies_at: int | None = None) -> None:
-        self.asked: list[int] = []
-        self.dies_at, self.at_once = dies_at, 2
+    is_reentrant = True
 
-    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit]]:
-        for members in coalitions:
-            if len(self.asked) == self.dies_at:
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.trained: list[int] = []
+        self.dies_at = dies_at
+
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult]]:
+        for order in orders:
+            if len(self.trained) == self.dies_at:
                 raise KeyboardInterrupt
-            self.asked.append(sum(2**client for client in members))
-            yield members, Fit({LAST: [[worth(members)]]}, [[0.0]], "start")
+            places = [2**client for client in order.members]
+            self.trained.append(sum(places))
+            utility = torch.tensor([worth(order.members)], dtype=torch.float64)
+            yield (
+                order,
+                FitResult(
+                    utilities={"utility": utility},
+                    untrained={"utility": torch.zeros(1)},
+                    start_hash="start",
+                ),
+            )
 
 
 def worth(members: Members) -> float:
     return float(sum((0.1, 0.2, 1 / 3)[client] for client in members))
 
 
-def train(game: Game, held: UtilityStore, say: Any = lambda text: None) -> int:
-    missing = held.missing(0, members_of(MASKS))
-    train_fits(game, [1, 1, 1], members_of(MASKS), 0, held, say)
+def train(
+    game: Game,
+    utilities: UtilityStore,
+    say: Any = lambda text: None,
+) -> int:
+    coalitions = members_of(MASKS)
+    missing = utilities.missing(0, coalitions)
+    training = CoalitionTraining(
+        game,
+        FitOrder(members=(), seed=0),
+        num_samples=[1, 1, 1],
+    )
+    training.train(coalitions, 0, utilities, say)
     return len(missing)
 
 
@@ -60,36 +82,38 @@ def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
     assert train(Game(), store(whole)) == 8
-    first, said = Game(dies_at=4), list[str]()
+    killed = Game(dies_at=4)
+    messages: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        train(first, store(path))
+        train(killed, store(path))
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
     second = Game()
-    assert train(second, store(path), said.append) == 3
-    assert sorted(first.asked + second.asked) == list(range(1, 8))
-    assert said[-1] == "seed 0: 8 of 8 coalitions"
+    assert train(second, store(path), messages.append) == 3
+    assert sorted(killed.trained + second.trained) == list(range(1, 8))
+    assert messages[-1] == "seed 0: 8 of 8 coalitions"
     assert path.read_bytes() == whole.read_bytes()
     third = Game()
     assert train(third, store(path)) == 0
-    assert third.asked == []
+    assert third.trained == []
     expected = torch.tensor(
         [[worth(members)] for members in members_of(MASKS)], dtype=torch.float64
     )
     torch.testing.assert_close(store(path).table(0, MASKS), expected, rtol=0, atol=0)
     # The order in which trainings end does not show in the file.
-    other = store(tmp_path / "other.csv")
+    reordered = store(tmp_path / "other.csv")
     for members, value in reversed(list(zip(members_of(MASKS), expected.tolist()))):
-        other.add(0, members, {LAST: [value]})
-    other.sort()
+        reordered.add(0, members, {LAST: [value]})
+    reordered.sort()
     assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
 
 
 def test_each_rank_trains_a_part_of_the_coalitions() -> None:
-    game, held = Game(), store(None, ranks=Two())
-    train(game, held)
-    assert len(game.asked) in (3, 4)
-    assert len(held.coalitions(0)) == len(game.asked) + 1  # and the empty one
+    game = Game()
+    utilities = store(None, ranks=Two())
+    train(game, utilities)
+    assert len(game.trained) in (3, 4)
+    assert len(utilities.coalitions(0)) == len(game.trained) + 1  # and the empty one
 
 
 def test_error_of_failed_coalitions_can_be_pickled() -> None:

@@ -17,9 +17,10 @@ from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, fits_of
+from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.forked_fits import ForkedFits
+from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
-from flsv.retraining.whole_fits import WholeFits
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
@@ -253,13 +254,7 @@ def test_failed_first_coalition_fails_all_others() -> None:
     """As after a first round without a model, with which the coalition of all could be compared."""
     failure = ChildFailed("no data")
     trainer = SimpleNamespace(train=lambda orders: [(orders[0], failure)])
-    beginning: Any = SimpleNamespace(
-        fits=trainer,
-        fresh=lambda why: None,
-        trains_since=0.0,
-    )
-    rounding: Any = None
-    fits = WholeFits(beginning, 2, {}, (0,), None, rounding)
-    results = dict(fits.fits([(0,), (1,)], 0))
+    training = CoalitionTraining(trainer, FitOrder((), 0), [1, 1])
+    results = dict(training.fits([(0,), (1,)], 0))
     assert str(results[0,]) == "no data"
     assert str(results[1,]) == "the first coalition has failed"

@@ -1,0 +1,105 @@
+"""Orders to train coalitions, the results, and the protocol of whoever trains: forks, fresh processes or joblib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from flsv._lightning.rounding import ROUNDINGS, Rounding
+from flsv.games.members import Members
+from flsv.retraining.readings import Reading
+from flsv.retraining.utility_store import LAST, Row
+from flsv.utilities.supervisor import ChildFailed
+
+
+@dataclass(frozen=True, eq=False)
+class FitOrder:
+    """Request to train one coalition: members, seed, rounds to score and initial weights."""
+
+    members: Members
+    seed: int
+    # After which the model is scored, ascending. The fit ends with the last. LAST: the last that the Trainer plans.
+    rounds: tuple[int, ...] = (LAST,)
+    # The state_dict with which the module starts. None: its own weights.
+    initial: Mapping[str, Any] | None = None
+    # Whether the weights are then nudged, see Rounding.nudged.
+    nudged: bool = False
+    # Whether callbacks that only watch the run or end it take part, since training reads them.
+    watched: bool = False
+    # Whether the module is scored after the rounds, and before the first.
+    scores_rounds: bool = True
+    scores_untrained: bool = False
+    # Whether Lightning's own validations are run although nothing may read them.
+    validates: bool = True
+    # From when to when the run has trained. Files that were changed then are not to be read.
+    run_time: tuple[float, float] | None = None
+    # Whether the result has the models before and after training.
+    returns_models: bool = False
+    # A file of the run whose weights the result has too, to compare with.
+    checkpoint: Path | None = None
+    # A new file for the trained module.
+    save_as: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FitModels:
+    """Models ``[P]`` before and after training a coalition."""
+
+    initial: Tensor
+    # The global model after the last round. With a checkpoint to compare with, the module's weights at the end, which
+    # differ from it if, for example, a callback averages weights.
+    trained: Tensor
+    # Of the order's checkpoint.
+    checkpoint: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """Scores from training one coalition, and perhaps its models."""
+
+    # By performance, after each of the order's r rounds, [r], or by class [r, M].
+    utilities: Mapping[str, Tensor]
+    # By performance, before the first round, or empty if it was not scored.
+    untrained: Mapping[str, Tensor]
+    # A hash of the model before training.
+    start_hash: str
+    # By performance, after each of the r rounds, [r, V, ...].
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    models: FitModels | None = None
+    rounding: Rounding = ROUNDINGS["float32"]
+
+    def rows(self, rounds: Sequence[int]) -> dict[int, Row]:
+        """Return the utilities by round, where ``rounds`` are the names of the order's rounds."""
+        utilities_by_round: dict[int, Row] = {}
+        for position, round_index in enumerate(rounds):
+            utilities_by_round[round_index] = [
+                _numbers(utility[position]) for utility in self.utilities.values()
+            ]
+        return utilities_by_round
+
+    def untrained_row(self) -> Row:
+        """Return the utilities before the first round, empty if they were not computed."""
+        return [_numbers(utility) for utility in self.untrained.values()]
+
+
+def _numbers(utility: Tensor) -> list[float]:
+    """Return a utility, one number or one for each class, as a list."""
+    return utility.view(-1).tolist()  # type: ignore[no-any-return]
+
+
+class CoalitionTrainer(Protocol):
+    """Protocol of objects that train coalitions, each by a fit of its own."""
+
+    # Whether further orders can be trained while results are read.
+    is_reentrant: bool
+
+    def train(
+        self, orders: Sequence[FitOrder]
+    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
+        """Train the coalitions. Yield each order with its result or error, in any order. If a stand-in is read, others
+        may be left out.
+        """
