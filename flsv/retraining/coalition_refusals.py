@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -26,9 +26,10 @@ WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 def check_settings(config: FederationConfig) -> None:
     """Raise ConfigurationError if a part of the federation prevents the training of coalitions."""
-    if why := _refused(config):
+    reason = _reason_to_refuse(config)
+    if reason is not None:
         raise ConfigurationError(
-            f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}."
+            f"ShadowShapley trains a model for each of many coalitions, and {reason}, or {WITHOUT}."
         )
 
 
@@ -36,48 +37,60 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
     """Raise ConfigurationError if a trained parameter stays at the clients, since sites train coalitions as shared
     vectors.
     """
-    if kept := sharing(config.share, module, config.head).kept:
+    private_names = sharing(config.share, module, config.head).kept
+    if private_names:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
-            f"{sorted(kept)[0]!r} and others stay at the sites. Share all that is trained, or {WITHOUT}."
+            f"{min(private_names)!r} and others stay at the sites. Share all that is trained, or {WITHOUT}."
         )
 
 
 def check_scored(
-    asking: str, share: Any, module: L.LightningModule, evaluator: Any, measure: Measure
+    metric_name: str,
+    share: Any,
+    module: L.LightningModule,
+    evaluator: Any,
+    measure: Measure,
 ) -> None:
-    """Raise ConfigurationError if parameters that stay at the clients change the server's score of a model.
-
-    ``asking`` is the metric's name in the error.
-    """
-    kept = evaluator.space.private_names
-    if evaluator.asks_clients or not kept:
+    """Raise ConfigurationError if parameters that stay at the clients change the server's score of a model."""
+    private_names = evaluator.space.private_names
+    if evaluator.asks_clients or not private_names:
         return
-    state, draw = dict(named_state(module)), torch.Generator().manual_seed(0)
+    state = dict(named_state(module))
+    generator = torch.Generator().manual_seed(0)
 
-    def scored(names: Iterable[str]) -> list[Tensor]:
-        for name in names:
-            value, noise = (
-                state[name],
-                torch.rand(state[name].shape, generator=draw).to(state[name].device),
-            )
-            if value.is_floating_point():
-                value.copy_(value * (1 + noise) + 0.1 * noise)
-            elif name in kept:  # others may be indices
-                value.copy_(value + noise.round())
+    def scored() -> list[Tensor]:
         scores = evaluator.live(module, keep=True)
-        return [utility_of(scores, measure), *([] if scores.outputs is None else [scores.outputs])]
+        tensors = [utility_of(scores, measure)]
+        if scores.outputs is not None:
+            tensors.append(scores.outputs)
+        return tensors
 
     with lent(module), torch.no_grad():
-        first = scored(state)  # initial weights of 0, as LoRA's, would hide the part behind them
+        # Initial weights of 0, as LoRA's, would hide the part behind them.
+        for name, value in state.items():
+            _change(value, generator, is_private=name in private_names)
+        expected = scored()
         for _ in range(TRIALS):
-            for before, now in zip(first, scored(kept)):
-                if not torch.allclose(before, now, rtol=1e-5, atol=1e-7, equal_nan=True):
+            for name in private_names:
+                _change(state[name], generator, is_private=True)
+            for changed, unchanged in zip(scored(), expected):
+                if not torch.allclose(unchanged, changed, rtol=1e-5, atol=1e-7, equal_nan=True):
                     raise ConfigurationError(
-                        f"{asking} scores models on the server's validation set, and with share={share!r} a part of it "
-                        f"stays at the clients, on which the score depends: of {kept[0]!r} the server has the initial "
-                        'values. Let clients judge, each with its own (judges="clients"), or share all that is scored.'
+                        f"{metric_name} scores models on the server's validation set, and with share={share!r} a part "
+                        f"of it stays at the clients, on which the score depends: of {private_names[0]!r} the server "
+                        'has the initial values. Let clients judge, each with its own (judges="clients"), or share '
+                        "all that is scored."
                     )
+
+
+def _change(value: Tensor, generator: torch.Generator, is_private: bool) -> None:
+    """Change a tensor of a module in place, at random. An integer one that is shared may be an index, and stays."""
+    noise = torch.rand(value.shape, generator=generator).to(value.device)
+    if value.is_floating_point():
+        value.copy_(value * (1 + noise) + 0.1 * noise)
+    elif is_private:
+        value.copy_(value + noise.round())
 
 
 def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
@@ -105,12 +118,13 @@ def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
         sampler.among(mask.nonzero().flatten().tolist())
 
 
-def _refused(config: FederationConfig) -> str | None:
+def _reason_to_refuse(config: FederationConfig) -> str | None:
     """Return why coalitions can be trained neither during nor after the run, or None."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if config.privacy is not None:
         return "noise would be spent on each of these models. Leave it out"
-    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+    colluders = [upload for upload in config.uploads if isinstance(upload, Collusion)]
+    if colluders:
         return f"{colluders} compare the updates of one cohort. Leave them out"
     return None

@@ -78,13 +78,13 @@ def doubtful_own_models(
 
 def _reason_by_direction(client: int, cosines: Tensor) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
-    own_cosines = cosines[client]
-    other_rows = torch.arange(len(cosines)) != client
-    typical_cosines = cosines[other_rows].median(0).values
-    agreement = own_cosines - typical_cosines
+    cosines_of_client = cosines[client]
+    is_other = torch.arange(len(cosines)) != client
+    typical_cosines = cosines[is_other].median(0).values
+    agreement = cosines_of_client - typical_cosines
 
     closest = int(agreement.argmax())
-    if own_cosines[closest] > own_cosines[client]:
+    if cosines_of_client[closest] > cosines_of_client[client]:
         return f"its own model moves as client {closest}'s updates do"
     if agreement[client] <= 0:
         return "its own model does not move as its updates do"
@@ -107,11 +107,13 @@ def check_at_sites(config: FederationConfig) -> None:
     """Raise ConfigurationError if the aggregator reads a metric that evaluates models, which coalitions at sites
     cannot.
     """
-    metrics = ContributionMetrics(_read_metrics(config), check_names(config.strategies))
-    if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
+    metrics = ContributionMetrics(_metric_of_aggregator(config), check_names(config.strategies))
+    evaluating = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
+    if evaluating:
         raise ConfigurationError(
-            f"ShadowShapley: {config.aggregator!r} uses {list(asking)}, which evaluate models in every round, and no "
-            "coalition at sites can. Leave ShadowShapley out, and use flsv retrain where all data are."
+            f"ShadowShapley: {config.aggregator!r} uses {list(dict.fromkeys(evaluating))}, which evaluate models in "
+            "every round, and no coalition at sites can. Leave ShadowShapley out, and use flsv retrain where all data "
+            "are."
         )
 
 
@@ -130,102 +132,127 @@ class CoalitionsAtSites(Strategy):
         saved: Mapping[str, Any] | None,
     ) -> None:
         self._engine = engine
-        self._masks, self._initial, self._whole = (
-            masks,
-            federation.global_vector.clone(),
-            not federation.uploads,
-        )
-        self._run, self._left = FederationState(), None if saved is None else saved["left"]
-        self._moved = (
-            torch.zeros(federation.num_clients, len(self._initial))
-            if saved is None
-            else saved["moved"]
-        )
-        states = {} if saved is None else saved["coalitions"]
-        trained = [mask.nonzero().flatten().tolist() for mask in trained_masks(masks)]
-        self._coalitions = [
-            _Coalition(
-                members,
+        self._masks = masks
+        self._initial = federation.global_vector.clone()
+        # Whether updates come whole, without an upload that changes them.
+        self._are_updates_whole = not federation.uploads
+        self._run = FederationState()
+        if saved is None:
+            saved = {
+                "left": None,
+                "moved": torch.zeros(federation.num_clients, len(self._initial)),
+                "coalitions": {},
+            }
+        # The run's model after its last round, None before the first.
+        self._last_model: Tensor | None = saved["left"]
+        # [n, P], the sums of the clients' updates in the run.
+        self._update_sums: Tensor = saved["moved"]
+        self._coalitions = []
+        for index, mask in enumerate(trained_masks(masks)):
+            coalition = _Coalition(
+                mask.nonzero().flatten().tolist(),
                 replace(federation, global_vector=self._initial),
-                engine.sites_of,
-                states.get(place),
+                sites_of=engine.sites_of,
+                saved=saved["coalitions"].get(index),
             )
-            for place, members in enumerate(trained)
-        ]
+            self._coalitions.append(coalition)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs."""
-        coalitions = {
-            place: coalition.state_dict() for place, coalition in enumerate(self._coalitions)
+        states = {}
+        for index, coalition in enumerate(self._coalitions):
+            states[index] = coalition.state_dict()
+        return {
+            "left": self._last_model,
+            "moved": self._update_sums,
+            "coalitions": states,
         }
-        return {"left": self._left, "moved": self._moved, "coalitions": coalitions}
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._run = state
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        self._updates, self._clients = updates, clients
-        self._away = {*self._run.cohort} - self._engine.heard
+        self._updates = updates
+        self._clients = clients
+        self._absent = {*self._run.cohort} - self._engine.heard
 
     def end_round(self, round: Round) -> None:
-        if self._left is not None and not torch.equal(
-            self._left.to(round.global_vector), round.global_vector
-        ):
+        self._check_unchanged(round)
+        with warnings.catch_warnings():
+            # The run's own server has warned. Faults of sites are noted.
+            warnings.simplefilter("ignore")
+            packets = []
+            for coalition in self._coalitions:
+                packets.append(coalition.instruct(self._run, self._absent, self._clients))
+            replies = self._exchange(packets)
+            for coalition, replies_of_coalition in zip(self._coalitions, replies):
+                coalition.receive(replies_of_coalition, round)
+        self._note_doubtful_models(round)
+        self._last_model = round.server_vector
+
+    def _check_unchanged(self, round: Round) -> None:
+        """Raise ConfigurationError if the run's model has changed since its last round."""
+        if self._last_model is None:
+            return
+        last_model = self._last_model.to(round.global_vector)
+        if not torch.equal(last_model, round.global_vector):
             raise ConfigurationError(
                 f"ShadowShapley: the module's weights or buffers have changed before round {round.round_index + 1}, as "
                 "by a hook around an epoch or by validation, and the models of coalitions at sites would not. Let "
                 "hooks leave them as they are, or value the run by flsv retrain."
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # the run's own server has warned; faults of sites are noted
-            packets = [
-                coalition.instruct(self._run, self._away, self._clients)
-                for coalition in self._coalitions
-            ]
-            replies = [dict[int, Any]() for _ in packets]
-            while any(packets):  # a site trains one model at a time
-                wave: dict[int, tuple[int, Packet]] = {}
-                for place, waiting in enumerate(packets):
-                    for site in waiting.keys() - wave.keys():
-                        wave[site] = place, waiting.pop(site)
-                exchange = self._coalitions[0].sites.directory.exchange
-                for site, reply in exchange(
-                    {site: packet for site, (_, packet) in wave.items()}
-                ).items():
-                    replies[wave[site][0]][site] = reply
-            for coalition, replied in zip(self._coalitions, replies):
-                coalition.receive(replied, round)
-        self._doubt(round)
-        self._left = round.server_vector
 
-    def _doubt(self, round: Round) -> None:
+    def _exchange(self, packets: list[dict[int, Packet]]) -> list[dict[int, Any]]:
+        """Send each coalition's packets, ``{site: packet}``, and return the replies in the same form."""
+        replies: list[dict[int, Any]] = [{} for _ in packets]
+        while any(packets):
+            # A site trains one model at a time.
+            packet_by_site: dict[int, Packet] = {}
+            coalition_by_site: dict[int, int] = {}
+            for index, waiting_packets in enumerate(packets):
+                for site in waiting_packets.keys() - packet_by_site.keys():
+                    packet_by_site[site] = waiting_packets.pop(site)
+                    coalition_by_site[site] = index
+            directory = self._coalitions[0].sites.directory
+            for site, reply in directory.exchange(packet_by_site).items():
+                replies[coalition_by_site[site]][site] = reply
+        return replies
+
+    def _note_doubtful_models(self, round: Round) -> None:
         """Record the clients whose own model was probably not trained by them alone."""
-        alone = {each.members[0]: each for each in self._coalitions if len(each.members) == 1}
-        if len(alone) < len(self._moved):
+        alone = {}
+        for coalition in self._coalitions:
+            if len(coalition.members) == 1:
+                alone[coalition.members[0]] = coalition
+        if len(alone) < len(self._update_sums):
             return
-        self._moved = self._moved.to(round.global_vector)
+
+        global_model = round.global_vector  # the last that clients have seen
+        self._update_sums = self._update_sums.to(global_model)
+        is_same_training = round.round_index == 0 and self._are_updates_whole
         for update in self._updates:
-            moved, client = (
-                (update.vector - round.global_vector).nan_to_num(0.0, 0.0, 0.0),
-                update.client_id,
-            )
-            self._moved[client] += moved
-            own = alone[client].sent.get(client, update.vector)
-            same = round.round_index == 0 and self._whole  # both are the same training
-            if same and (own - update.vector).norm() > SAME * moved.norm():
+            client = update.client_id
+            step = (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
+            self._update_sums[client] += step
+            client_model = alone[client].sent.get(client, update.vector)
+            distance = (client_model - update.vector).norm()
+            if is_same_training and distance > SAME * step.norm():
                 self._run.note(client, "its own model is not its first update")
-        if round.round_index:
-            models = torch.stack(
-                [alone[client].state.model() for client in range(len(self._moved))]
-            )
-            known = round.global_vector  # the last model that clients have seen
-            for client, why in doubtful_own_models(
-                models, self._initial.to(known), known, self._moved
-            ).items():
-                self._run.note(client, why)
+        if not round.round_index:
+            return
+
+        client_models = []
+        for client in range(len(self._update_sums)):
+            client_models.append(alone[client].state.model())
+        reasons = doubtful_own_models(
+            torch.stack(client_models),
+            self._initial.to(global_model),
+            model=global_model,
+            updates=self._update_sums,
+        )
+        for client, reason in reasons.items():
+            self._run.note(client, reason)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
@@ -243,29 +270,41 @@ class _Coalition:
         sites_of: Callable[[FederationState], RemoteSites],
         saved: Mapping[str, Any] | None,
     ) -> None:
-        # sent: {client id: model [P]}, of the last round
-        self.members, self.sent, n = members, dict[int, Tensor](), federation.num_clients
+        self.members = members
+        # {client: model [P]}, of the last round.
+        self.sent: dict[int, Tensor] = {}
+
         roles: Mapping[str, Any] = federation.strategies
-        own = {role: roles[role] for role in roles.keys() - {"sampler", "personalizer"}}
-        strategies, read, filters = copy.deepcopy(
-            (own, _read_metrics(federation), federation.filters)
-        )
         self._sampler: ClientSampler = roles["sampler"].among(members)
-        self._metrics = ContributionMetrics(read, check_names(strategies), n)
+        run_strategies = {}
+        for role, strategy in roles.items():
+            if role not in ("sampler", "personalizer"):
+                run_strategies[role] = strategy
+        # Copied together, since they may share parts.
+        run_parts = run_strategies, _metric_of_aggregator(federation), federation.filters
+        strategies, metrics, filters = copy.deepcopy(run_parts)
+
+        num_clients = federation.num_clients
+        self._metrics = ContributionMetrics(metrics, check_names(strategies), num_clients)
         self._metrics.reset()
         self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
         self._parts = [*strategies.values(), *self._server.filters]
-        unseen = torch.zeros(n, dtype=torch.long)
+
+        initial_model = federation.global_vector
+        if saved is not None:
+            initial_model = saved["model"].to(initial_model)
         self.state = FederationState(
-            n, federation.seed, participations=unseen, updates_received=unseen.clone()
+            num_clients,
+            federation.seed,
+            participations=torch.zeros(num_clients, dtype=torch.long),
+            updates_received=torch.zeros(num_clients, dtype=torch.long),
         )
-        start = federation.global_vector
-        self.state.global_vector = start.clone() if saved is None else saved["model"].to(start)
+        self.state.global_vector = initial_model.clone()
         info = replace(
             federation,
             global_vector=self.state.model().clone(),
             strategies={**federation.strategies, **strategies},
-            metrics=read,
+            metrics=metrics,
         )
         if saved is None:
             for part in self._parts:
@@ -276,7 +315,7 @@ class _Coalition:
             for part, state in zip(self._parts, saved["parts"]):
                 part.load_state_dict(state)
                 part.resume(info)
-        self._metrics.to(start.device)
+        self._metrics.to(initial_model.device)
         self.sites = sites_of(self.state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,28 +329,32 @@ class _Coalition:
         }
 
     def instruct(
-        self, run: FederationState, away: set[int], clients: Sequence[Client]
+        self,
+        run: FederationState,
+        absent: set[int],
+        clients: Sequence[Client],
     ) -> dict[int, Packet]:
-        """Begin a round of the coalition. Return the messages to its sites that are not ``away``."""
-        state, self._clients = self.state, clients
-        state.round_index, state.incidents = run.round_index, run.incidents
-        state.run = state.run or digest([run.run, self.members]).hex()[:16]
-        draw, values = (
-            generator_for(state.seed, "cohort", state.round_index),
-            self._metrics.with_priors(),
-        )
-        drawn = cohort_of(
+        """Begin a round of the coalition. Return the messages to its sites that are not ``absent``."""
+        state = self.state
+        self._clients = clients
+        state.round_index = run.round_index
+        state.incidents = run.incidents
+        if not state.run:
+            state.run = digest([run.run, self.members]).hex()[:16]
+
+        values = self._metrics.with_priors()
+        cohort = cohort_of(
             self._sampler,
             state.num_clients,
             values,
-            draw,
+            generator_for(state.seed, "cohort", state.round_index),
             state.round_index,
             clients,
             state.model(),
         )
-        state.cohort = [client for client in drawn if client not in away]
+        state.cohort = [client for client in cohort if client not in absent]
         self._chances = partial(
-            chances_of, self._sampler, state.num_clients, values, state.round_index, drawn
+            chances_of, self._sampler, state.num_clients, values, state.round_index, cohort
         )
         self._instructions = self._server.instruct(state.cohort, state)
         self.sites.discard()
@@ -321,48 +364,65 @@ class _Coalition:
         """End the coalition's round with its sites' ``replies``. Without a finite new model the coalition keeps its
         last.
         """
-        state, server = self.state, self._server
-        updates, broken = self.sites.updates(
-            {site: replies[site] for site in self._instructions}, state.model().device, server.space
+        server = self._server
+        replies_to_instructions = {site: replies[site] for site in self._instructions}
+        updates, broken_clients = self.sites.updates(
+            replies_to_instructions, self.state.model().device, server.space
         )
         self.sent = {update.client_id: update.vector for update in updates}
         server.send(self._instructions)
         if updates:
-            matrix = torch.stack([update.vector for update in updates])
             try:
-                given = (
-                    matrix,
-                    self._instructions,
-                    state,
-                    self._clients,
-                    round.server_data,
-                    self._chances,
-                    broken,
-                )
-                own = server.receive(updates, *given)
-                self.sites.count({*own.client_ids.tolist()})
-                state.complete(server.finish(own, state), [*broken, *self.sent])
+                self._finish(updates, broken_clients, round)
             except NoModel:
                 self.sites.discard()
         self.sites.commit()
         if round.channel is not None:
             round.channel.messages += server.channel.messages
 
+    def _finish(self, updates: Any, broken_clients: Any, round: Round) -> None:
+        """Aggregate the clients' updates to the coalition's next model."""
+        coalition_round = self._server.receive(
+            updates,
+            torch.stack([update.vector for update in updates]),
+            self._instructions,
+            self.state,
+            self._clients,
+            round.server_data,
+            self._chances,
+            broken_clients,
+        )
+        self.sites.count({*coalition_round.client_ids.tolist()})
+        model = self._server.finish(coalition_round, self.state)
+        self.state.complete(model, [*broken_clients, *self.sent])
 
-def _read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
+
+def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
     """Return the metric whose values the aggregator uses, ``{name: metric}``, empty if none."""
-    read = federation.strategies["aggregator"].metric
-    return {name: metric for name, metric in federation.metrics.items() if name == read}
+    metric_name = federation.strategies["aggregator"].metric
+    if metric_name is None or metric_name not in federation.metrics:
+        return {}
+    return {metric_name: federation.metrics[metric_name]}
 
 
 def models_of(
-    masks: Tensor, empty: Tensor, full: Tensor, others: Sequence[Tensor]
+    masks: Tensor,
+    empty: Tensor,
+    full: Tensor,
+    inner_models: Sequence[Tensor],
 ) -> TrainedCoalitions:
-    """Return the models of the coalitions ``masks [K, n]``: ``empty``, ``full`` and, in order, ``others``, each
+    """Return the models of the coalitions ``masks [K, n]``: ``empty``, ``full`` and, in order, ``inner_models``, each
     ``[P]``.
     """
-    trained, ends = iter(others), {0: empty, masks.shape[1]: full}
-    models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
+    remaining_models = iter(inner_models)
+    models = []
+    for size in masks.sum(1).tolist():
+        if size == 0:
+            models.append(empty)
+        elif size == masks.shape[1]:
+            models.append(full)
+        else:
+            models.append(next(remaining_models))
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(models[index])
@@ -373,4 +433,5 @@ def models_of(
 def trained_masks(masks: Tensor) -> Tensor:
     """Return the coalitions in ``masks [K, n]`` that are neither empty nor full."""
     sizes = masks.sum(1)
-    return masks[(sizes > 0) & (sizes < masks.shape[1])]
+    is_inner = (sizes > 0) & (sizes < masks.shape[1])
+    return masks[is_inner]

@@ -22,13 +22,13 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
 from flsv.retraining.coalition_fit import (
+    GlobalModelScoring,
     become,
     coalition_loop,
     of_the_run,
     prepare_coalition_fit,
 )
 from flsv.retraining.fit_order import FitOrder, FitResult
-from flsv.retraining.global_model_scoring import GlobalModelScoring
 from flsv.retraining.readings import Reading, ReadingRefused
 from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel

@@ -49,7 +49,8 @@ from flsv.utilities.supervisor import (
 )
 
 #: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
-LONGER, SECONDS = 20, 120
+LONGER = 20
+SECONDS = 120
 
 
 def why_not_by_forks(trainer: L.Trainer) -> str | None:
@@ -74,17 +75,18 @@ class ForkedFits:
         # Pickles the fit.
         pickled: Callable[[], bytes],
     ) -> None:
-        self._pipe, asked = Pipe()
+        self._pipe, pipe_of_fork = Pipe()
         self._pickled = pickled
-        # begun: whether this process is a fork whose Trainer has become a coalition's
-        self.begun, self.since = False, time.monotonic()
+        # Whether this process is a fork whose Trainer has become a coalition's.
+        self.begun = False
+        self.start_time = time.monotonic()
         self._waiting = quiet_fork()
         if self._waiting:
-            asked.close()
+            pipe_of_fork.close()
             return
         try:
             self._pipe.close()
-            order = self._wait(asked)
+            order = self._wait(pipe_of_fork)
             self._begin(trainer, module, measures, order)
             self.begun = True
         except BaseException as error:
@@ -109,56 +111,60 @@ class ForkedFits:
 
     def pickled(self) -> bytes | ChildFailed:
         """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
-        ((_, found),) = self._ask([None], "")
-        return found  # type: ignore[no-any-return]
+        ((_, pickled_fit),) = self._ask([None], "")
+        return pickled_fit  # type: ignore[no-any-return]
 
     def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
         """Send orders to the waiting process, and yield ``(index, answer)``. None requests the pickled fit."""
-        left = set(range(len(orders)))
+        missing = set(range(len(orders)))
+        limit_s = limit_since(self.start_time)
         try:
             with ended_by_sigterm() as check:
-                self._pipe.send_bytes(
-                    pickle.dumps((orders, folder, cores(), limit_since(self.since)))
-                )
-                while left:
+                request = pickle.dumps((orders, folder, cores(), limit_s))
+                self._pipe.send_bytes(request)
+                while missing:
                     while not self._pipe.poll(POLL_S):
                         check()
-                    place, found = pickle.loads(self._pipe.recv_bytes())
-                    left = set() if ends_all(place, found) else left - {place}
-                    yield place, found
+                    index, result = pickle.loads(self._pipe.recv_bytes())
+                    missing.discard(index)
+                    if ends_all(index, result):
+                        missing.clear()
+                    yield index, result
         except (EOFError, OSError):
             self.close()
-            while left:
-                yield (
-                    left.pop(),
-                    ChildFailed("the process that waited at the fit's beginning has been ended"),
-                )
+            failure = ChildFailed("the process that waited at the fit's beginning has been ended")
+            while missing:
+                yield missing.pop(), failure
         finally:
-            if left:
+            if missing:
                 self.close()
 
     def close(self) -> None:
         """End the waiting forked process and the trainings in it."""
-        pid, self._waiting = self._waiting, 0
-        if pid:
-            self._pipe.close()
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        process = self._waiting
+        self._waiting = 0
+        if not process:
+            return
+        self._pipe.close()
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(process, 0)
 
     # ---- in the process that waits
 
-    def _wait(self, asked: Connection) -> FitOrder:
+    def _wait(self, pipe: Connection) -> FitOrder:
         """Wait for orders, and fork this process for each. Return the order, but only in the fork."""
         try:
             while True:
-                orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
-                tasks = [(place, partial(self._go_on, order)) for place, order in enumerate(orders)]
+                orders, self._folder, jobs, limit_s = pickle.loads(pipe.recv_bytes())
+                tasks = []
+                for index, order in enumerate(orders):
+                    tasks.append((index, partial(self._go_on, order)))
                 with closing(supervise(tasks, jobs, limit_s)) as answers:
-                    for found in answers:
-                        asked.send_bytes(pickle.dumps(found))
-                        if ends_all(*found):
+                    for index, result in answers:
+                        pipe.send_bytes(pickle.dumps((index, result)))
+                        if ends_all(index, result):
                             break
         except GoOn:
             return self._order
@@ -188,7 +194,12 @@ class ForkedFits:
         unfitted._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a resumed run
         data: FederatedDataModule = unfitted.datamodule
         scoring = prepare_coalition_fit(
-            trainer, data, measures, order, folder, lambda: answer(scoring.result())
+            trainer,
+            data,
+            measures=measures,
+            order=order,
+            folder=folder,
+            end=lambda: answer(scoring.result()),
         )
         callbacks_of(trainer).insert(0, _Ends(scoring))
         unfitted._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
@@ -205,21 +216,21 @@ def ends_all(index: int, result: Any) -> bool:
     return index == 0 and isinstance(result, ChildFailed)
 
 
-def limit_since(begun: float) -> float:
-    """Return a coalition fit's time limit in seconds. ``begun`` is when the run started."""
-    return SECONDS + LONGER * (time.monotonic() - begun)
+def limit_since(start_time: float) -> float:
+    """Return a coalition fit's time limit in seconds. ``start_time`` is when the run started."""
+    return SECONDS + LONGER * (time.monotonic() - start_time)
 
 
 def own_files(trainer: L.Trainer, root: str) -> str | None:
     """Redirect this process's writes to memory. If that fails, allow writes only in a new folder in ``root``, and
     return it.
     """
-    folders = [
-        trainer.default_root_dir,
-        *(each.save_dir for each in trainer.loggers if each.save_dir),
-    ]
+    folders = [str(trainer.default_root_dir)]
+    for logger in trainer.loggers:
+        if logger.save_dir:
+            folders.append(str(logger.save_dir))
     try:
-        own_view(map(str, folders), root)
+        own_view(folders, root)
         return None
     except OSError:
         folder = tempfile.mkdtemp(dir=root)

@@ -48,10 +48,10 @@ _SHOWS = {"__hash__", "__str__", "__repr__", "__format__", "__fspath__"}
 
 @dataclass(frozen=True)
 class Reading:
-    """Answer of a coalition's process: its training has read ``what``, such as ``"EarlyStopping.wait_count"``."""
+    """Answer of a coalition's process: its training has read ``source``, such as ``"EarlyStopping.wait_count"``."""
 
     reader: str
-    what: str
+    source: str
     # What is wrong with it.
     why: str
     # Whether the coalition could train with the original, which its process has.
@@ -60,7 +60,7 @@ class Reading:
     needs_validation: bool = False
 
     def __str__(self) -> str:
-        return f"{self.reader} reads {self.what}"
+        return f"{self.reader} reads {self.source}"
 
 
 class ReadingRefused(ConfigurationError):

@@ -23,124 +23,12 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
-from flsv.retraining.global_model_scoring import GlobalModelScoring, train_alone
+from flsv.retraining.coalition_fit import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.errors import ConfigurationError
 
 
-class TrainedGame:
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition separately.
-
-    :class:`RetrainedUtility` explains the attributes and the arguments except ``make``, a function that makes a trainer
-    and a module for one fit of a coalition, given the coalition's sampler.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[ClientSampler], tuple[L.Trainer, L.LightningModule]],
-        data: FederatedDataModule,
-        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
-        mode: Mode | None = None,
-        ranks: Ranks = ALONE,
-        sampler: ClientSampler | None = None,
-    ) -> None:
-        measure: Measure
-        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
-            measure = metric
-        else:
-            measure = performance_of(self, metric, mode, "metric")
-        data.prepare_data()
-        data.setup("fit")
-        if isinstance(measure, ModelScore):
-            warn_of_rarity([measure], data)
-        self._make, self.data, self.metric = make, data, measure
-        self.num_players = data.num_clients
-        self.ranks, self.sampler = ranks, sampler or FullParticipation()
-        self.initial: dict[str, Any] | None = None
-        self.model: Tensor | None = None
-        self.scores: dict[Members, Scores] = {}
-        self.seconds: dict[Members, float] = {}
-
-    def made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        """Make a trainer and a module for one fit of the coalition ``members``."""
-        return self._make(self.sampler.among(members))
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Train the new coalitions. Return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
-        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
-            raise ValueError(
-                f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}."
-            )
-        coalitions = members_of(masks.cpu())
-        wanted = dict.fromkeys(
-            members for members in coalitions if members and members not in self.scores
-        )
-        if () in coalitions and () not in self.scores and not wanted:
-            wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
-        self._train_all(list(wanted))
-        return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
-
-    def _train_all(self, coalitions: list[Members]) -> None:
-        ranks = self.ranks
-        if self.initial is None and ranks.size > 1 and coalitions:
-            # All trainings start from the first one's initial weights.
-            if ranks.rank == 0:
-                self._train(coalitions[0])
-            self._share(coalitions[:1], "the first coalition's training")
-            coalitions = coalitions[1:]
-        samples = self.data.num_samples
-        owners = balance_load(
-            [float(samples[list(members)].sum()) for members in coalitions], ranks.size
-        )
-        for members, owner in zip(coalitions, owners):
-            if owner == ranks.rank:
-                self._train(members)
-        if ranks.size > 1:
-            self._share(coalitions, "coalitions' trainings")
-
-    def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
-        names = ((), *coalitions)
-        own = {members: self.scores[members] for members in names if members in self.scores}
-        seconds = {
-            members: self.seconds[members] for members in coalitions if members in self.seconds
-        }
-        parts = self.ranks.all_gather(
-            (own, seconds, self.initial if self.ranks.rank == 0 else None), about
-        )
-        self.initial = parts[0][2]
-        for scores, spent, _ in parts:
-            self.scores |= scores
-            self.seconds |= spent
-
-    def _train(self, members: Members) -> None:
-        trainer, module = self.made(members)
-        scoring = GlobalModelScoring(
-            self.data,
-            measures=[self.metric],
-            initial=self.initial,
-            scores_untrained=() not in self.scores,
-        )
-
-        with self.data.counting(members):
-            seconds = train_alone(
-                trainer,
-                module,
-                data=self.data,
-                scoring=scoring,
-            )
-
-        self.seconds[members] = seconds
-        if scoring.untrained_scores:
-            self.scores[()] = scoring.untrained_scores[0]
-        assert scoring.scored_round is not None
-        final_scores = scoring.scores_by_round[scoring.scored_round]
-        self.scores[members] = final_scores[0]
-        self.initial = scoring.initial
-        self.model = scoring.models
-
-
-class RetrainedUtility(TrainedGame):
+class RetrainedUtility:
     """Utility that trains a federation of only the coalition's clients.
 
     It maps masks, bool ``[K, n]``, to utilities, float64 ``[K]``. Pass it to any estimator of :mod:`flsv.functional`:
@@ -209,13 +97,113 @@ class RetrainedUtility(TrainedGame):
         ranks: Ranks = ALONE,
         sampler: ClientSampler | None = None,
     ) -> None:
-        kept = copy_module(module)
-        super().__init__(
-            lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks, sampler
-        )
+        measure: Measure
+        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
+            measure = metric
+        else:
+            measure = performance_of(self, metric, mode, "metric")
+        data.prepare_data()
+        data.setup("fit")
+        if isinstance(measure, ModelScore):
+            warn_of_rarity([measure], data)
+        self._make_trainer = trainer
+        self._module = copy_module(module)
+        self.data = data
+        self.metric = measure
+        self.num_players = data.num_clients
+        self.ranks = ranks
+        self.sampler = sampler or FullParticipation()
+        self.initial: dict[str, Any] | None = None
+        self.model: Tensor | None = None
+        self.scores: dict[Members, Scores] = {}
+        self.seconds: dict[Members, float] = {}
         if self.num_players > max_clients:
             raise ConfigurationError(
                 f"RetrainedUtility: {self.num_players} clients make {2**self.num_players - 1:,} federations to train; "
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Train the new coalitions. Return all utilities, ``[K]``, or ``[K, M]`` for M classes or names."""
+        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+            raise ValueError(
+                f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}."
+            )
+        coalitions = members_of(masks.cpu())
+        missing = []
+        for members in dict.fromkeys(coalitions):
+            if members not in self.scores:
+                missing.append(members)
+        fitted = [members for members in missing if members]
+        if missing and not fitted:
+            fitted = [(0,)]  # the empty coalition's model is the initial one of any training
+        self._train_all(fitted)
+
+        utilities = [utility_of(self.scores[members], self.metric) for members in coalitions]
+        return torch.cat(utilities)
+
+    def _train_all(self, coalitions: list[Members]) -> None:
+        ranks = self.ranks
+        if self.initial is None and ranks.size > 1 and coalitions:
+            # All trainings start from the first one's initial weights.
+            if ranks.rank == 0:
+                self._train(coalitions[0])
+            self._exchange(coalitions[:1], "the first coalition's training")
+            coalitions = coalitions[1:]
+
+        costs = []
+        for members in coalitions:
+            samples = self.data.num_samples[list(members)]
+            costs.append(float(samples.sum()))
+        for members, rank in zip(coalitions, balance_load(costs, ranks.size)):
+            if rank == ranks.rank:
+                self._train(members)
+        if ranks.size > 1:
+            self._exchange(coalitions, "coalitions' trainings")
+
+    def _exchange(self, coalitions: list[Members], exchange_name: str) -> None:
+        """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
+        scores = {}
+        seconds = {}
+        for members in ((), *coalitions):
+            if members in self.scores:
+                scores[members] = self.scores[members]
+            if members in self.seconds:
+                seconds[members] = self.seconds[members]
+        initial = None
+        if self.ranks.rank == 0:
+            initial = self.initial
+
+        results = self.ranks.all_gather((scores, seconds, initial), exchange_name)
+        _, _, self.initial = results[0]
+        for scores_of_rank, seconds_of_rank, _ in results:
+            self.scores.update(scores_of_rank)
+            self.seconds.update(seconds_of_rank)
+
+    def _train(self, members: Members) -> None:
+        trainer = self._make_trainer(self.sampler.among(members))
+        module = copy_module(self._module)
+        scoring = GlobalModelScoring(
+            self.data,
+            measures=[self.metric],
+            initial=self.initial,
+            scores_untrained=() not in self.scores,
+        )
+
+        with self.data.counting(members):
+            seconds = train_alone(
+                trainer,
+                module,
+                data=self.data,
+                scoring=scoring,
+            )
+
+        self.seconds[members] = seconds
+        if scoring.untrained_scores:
+            self.scores[()] = scoring.untrained_scores[0]
+        assert scoring.scored_round is not None
+        final_scores = scoring.scores_by_round[scoring.scored_round]
+        self.scores[members] = final_scores[0]
+        self.initial = scoring.initial
+        self.model = scoring.models
