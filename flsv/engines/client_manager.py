@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import islice
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device, as_given, evaluating, on_device
+from flsv import games
+from flsv._lightning.evaluation import all_on_device, as_given, on_device
 from flsv.core import Channel, Client, ClientPlacement, LocalData, Split, State
 from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+from flsv.engines.registry import EVALUATORS
 from flsv.games.copy_module import copy_module
-from flsv.games.lent_module import lent, put_private
-from flsv.games.make_evaluators import evaluator_on, make_evaluators
-from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
+from flsv.games.lent_module import put_private
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
 
 #: Function that returns the entries of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]
@@ -116,7 +117,7 @@ class ClientManager:
         client."""
         if self._evaluator is not None:
             return self._evaluator.on(batches, private)
-        self._evaluator = ModelEvaluator(
+        self._evaluator = games.ModelEvaluator(
             self._trainer.lightning_module,
             self._space,
             batches,
@@ -136,12 +137,17 @@ class ClientManager:
         private = None
         if self._space.private_names:
             private = partial(self._private, client)
+        make_evaluators: Any = resolve_name(EVALUATORS)
         try:
             if performance not in self._any_task:
                 measures = {"what clients are asked for": performance}
-                evaluators = make_evaluators(self._trainer, self._space, loader, measures)
+                evaluators = make_evaluators.make_evaluators(
+                    self._trainer, self._space, loader, measures
+                )
                 self._any_task[performance] = evaluators[performance.evaluator]
-            return evaluator_on(self._any_task[performance], self._trainer, loader, private)
+            return make_evaluators.evaluator_on(
+                self._any_task[performance], self._trainer, loader, private
+            )
         except ConfigurationError as error:
             owner = client_called(client, self._data.client_names)
             raise ConfigurationError(f"{owner}: {error}") from error
@@ -191,38 +197,6 @@ class ClientManager:
         if split != "val":
             return []
         return all_on_device(self._trainer, self._data.val_dataloader())
-
-
-@torch.no_grad()
-def try_forward(
-    trainer: L.Trainer,
-    batches: Iterable[Any],
-    num_classes: int,
-    asking: str,
-) -> None:
-    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
-    module = trainer.lightning_module
-    precision = trainer.strategy.precision_plugin
-    with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
-        try:
-            for batch in islice(on_device(trainer, batches), 1):
-                _check_forward(module, batch, num_classes)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{asking}: {error}") from error
-
-
-def _check_forward(
-    module: nn.Module,
-    batch: Any,
-    num_classes: int,
-) -> None:
-    """Check that a module returns logits ``[B, M]`` for a batch."""
-    x, y = checked_pair(batch, num_classes)
-    try:
-        logits = module(x)
-    except Exception as error:
-        raise no_forward(module, x, error) from error
-    checked_logits(logits, y, num_classes, or_more=True)
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device, count_answers
+from flsv._lightning.evaluation import count_answers
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.configuration.federation_config import FederationConfig
@@ -31,11 +32,8 @@ from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.engines.client_manager import ClientManager, try_forward
-from flsv.games import CoalitionGames, ModelEvaluator, ModelScore
-from flsv.games.judges import MIN_HELD_OUT, ClientJudges
-from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
-from flsv.games.output_metric import check_two_classes, needs_two_classes
+from flsv.engines.client_manager import ClientManager
+from flsv.engines.registry import SCORING
 from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
@@ -43,7 +41,9 @@ from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore
 from flsv.uploads import JointUpload
-from flsv.utilities.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from flsv.games import CoalitionGames
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
@@ -133,96 +133,25 @@ class Engine:
     ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run for the metrics ``evaluating``."""
-        trainer = self.trainer
-        validation = self.data.val_dataloader()
-        self.space.check(trainer.lightning_module)
-
-        judged: dict[Hashable, ModelScore] = {}
-        by_server: dict[str, Any] = {}
-        classified = []
-        for name, measure in measures.items():
-            if isinstance(measure, ModelScore) and measure.judged:
-                judged[measure.evaluator] = measure
-                continue
-            by_server[f"metric {name!r}"] = measure
-            if not isinstance(measure, ModelScore):
-                classified.append(name)
-
-        if self.clients_here:
-            self._try_evaluations([*self._strategies.values(), *evaluating.values()])
-        if not measures:
+        self.space.check(self._module)
+        are_models_scored = bool(measures or evaluating or self._config.evaluation.every)
+        for strategy in self._strategies.values():
+            has_performance = getattr(strategy, "performance", None) is not None
+            are_models_scored |= strategy.evaluates or has_performance
+        if not are_models_scored:
             return None
-        validated = make_evaluators(
-            trainer, self.space, validation, by_server, seed=self._state.seed
-        )
-        for key, measure in judged.items():
-            validated[key] = self._judges(measure)
-        evaluator = None
-        if classified:
-            evaluator = self._classifier_evaluator(classified, validation)
-            by_loss = [name for name in classified if measures[name] == "negative_loss"]
-            if by_loss:
-                evaluator.check_logits(f"metrics {by_loss}")
-        server_lr = self._config.aggregator.server_lr
-        return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
-    def _judges(self, measure: ModelScore) -> ClientJudges:
-        """Return what lets the clients score coalitions' models, after a try."""
-        if self.clients_here:
-            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=MIN_HELD_OUT)
-        judges = ClientJudges(
-            self.space,
-            self.manager.clients,
+        scoring = resolve_name(SCORING)(
+            trainer=self.trainer,
             data=self.data,
-            measure=measure,
-            device=self._module.device,
-            note=self._state.note,
+            space=self.space,
+            manager=self.manager,
+            config=self._config,
+            state=self._state,
+            ranks=self.ranks,
+            clients_here=self.clients_here,
         )
-        judges.check(self._state.model())
-        return judges
-
-    def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
-        """Return the evaluator of classifiers on the server's validation set, for the metrics of these names."""
-        try:
-            return self.manager.evaluator(all_on_device(self.trainer, validation))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"metrics {metrics}: {error}{BY_A_LOGGED_VALUE}") from error
-
-    def _try_evaluations(self, components: Sequence[Any]) -> None:
-        """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
-        num_classes = self.data.num_classes
-        every = self._config.evaluation.every
-        if every:
-            test_loader = self.data.client_loader(0, "test", shuffle=False)
-            try_forward(self.trainer, test_loader, num_classes, f"ClientEvaluation(every={every})")
-
-        for component in components:
-            performance = getattr(component, "performance", None)
-            if isinstance(performance, ModelScore):
-                if getattr(component, "judges", "server") == "clients":
-                    continue  # all clients are asked, see ClientJudges.check
-                self._check_held_out_classes(performance, type(component).__name__)
-                self.manager.any_task(0, "val", performance)
-            elif component.evaluates:
-                train_loader = self.data.client_loader(0, "train", shuffle=False)
-                try_forward(self.trainer, train_loader, num_classes, type(component).__name__)
-
-    def _check_held_out_classes(
-        self, performance: ModelScore, asking: str, fewest_samples: int = 1
-    ) -> None:
-        """Check that clients hold out samples of two classes if ``performance`` compares classes."""
-        if not needs_two_classes(performance.of):
-            return
-        for client in range(self.data.num_clients):
-            if self.data.no_classes is not None:
-                num_samples = len(self.data.client_indices(client, "val"))
-                if num_samples >= fewest_samples:
-                    self.manager.any_task(client, "val", performance)  # reads masks' labels
-                continue
-            owner = client_called(client, self.data.client_names)
-            labels = self.data.client_labels(client, "val")
-            if len(labels) >= fewest_samples:
-                check_two_classes(performance.of, labels, f"{asking}, {owner}")
+        return scoring.games(measures, evaluating)  # type: ignore[no-any-return]
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""

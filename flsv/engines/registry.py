@@ -11,6 +11,12 @@ ENGINES = {
     "sequential": "flsv.engines.engine:Engine",
     "vmap": "flsv.engines.vmap:VmapProcess",
 }
+#: Makes the coalition games of a run that scores models.
+SCORING = "flsv.engines.scoring:ScoringOfARun"
+#: Says by which measures models could be scored.
+POSSIBLE_MEASURES = "flsv.engines.scoring:possible_measures"
+#: Make the evaluators of one client.
+EVALUATORS = "flsv.games.make_evaluators"
 
 
 def _make_federated_strategy(**options: Any) -> Any:

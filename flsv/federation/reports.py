@@ -8,31 +8,28 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import each_loader, keep_batches
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
 from flsv.core.faults import COPY, LARGE, NOT_FINITE
 from flsv.data import plot_partition
-from flsv.engines.client_manager import try_forward
 from flsv.engines.engine import Engine
+from flsv.engines.registry import POSSIBLE_MEASURES
 from flsv.federation.learning import learning_record, untrained_scores
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.games.performance import is_always_defined
-from flsv.games.validated_models import ValidatedModels
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
@@ -45,7 +42,6 @@ from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
@@ -315,40 +311,12 @@ class RunReports:
 
     def _tried(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
-        lines = [
-            f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept.",
-            self._values_by("what validation logs", self._log_names),
-            self._values_by("accuracy", self._classified),
-        ]
-        return " ".join(lines)
-
-    def _values_by(
-        self,
-        measures: str,
-        ask: Callable[[Any], str],
-    ) -> str:
-        """Say what ``ask`` returns of the validation data about performance ``measures``, or why there are none."""
-        try:
-            return f"Values by {measures}: {ask(self._data.val_dataloader())}"
-        except ConfigurationError as error:
-            return f"No values by {measures}: {error}"
-
-    def _log_names(self, loaders: Any) -> str:
-        module = self._trainer.lightning_module
-        if not is_overridden("validation_step", module, L.LightningModule):
-            raise ConfigurationError("there is no validation_step.")
-        one_batch_each = [islice(loader, 1) for loader in each_loader(loaders)]
-        batches = keep_batches(self._trainer, one_batch_each)
         space = self._federation.engine.space
-        models = ValidatedModels(self._trainer, space, batches, names=())
-        return f"performance one of {models.logged()}, with a mode."
-
-    def _classified(self, loaders: Any) -> str:
-        if self._data.no_classes is not None:
-            raise ConfigurationError(f"{self._data.no_classes}.")
-        num_classes = self._data.num_classes
-        try_forward(self._trainer, loaders, num_classes, "forward(x)")
-        return f"performance accuracy, of {num_classes} classes."
+        measures = resolve_name(POSSIBLE_MEASURES)(self._trainer, self._data, space)
+        trained = (
+            f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept."
+        )
+        return " ".join([trained, *measures])
 
     def stopped(self) -> None:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""

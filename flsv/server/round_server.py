@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_finite_check
 from flsv.functional.distances import all_finite
-from flsv.games import CoalitionGames
 from flsv.personalization import Personalized, Personalizer
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.host_copies import copied, from_host
+
+if TYPE_CHECKING:
+    from flsv.games import CoalitionGames
 
 
 class NoModel(RuntimeError):

@@ -220,11 +220,9 @@ def test_trial_forward_changes_neither_module_nor_generator(
 
         def on_train_start(self) -> None:
             self.net[1].eval()  # a frozen BatchNorm
-            self.seen = (
-                [layer.training for layer in self.modules()],
-                float(self.calls),
-                torch.get_rng_state(),
-            )
+            self.modes = [layer.training for layer in self.modules()]
+            self.calls_before = float(self.calls)
+            self.generator_state = torch.get_rng_state()
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
@@ -234,12 +232,13 @@ def test_trial_forward_changes_neither_module_nor_generator(
     for tried in (True, False):
         with monkeypatch.context() as patch:
             if not tried:
-                patch.setattr("flsv.engines.engine.try_forward", lambda *_: None)
+                patch.setattr("flsv.engines.scoring.try_forward", lambda *_: None)
             module = Restless()
             torch.manual_seed(5)
             fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
             runs.append((module, vector(module)))
-    (tried, one), (untried, other) = runs
-    assert tried.seen[:2] == untried.seen[:2]
-    assert torch.equal(tried.seen[2], untried.seen[2])
-    assert torch.equal(one, other)
+    (tried, tried_model), (untried, untried_model) = runs
+    assert tried.modes == untried.modes
+    assert tried.calls_before == untried.calls_before
+    assert torch.equal(tried.generator_state, untried.generator_state)
+    assert torch.equal(tried_model, untried_model)

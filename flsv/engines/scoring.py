@@ -1,0 +1,213 @@
+"""The scoring of models during a run: coalition games are made, and evaluations are tried before the first round.
+
+A run that scores no models does not load this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+
+from flsv._lightning.evaluation import (
+    all_on_device,
+    each_loader,
+    evaluating,
+    keep_batches,
+    on_device,
+)
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import FederationState, Ranks
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.data.groups import client_called
+from flsv.engines.client_manager import ClientManager
+from flsv.games import CoalitionGames, ModelEvaluator, ModelScore, ValidatedModels
+from flsv.games.judges import MIN_HELD_OUT, ClientJudges
+from flsv.games.lent_module import lent
+from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.games.output_metric import check_two_classes, needs_two_classes
+from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
+from flsv.utilities.errors import ConfigurationError
+
+
+@dataclass(frozen=True, eq=False)
+class ScoringOfARun:
+    """Maker of the coalition games in which a run's metrics score models."""
+
+    trainer: L.Trainer
+    data: FederatedDataModule
+    space: ParameterSpace
+    manager: ClientManager
+    config: FederationConfig
+    state: FederationState
+    ranks: Ranks
+    # Whether the clients' data can be read in this process.
+    clients_here: bool
+
+    def games(
+        self, measures: Mapping[str, Any], evaluating_metrics: Mapping[str, Any]
+    ) -> CoalitionGames | None:
+        """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
+        evaluations that clients will run."""
+        judged: dict[Hashable, ModelScore] = {}
+        by_server: dict[str, Any] = {}
+        classified = []
+        for name, measure in measures.items():
+            if isinstance(measure, ModelScore) and measure.judged:
+                judged[measure.evaluator] = measure
+                continue
+            by_server[f"metric {name!r}"] = measure
+            if not isinstance(measure, ModelScore):
+                classified.append(name)
+
+        if self.clients_here:
+            self._try_evaluations([*self.config.strategies.values(), *evaluating_metrics.values()])
+        if not measures:
+            return None
+        validation = self.data.val_dataloader()
+        validated = make_evaluators(
+            self.trainer, self.space, validation, by_server, seed=self.state.seed
+        )
+        for key, measure in judged.items():
+            validated[key] = self._judges(measure)
+        evaluator = None
+        if classified:
+            evaluator = self._classifier_evaluator(classified, validation)
+            by_loss = [name for name in classified if measures[name] == "negative_loss"]
+            if by_loss:
+                evaluator.check_logits(f"metrics {by_loss}")
+        return CoalitionGames(
+            evaluator,
+            server_lr=self.config.aggregator.server_lr,
+            validated=validated,
+            ranks=self.ranks,
+        )
+
+    def _judges(self, measure: ModelScore) -> ClientJudges:
+        """Return what lets the clients score coalitions' models, after a try."""
+        if self.clients_here:
+            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=MIN_HELD_OUT)
+        judges = ClientJudges(
+            self.space,
+            self.manager.clients,
+            data=self.data,
+            measure=measure,
+            device=self.trainer.lightning_module.device,
+            note=self.state.note,
+        )
+        judges.check(self.state.model())
+        return judges
+
+    def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
+        """Return the evaluator of classifiers on the server's validation set, for the metrics of these names."""
+        try:
+            return self.manager.evaluator(all_on_device(self.trainer, validation))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"metrics {metrics}: {error}{BY_A_LOGGED_VALUE}") from error
+
+    def _try_evaluations(self, components: Sequence[Any]) -> None:
+        """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
+        num_classes = self.data.num_classes
+        every = self.config.evaluation.every
+        if every:
+            test_loader = self.data.client_loader(0, "test", shuffle=False)
+            try_forward(self.trainer, test_loader, num_classes, f"ClientEvaluation(every={every})")
+
+        for component in components:
+            performance = getattr(component, "performance", None)
+            if isinstance(performance, ModelScore):
+                if getattr(component, "judges", "server") == "clients":
+                    continue  # all clients are asked, see ClientJudges.check
+                self._check_held_out_classes(performance, type(component).__name__)
+                self.manager.any_task(0, "val", performance)
+            elif component.evaluates:
+                train_loader = self.data.client_loader(0, "train", shuffle=False)
+                try_forward(self.trainer, train_loader, num_classes, type(component).__name__)
+
+    def _check_held_out_classes(
+        self, performance: ModelScore, asking: str, fewest_samples: int = 1
+    ) -> None:
+        """Check that clients hold out samples of two classes if ``performance`` compares classes."""
+        if not needs_two_classes(performance.of):
+            return
+        for client in range(self.data.num_clients):
+            if self.data.no_classes is not None:
+                num_samples = len(self.data.client_indices(client, "val"))
+                if num_samples >= fewest_samples:
+                    self.manager.any_task(client, "val", performance)  # reads masks' labels
+                continue
+            owner = client_called(client, self.data.client_names)
+            labels = self.data.client_labels(client, "val")
+            if len(labels) >= fewest_samples:
+                check_two_classes(performance.of, labels, f"{asking}, {owner}")
+
+
+def possible_measures(
+    trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace
+) -> list[str]:
+    """Describe by which measures models can be scored: what validation logs, and accuracy."""
+    loaders = data.val_dataloader()
+
+    def log_names() -> str:
+        if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
+            raise ConfigurationError("there is no validation_step.")
+        one_batch_each = [islice(loader, 1) for loader in each_loader(loaders)]
+        batches = keep_batches(trainer, one_batch_each)
+        models = ValidatedModels(trainer, space, batches, names=())
+        return f"performance one of {models.logged()}, with a mode."
+
+    def classified() -> str:
+        if data.no_classes is not None:
+            raise ConfigurationError(f"{data.no_classes}.")
+        try_forward(trainer, loaders, data.num_classes, "forward(x)")
+        return f"performance accuracy, of {data.num_classes} classes."
+
+    return [_values_by("what validation logs", log_names), _values_by("accuracy", classified)]
+
+
+def _values_by(measures: str, describe: Callable[[], str]) -> str:
+    """Say how clients can be valued by ``measures``, or why they cannot."""
+    try:
+        return f"Values by {measures}: {describe()}"
+    except ConfigurationError as error:
+        return f"No values by {measures}: {error}"
+
+
+@torch.no_grad()
+def try_forward(
+    trainer: L.Trainer,
+    batches: Iterable[Any],
+    num_classes: int,
+    asking: str,
+) -> None:
+    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
+    module = trainer.lightning_module
+    precision = trainer.strategy.precision_plugin
+    with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
+        try:
+            for batch in islice(on_device(trainer, batches), 1):
+                _check_forward(module, batch, num_classes)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{asking}: {error}") from error
+
+
+def _check_forward(
+    module: nn.Module,
+    batch: Any,
+    num_classes: int,
+) -> None:
+    """Check that a module returns logits ``[B, M]`` for a batch."""
+    x, y = checked_pair(batch, num_classes)
+    try:
+        logits = module(x)
+    except Exception as error:
+        raise no_forward(module, x, error) from error
+    checked_logits(logits, y, num_classes, or_more=True)
