@@ -42,8 +42,10 @@ from flsv.benchmark.summary import (
 )
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, display_path, from_1, printer
+from flsv.cli.options import STRICT_HELP
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
+from flsv.utilities.formats import refuse_other_versions
 
 #: The federation in which costs are measured, which needs no download.
 COSTS_IN = "digits_dirichlet"
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given. Without costs",
     )
     parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
+    parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
     return parser
 
 
@@ -87,20 +90,22 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     Return the exit status: 1 if a metric failed in a federation or has no value in any, else 0.
     """
     options = _parser().parse_args(list(args))
+    if options.strict:
+        refuse_other_versions()
     if options.list:
         _list()
         return 0
     say, entries = printer(quiet), dict(map(entry, options.metric or METRICS))
-    if any(each.own for each in entries.values()):
+    if any(candidate.own for candidate in entries.values()):
         entries |= {name: METRICS[name] for name in BASELINES}
     with FolderLock(options.out):
-        known = _known(options, say)
+        truths = _known(options, say)
         seeds = options.seeds or (1 if options.quick else 3)
-        results = bench(known, entries, seeds=seeds, folder=options.out, say=say)
-        cost = {} if options.quick else _costs(known, entries, options.out / "costs.csv", say)
-        summary = _report(options.out, results, known, entries, cost)
+        results = bench(truths, entries, seeds=seeds, folder=options.out, say=say)
+        cost = {} if options.quick else _costs(truths, entries, options.out / "costs.csv", say)
+        summary = _report(options.out, results, truths, entries, cost)
         if not quiet:
-            _show(summary, known)
+            _show(summary, truths)
         files = [
             "benchmark.csv",
             "federations.csv",

@@ -36,6 +36,7 @@ CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart). Of several, a later one overrides, and adds "
     "to federation.metrics by name. --print_config shows the result."
 )
+STRICT_HELP = "refuse files that other versions of packages have written, in place of a warning"
 
 
 class ConfigFile(ActionConfigFile):

@@ -31,6 +31,7 @@ from flsv.cli.checkpoints import (
 from flsv.cli.options import (
     CONFIG_HELP,
     PARSER,
+    STRICT_HELP,
     USAGE,
     ConfigFile,
     FitParser,
@@ -58,6 +59,7 @@ from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.atomic_files import check_writable, set_aside, whole_lines
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.
@@ -184,12 +186,15 @@ class FederatedCLI(LightningCLI):
         import_parts()
         for group, base in PARTS.items():
             installed(group, base)
+        parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
+        if self._get(self.config, "strict", False):
+            refuse_other_versions()
         for name in (
             "federation.evaluation",
             "federation.reporting",

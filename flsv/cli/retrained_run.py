@@ -46,6 +46,7 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import has_accelerator, why_not_fork
+from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.supervisor import (
     ChildFailed,
     by_workers,
@@ -130,6 +131,8 @@ class RunSummary:
     said: list[str]
     warned: list[str]
     on_cpu: bool
+    # Whether results of other versions of packages are refused
+    is_strict: bool
     # From when to when the run has trained, None if it has not ended
     run_time: tuple[float, float] | None
     # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
@@ -236,6 +239,7 @@ def summarize(
         said=notes,
         warned=warned,
         on_cpu=cli.trainer.strategy.root_device.type == "cpu",
+        is_strict=cli.config.strict,
         run_time=_run_time(record),
         checkpoint=checkpoint,
     )
@@ -411,4 +415,6 @@ def summarized_run(
             raise ConfigurationError(
                 f"{run}: the federation of its configuration cannot be made: {summary}"
             )
+        if summary.is_strict:
+            refuse_other_versions()
         yield summary

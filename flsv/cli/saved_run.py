@@ -23,6 +23,7 @@ SECTIONS = (
     "lr_scheduler",
     "data",
     "federation",
+    "strict",
 )
 #: Arguments by which a fit prints nothing, saves nothing and draws no figures.
 QUIET = (

@@ -82,13 +82,24 @@ def version_changes(stored_versions: Mapping[str, str]) -> list[str]:
     return changes
 
 
+def refuse_other_versions() -> None:
+    """Make every :class:`VersionWarning` an error from here on."""
+    warnings.filterwarnings("error", category=VersionWarning)
+
+
 def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
-    """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
+    """Warn of packages whose version is another one than that of the file's writer, since numbers may change.
+
+    Raise ConfigurationError in place of it if warnings of versions are errors.
+    """
     changes = version_changes(stored_versions)
-    if changes:
-        warnings.warn(
-            f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "
-            "run with these. For the same numbers go on with the versions that it was.",
-            VersionWarning,
-            stacklevel=2,
-        )
+    if not changes:
+        return
+    message = (
+        f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "
+        "run with these. For the same numbers go on with the versions that it was."
+    )
+    try:
+        warnings.warn(message, VersionWarning, stacklevel=2)
+    except VersionWarning as warning:
+        raise ConfigurationError(str(warning)) from None

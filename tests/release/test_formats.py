@@ -5,6 +5,7 @@
 #   flsv retrain runs/lightning_logs/version_0 --seeds 1 --trainings singles
 # A later format gets a folder beside it. None is ever written anew.
 
+import re
 import shutil
 from pathlib import Path
 
@@ -69,10 +70,33 @@ def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -
     assert [row["value"] for row in rows(stored_run / "retrained.csv")] == values
 
 
-def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_run: Path) -> None:
+def test_scores_of_another_version_of_a_package_are_used_with_a_warning(
+    stored_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = stored_run / "retrained_scores.csv"
     text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
     scores.write_text(text)
     with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
         assert main([*RETRAIN, str(stored_run)]) == 0
     assert scores.read_text() == text
+
+    assert main([*RETRAIN, str(stored_run), "--strict"]) == 2
+    assert re.search(
+        r"error: .*retrained_scores\.csv .*torch is .* and was 1\.", capsys.readouterr().err
+    )
+    assert scores.read_text() == text
+
+
+def test_strict_fit_refuses_the_checkpoint_of_another_version(
+    stored_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flsv.utilities.formats.package_versions", lambda: {"flsv": "9.9.9"})
+    config = stored_run / "config.yaml"
+    config.write_text(config.read_text() + "strict: true\n")
+    checkpoint = stored_run / "checkpoints" / "last.ckpt"
+    root = stored_run / "resumed"
+    command = ["fit", f"--config={config}", f"--ckpt_path={checkpoint}"]
+    assert main([*command, f"--trainer.default_root_dir={root}", "--trainer.max_epochs=3"]) == 2
+    message = capsys.readouterr().err
+    assert "error: the checkpoint is of other versions (flsv is 9.9.9 and was 2.0.0" in message
+    assert not list(root.rglob("*.csv"))
