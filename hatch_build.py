@@ -1,7 +1,8 @@
-"""The package index's description: README.md with links that lead somewhere from there.
+"""The package index's description: README.md with links that lead somewhere from there, and the project's links.
 
 A link in README.md is relative to the repository, which an index does not have. It becomes absolute, at the version's
 tag, below ``[project.urls] Repository`` of pyproject.toml. While there is none, links become words, and pictures go.
+The other links follow from this one address.
 """
 
 from __future__ import annotations
@@ -35,6 +36,21 @@ def description(readme: str, repository: str | None, version: str) -> str:
     return _LINK.sub(elsewhere, readme).strip()
 
 
+def project_links(repository: str, version: str) -> dict[str, str]:
+    """Return the links beside the repository's on an index.
+
+    Example:
+        >>> project_links("https://example.org/flsv", "1.0")["Changelog"]
+        'https://example.org/flsv/blob/v1.0/CHANGELOG.md'
+    """
+    root = repository.rstrip("/")
+    return {
+        "Documentation": f"{root}/blob/v{version}/docs/index.md",
+        "Changelog": f"{root}/blob/v{version}/CHANGELOG.md",
+        "Issues": f"{root}/issues",
+    }
+
+
 class Description(MetadataHookInterface):
     """``readme`` of the project's metadata."""
 
@@ -49,6 +65,9 @@ class Description(MetadataHookInterface):
             raise ValueError(
                 'flsv/__about__.py has no line __version__ = "...": links lead to its tag.'
             )
-        repository = metadata.get("urls", {}).get("Repository")
+        links = metadata.get("urls", {})
+        repository = links.get("Repository")
+        if repository:
+            metadata["urls"] = {**project_links(repository, version[1]), **links}
         text = description((root / "README.md").read_text(encoding="utf-8"), repository, version[1])
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

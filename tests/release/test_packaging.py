@@ -56,6 +56,18 @@ def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType)
     assert code_blocks.findall(shown) == code_blocks.findall(README)
 
 
+def test_one_address_gives_all_links_of_the_project(hook: ModuleType) -> None:
+    metadata = {"urls": {"Repository": "https://example.org/flsv/"}}
+    hook.Description(str(ROOT), {}).update(metadata)
+    tag = f"https://example.org/flsv/blob/v{flsv.__version__}"
+    assert metadata["urls"] == {
+        "Repository": "https://example.org/flsv/",
+        "Documentation": f"{tag}/docs/index.md",
+        "Changelog": f"{tag}/CHANGELOG.md",
+        "Issues": "https://example.org/flsv/issues",
+    }
+
+
 @pytest.mark.slow
 def test_built_metadata_have_versions_and_links() -> None:
     process = subprocess.run(
