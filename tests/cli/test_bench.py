@@ -15,18 +15,19 @@ from helpers.runs import rows
 
 
 @pytest.fixture
-def mine(tmp_path):
+def federation_file(tmp_path):
     """Three clients of the digits, one of whom has the wrong labels; two rounds."""
-    said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
+    sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
     partitioner = {
         "class_path": "flsv.data.SizePartitioner",
         "init_args": {"proportions": [3, 5, 2], "seed": 1},
     }
     noise = {"class_path": "flsv.data.ClosedSetLabelNoise", "init_args": {"clients": [1]}}
-    said["data"] |= {"partitioner": partitioner, "corruptions": [noise]}
-    said["data"]["splits"]["max_samples"] = 160
+    sections["data"] |= {"partitioner": partitioner, "corruptions": [noise]}
+    sections["data"]["splits"]["max_samples"] = 160
+    sections |= {"rounds": 2, "bad": {"label_noise": [1]}}
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({**said, "rounds": 2, "bad": {"label_noise": [1]}}))
+    path.write_text(yaml.safe_dump(sections))
     return str(path)
 
 
@@ -51,64 +52,66 @@ class Mine(ContributionMetric):
 
 @pytest.mark.slow
 def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
-    mine, tmp_path, monkeypatch, capsys
+    federation_file, tmp_path, monkeypatch, capsys
 ):
-    out, values = tmp_path / "out", tmp_path / "out/values.csv"
+    out = tmp_path / "out"
+    values_file = out / "values.csv"
     monkeypatch.syspath_prepend(tmp_path)
-    asked = [
-        "bench",
-        "--federations",
-        mine,
-        "--seeds",
-        "1",
-        "--truth-seeds",
-        "2",
-        "--out",
-        str(out),
-        "-q",
-    ]
+    command = ["bench", "--federations", federation_file, "--seeds", "1", "--truth-seeds", "2"]
+    command += ["--out", str(out), "-q", "--metric", "edited_metric.Mine"]
 
     def bench(does: str = "", scale: float = 1) -> tuple[int, str]:
-        (tmp_path / "edited_metric.py").write_text(METRIC.format(does=does, scale=scale))
+        source = METRIC.format(does=does, scale=scale)
+        (tmp_path / "edited_metric.py").write_text(source)
         sys.modules.pop("edited_metric", None)
         importlib.invalidate_caches()
-        status = main([*asked, "--metric", "edited_metric.Mine"])
+        status = main(command)
         return status, capsys.readouterr().err
 
-    def kept() -> list[float]:
-        found = rows(values) if values.is_file() else []
-        return [float(row["value"]) for row in found if row["metric"] == "Mine"]
+    def stored_values() -> list[float]:
+        if not values_file.is_file():
+            return []
+        return [float(row["value"]) for row in rows(values_file) if row["metric"] == "Mine"]
 
-    status, said = bench(does="torch.ones(2) + torch.ones(3)")
+    status, printed = bench(does="torch.ones(2) + torch.ones(3)")
     assert status == 1
-    assert "Mine has no value in mine, seed 0: Traceback" in said
-    assert "RuntimeError: The size of tensor a (2) must match" in said
-    assert kept() == []
+    assert "Mine has no value in mine, seed 0: Traceback" in printed
+    assert "RuntimeError: The size of tensor a (2) must match" in printed
+    assert stored_values() == []
+
     # Corrected, edited, with the same code again.
     assert bench() == (0, "")
-    assert kept() == [0, 1, 2]
+    assert stored_values() == [0, 1, 2]
     assert bench(scale=-2) == (0, "")
-    assert kept()[3:] == [0, -2, -4]
-    before = values.read_bytes()
+    assert stored_values()[3:] == [0, -2, -4]
+    content = values_file.read_bytes()
     assert bench(scale=-2) == (0, "")
-    assert values.read_bytes() == before
+    assert values_file.read_bytes() == content
+
     # Baselines stand beside it.
-    found = pandas.read_csv(out / "benchmark.csv", index_col="metric")
-    assert set(found.index) == {"Mine", "size", "training_loss", "cgsv", "fedsv_samples"}
-    assert 0 <= found["auroc label_noise"]["cgsv"] <= 1
+    table = pandas.read_csv(out / "benchmark.csv", index_col="metric")
+    assert set(table.index) == {"Mine", "size", "training_loss", "cgsv", "fedsv_samples"}
+    assert 0 <= table["auroc label_noise"]["cgsv"] <= 1
 
 
 def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
-    seen: list[set[str]] = []
+    federations: list[set[str]] = []
 
-    def instead(known: dict[str, object], *_: object, **__: object) -> None:
-        seen.append(set(known))
+    def record_names(
+        federations_asked: dict[str, object],
+        *_: object,
+        **__: object,
+    ) -> None:
+        federations.append(set(federations_asked))
         raise ConfigurationError("enough")
 
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    monkeypatch.setattr("flsv.cli.bench.bench", instead)
-    assert main(["bench", "--metric", "size", "--out", str(tmp_path), "--quick"]) == 2
-    assert seen == [set(QUICK)]
+    monkeypatch.setattr("flsv.cli.bench.bench", record_names)
+
+    status = main(["bench", "--metric", "size", "--out", str(tmp_path), "--quick"])
+
+    assert status == 2
+    assert federations == [set(QUICK)]
     assert len(QUICK) == 4
 
 

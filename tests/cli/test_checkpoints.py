@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -39,33 +41,45 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained, command, capfd):
-    before = {path for path in trained.rglob("*") if path.is_dir()}
-    last, best = (next(trained.rglob(f"{word}.ckpt")) for word in ("last", "best"))
-    assert run(command, trained, "--ckpt_path", str(last), "--quiet") == 0
+    folders = {path for path in trained.rglob("*") if path.is_dir()}
+    last_checkpoint = next(trained.rglob("last.ckpt"))
+    best = next(trained.rglob("best.ckpt"))
+
+    assert run(command, trained, "--ckpt_path", str(last_checkpoint), "--quiet") == 0
     assert capfd.readouterr().out == ""
+
     assert run(command, trained, "--ckpt_path", "best") == 0
-    shown = capfd.readouterr()
-    assert f"Weights from {best}" in shown.out
-    assert "dirpath has changed" not in shown.err + shown.out
-    assert {path for path in trained.rglob("*") if path.is_dir()} == before
-    if command != "predict":
-        (accuracy,) = re.findall(r"(?:val|test)_accuracy\W+([\d.]+)", shown.out)
-        assert float(accuracy) > 0.4  # 0.1 untrained
-        return
-    assert "predictions.csv (360 samples)" in shown.out.replace("'", "")
-    found = rows(trained / "lightning_logs/version_0/predictions.csv")
-    assert [int(row["index"]) for row in found] == list(range(360))
-    chances = torch.tensor([[float(row[str(j)]) for j in range(10)] for row in found])
-    assert chances.sum(1).allclose(torch.ones(360), atol=1e-4)
-    assert [int(row["prediction"]) for row in found] == chances.argmax(1).tolist()
-    # Against the test set itself: as good as Lightning says.
+    printed = capfd.readouterr()
+    assert f"Weights from {best}" in printed.out
+    assert "dirpath has changed" not in printed.err + printed.out
+    assert {path for path in trained.rglob("*") if path.is_dir()} == folders
+    if command == "predict":
+        assert "predictions.csv (360 samples)" in printed.out.replace("'", "")
+    else:
+        assert printed_accuracy(printed.out) > 0.4  # 0.1 untrained
+
+
+def printed_accuracy(output: str) -> float:
+    (accuracy,) = re.findall(r"(?:val|test)_accuracy\W+([\d.]+)", output)
+    return float(accuracy)
+
+
+def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained, capfd):
+    assert run("predict", trained, "--ckpt_path", "best") == 0
+
+    table = pd.read_csv(trained / "lightning_logs/version_0/predictions.csv")
+    assert table["index"].tolist() == list(range(360))
+    chances = table[[str(label) for label in range(10)]]
+    np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
+    assert table["prediction"].tolist() == chances.to_numpy().argmax(1).tolist()
+
     data = FederatedDataModule("digits", IIDPartitioner(2))
     data.setup("test")
-    y = torch.cat([labels for _, labels in data.test_dataloader()]).tolist()
-    right = sum(int(row["prediction"]) == label for row, label in zip(found, y)) / 360
+    labels = torch.cat([y for _, y in data.test_dataloader()]).numpy()
+    accuracy = (table["prediction"] == labels).mean()
+    capfd.readouterr()
     assert run("test", trained, "--ckpt_path", "best") == 0
-    (accuracy,) = re.findall(r"test_accuracy\W+([\d.]+)", capfd.readouterr().out)
-    assert float(accuracy) == pytest.approx(right, abs=1e-6)
+    assert printed_accuracy(capfd.readouterr().out) == pytest.approx(accuracy, abs=1e-6)
 
 
 def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
@@ -86,18 +100,22 @@ def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("last", "no checkpoint below {}/runs"),
         ("{}/none.ckpt", "there is no checkpoint {}/none.ckpt"),
         ("{}/half.ckpt", "{}/half.ckpt cannot be read as a checkpoint"),
     ],
 )
-def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, said, capsys):
+def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, message, capsys):
+
     (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04half")
-    assert run("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path)) == 2
+    status = run("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path))
+
+    assert status == 2
     error = capsys.readouterr().err
-    assert re.search(rf"^flsv: error: .*{said.format(tmp_path)}", error, flags=re.MULTILINE)
+    expected = message.format(tmp_path)
+    assert re.search(rf"^flsv: error: .*{expected}", error, flags=re.MULTILINE)
     assert "Traceback" not in error
     assert not list((tmp_path / "runs").rglob("*.csv"))
 
@@ -136,69 +154,82 @@ def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path):
-    for rounds, place, path in (
-        (3, "first", None),
-        (4, "second", tmp_path / "first/checkpoints/last.ckpt"),
-    ):
-        saving: dict[str, Any] = {
-            "enable_checkpointing": True,
-            "callbacks": default_checkpoints([]),
-        }
-        module = Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6])
+    def run_rounds(folder: Path, rounds: int, path: Path | None) -> None:
         fit(
-            FederatedLoop(seed=0), tmp_path / place, module, rounds=rounds, ckpt_path=path, **saving
+            FederatedLoop(seed=0),
+            folder,
+            Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6]),
+            rounds=rounds,
+            ckpt_path=path,
+            enable_checkpointing=True,
+            callbacks=default_checkpoints([]),
         )
-    found = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
-    assert found == tmp_path / "first/checkpoints/best.ckpt"
-    last = torch.load(tmp_path / "second/checkpoints/last.ckpt", weights_only=True)
-    assert last["callbacks"]["BestCheckpoint"]["current_score"] == pytest.approx(0.8)
+
+    run_rounds(tmp_path / "first", 3, path=None)
+    run_rounds(tmp_path / "second", 4, path=tmp_path / "first/checkpoints/last.ckpt")
+
+    best = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
+    assert best == tmp_path / "first/checkpoints/best.ckpt"
+    last_checkpoint = tmp_path / "second/checkpoints/last.ckpt"
+    callbacks = torch.load(last_checkpoint, weights_only=True)["callbacks"]
+    assert callbacks["BestCheckpoint"]["current_score"] == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("wrapped", "preload"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("wrapped", "preload"),
+    [
+        (False, True),
+        (True, False),
+    ],
+)
 def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, preload, tmp_path):
     draws = random.Random(0)
 
-    def lines(first: int, count: int) -> list[str]:
-        made = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
-        return [
-            "patient,age,ill,ward",
-            *(f"P{first + i},{x:.2f},{int(x > 0)},{w}" for i, (x, w) in enumerate(made)),
-        ]
+    def lines(first_patient: int, count: int) -> list[str]:
+        rows = ["patient,age,ill,ward"]
+        values = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
+        for patient, (age, ward) in enumerate(values, first_patient):
+            rows.append(f"P{patient},{age:.2f},{int(age > 0)},{ward}")
+        return rows
 
     (tmp_path / "train.csv").write_text("\n".join(lines(0, 60)))
-    held = lines(100, 12)
-    held[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
-    (tmp_path / "test.csv").write_text("\n".join(held))
+    test_lines = lines(100, 12)
+    test_lines[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
+    (tmp_path / "test.csv").write_text("\n".join(test_lines))
     config: dict[str, object] = {
         "labels": "ill",
         "groups": "ward",
         "columns": {"exclude": ["patient"]},
+        "source": str(tmp_path / "train.csv"),
+        "test": str(tmp_path / "test.csv"),
     }
-    config |= {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
     if wrapped:
-        given = {
+        arguments = {
             "path": "train.csv",
             "test_path": "test.csv",
             "target": "ill",
             "group": "ward",
             "root": str(tmp_path),
+            "columns": {"exclude": ["patient"]},
         }
-        source = {
-            "class_path": "flsv.data.TableData",
-            "init_args": {**given, "columns": {"exclude": ["patient"]}},
-        }
+        source = {"class_path": "flsv.data.TableData", "init_args": arguments}
         config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
     config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"
-    trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
+    trainer = {
+        "accelerator": "cpu",
+        "default_root_dir": str(tmp_path / "runs"),
+        "logger": False,
+    }
     file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
+
     assert main(["predict", "--config", str(file), "-q"]) == 0
-    found = rows(next(tmp_path.rglob("predictions.csv")))
-    kept = [
-        [str(place), *line.split(",")]
-        for place, line in enumerate(held[1:], 2)
-        if line.split(",")[2]
-    ]
-    expected = [(line, patient, ward) for line, patient, _, _, ward in kept]
-    assert [(row["line"], row["patient"], row["client"]) for row in found] == expected
-    assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]
+
+    predictions = rows(next(tmp_path.rglob("predictions.csv")))
+    expected = []
+    for number, line in enumerate(test_lines[1:], 2):
+        patient, _, label, ward = line.split(",")
+        if label:
+            expected.append((str(number), patient, ward))
+    assert [(row["line"], row["patient"], row["client"]) for row in predictions] == expected
+    assert list(predictions[0])[:5] == ["index", "line", "client", "patient", "prediction"]

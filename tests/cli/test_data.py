@@ -34,26 +34,27 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )
     assert main(["data", "federation.yaml", "--out", "cards"]) == 0
-    said = capsys.readouterr().out
-    frames = {
-        name: pd.read_csv(f"clinics/{name}.csv") for name in ("Boston", "Lyon", "Osaka", "Quito")
-    }
+    printed = capsys.readouterr().out
+    names = ("Boston", "Lyon", "Osaka", "Quito")
+    frames = {name: pd.read_csv(f"clinics/{name}.csv") for name in names}
     for name, frame in frames.items():
         share = (frame["died"] == "yes").mean()
-        (line,) = (line for line in said.splitlines() if line.split()[:1] == [name])
-        assert float(line.split()[-2]) == pytest.approx(100 * share, abs=0.06)
-    assert "The server validates on clinics, its validation part, 1,000 samples." in said
-    assert "Rare: yes (" in said
-    assert "creatinine is missing mostly at Osaka" in said
-    rows = {
-        row["column"]: row
-        for row in csv.DictReader(Path("cards/columns.csv").read_text().splitlines())
-    }
+        (line,) = (line for line in printed.splitlines() if line.split()[:1] == [name])
+        printed_share = float(line.split()[-2])
+        assert printed_share == pytest.approx(100 * share, abs=0.06)
+    assert "The server validates on clinics, its validation part, 1,000 samples." in printed
+    assert "Rare: yes (" in printed
+    assert "creatinine is missing mostly at Osaka" in printed
+
+    lines = Path("cards/columns.csv").read_text().splitlines()
+    rows = {row["column"]: row for row in csv.DictReader(lines)}
     for column in ("pressure", "creatinine", "age"):
         for name, frame in frames.items():
-            assert float(rows[column][name]) == pytest.approx(frame[column].isna().mean(), abs=1e-6)
+            missing = frame[column].isna().mean()
+            assert float(rows[column][name]) == pytest.approx(missing, abs=1e-6)
     assert rows["discharged"]["is read as"] == "days since admitted"
     assert "patient" not in rows
+
     described = pd.read_csv("cards/summary.csv", index_col=["column", "client"])
     ages = frames["Lyon"]["age"]
     assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
@@ -63,24 +64,29 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
 
 def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [
-        ("=1+1", "clinic", "ill"),
-        *((place, f"{'=@'[place % 2]}A1", "ny"[place % 2]) for place in range(40)),
-    ]
+    rows = [("=1+1", "clinic", "ill")]
+    for number in range(40):
+        is_odd = number % 2
+        rows.append((number, "=@"[is_odd] + "A1", "ny"[is_odd]))
     Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
     Path("visits.py").write_text("open('it ran', 'w')\n")
     options = [
-        f"--data.{each}"
-        for each in ("source=visits.csv", "labels=ill", "groups=clinic", "files.root=.")
+        "--data.source=visits.csv",
+        "--data.labels=ill",
+        "--data.groups=clinic",
+        "--data.files.root=.",
     ]
+
     assert main(["data", *options, "--out=cards"]) == 0
     Path("pair.yaml").write_text(
         "data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n"
     )
     assert main(["data", "pair.yaml"]) == 0
+
     assert not Path("it ran").exists()
     for path in Path("cards").iterdir():
-        assert not re.search(r"(^|,)[=@]", path.read_text(), re.M), path.read_text()
+        text = path.read_text()
+        assert not re.search(r"(^|,)[=@]", text, re.M), text
     assert "'=A1" in Path("cards/samples.csv").read_text()
 
 
@@ -160,21 +166,24 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
 
 @pytest.mark.slow
 def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
-    rows = [
-        ("clinic", "age", "ill"),
-        *((f"c{i % 3}", str(i), str(i % 2) if i else "") for i in range(60)),
-    ]
-    options = [
-        f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()
-    ]
-    command = [sys.executable, "-m", "flsv", "data", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    said = done.stderr.splitlines()
-    assert (
-        f"warning: {tmp_path / 't.csv'}: 1 of 60 rows have no 'ill' (target) and are left out."
-        in said
+    rows = [("clinic", "age", "ill")]
+    for number in range(60):
+        label = str(number % 2) if number else ""
+        rows.append((f"c{number % 3}", str(number), label))
+    file = tmp_path / "t.csv"
+    options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
+
+    process = subprocess.run(
+        [sys.executable, "-m", "flsv", "data", *options],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     )
-    assert "encoder.py" not in done.stderr
+
+    message = "1 of 60 rows have no 'ill' (target) and are left out."
+    assert f"warning: {file}: {message}" in process.stderr.splitlines()
+    assert "encoder.py" not in process.stderr
 
 
 def write_images(folder, number):

@@ -28,12 +28,13 @@ def test_help_lists_every_subcommand(capsys):
     ] == []
 
 
-@pytest.mark.parametrize("given", [["retrain", "run"], ["predict"]])
-def test_commands_that_torchrun_would_run_twice_are_refused(given, monkeypatch, capsys):
+@pytest.mark.parametrize("command", [["retrain", "run"], ["predict"]])
+def test_commands_that_torchrun_would_run_twice_are_refused(command, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
-    assert main(given) == 2
-    assert re.search(rf"flsv {given[0]} .*Start it without torchrun\.", capsys.readouterr().err)
+    assert main(command) == 2
+    message = rf"flsv {command[0]} .*Start it without torchrun\."
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
@@ -41,20 +42,24 @@ def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
 ):
     monkeypatch.chdir(tmp_path)
     command = ["fit", "--config", str(written(tmp_path / "federation.yaml"))]
+
     assert main([*command, "--trainer.default_root_dir=here there"]) == 0
     out = capfd.readouterr().out
     folder = "'here there/lightning_logs/version_0'"
     assert f"Results: {folder}" in out
     assert "tensorboard --logdir 'here there/lightning_logs'" in out
     assert f"flsv report {folder}" in out
+
     assert main(["report", "here there/lightning_logs/version_0"]) == 0
     assert "report.html'" in capfd.readouterr().out
+
     assert main([*command, "-q", "--trainer.default_root_dir=quiet"]) == 0
-    said = capfd.readouterr()
-    assert re.fullmatch(r"Results: quiet/lightning_logs/version_0 .*\n", said.out)
-    assert "GPU available" not in said.err
-    assert "Epoch" not in said.err
+    printed = capfd.readouterr()
+    assert re.fullmatch(r"Results: quiet/lightning_logs/version_0 .*\n", printed.out)
+    assert "GPU available" not in printed.err
+    assert "Epoch" not in printed.err
     page = "quiet/lightning_logs/version_0/clients/1/report.html"
+
     assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
     assert capfd.readouterr().out == f"Report: {page}\n"
     assert Path(page).is_file()
@@ -65,7 +70,14 @@ def closes_twice(*_: Any) -> None:
     raise OSError("Writer is closed")
 
 
-@pytest.mark.parametrize(("epoch", "closing"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("epoch", "closing"),
+    [
+        (0, False),
+        (1, False),
+        (1, True),
+    ],
+)
 def test_stopped_fit_prints_the_command_that_resumes_it(
     epoch, closing, tmp_path, monkeypatch, capsys
 ):
@@ -78,28 +90,25 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
         f"        if trainer.current_epoch == {epoch}:\n"
         "            raise KeyboardInterrupt\n"
     )
-    table = ["--federation.reporting.table", "true"]
-    options = [
-        "--config",
-        str(written(Path("federation.yaml"))),
-        *table,
-        "--trainer.max_epochs",
-        "2",
-    ]
+    options = ["--config", str(written(Path("federation.yaml")))]
+    options += ["--federation.reporting.table", "true"]
+    options += ["--trainer.max_epochs", "2"]
     options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
     monkeypatch.setattr(sys, "argv", ["flsv", "fit", *options])
-    before = signal.getsignal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
     try:
         assert main() == 130
     finally:
-        signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
-    said = capsys.readouterr().out
-    assert ("Contributions" in said, "Results: lightning_logs/version_0" in said) == (
-        epoch > 0,
-        epoch > 0,
-    )
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
+
+    printed = capsys.readouterr().out
+    has_round = epoch > 0
+    assert ("Contributions" in printed) is has_round
+    assert ("Results: lightning_logs/version_0" in printed) is has_round
     # Before a checkpoint was saved, last would be another run's.
-    assert said.endswith("Go on:   the same command with --ckpt_path last\n") == (epoch > 0)
+    resumes = printed.endswith("Go on:   the same command with --ckpt_path last\n")
+    assert resumes is has_round
 
 
 #: Commands that write, where.

@@ -4,6 +4,7 @@ import csv
 import inspect
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -33,21 +34,22 @@ KEYS = {
 
 def config(path: Path) -> str:
     """A federation with all metrics that value after the run; no coalition can be a row with this optimizer."""
-    made = yaml.safe_load(FEDERATION)
-    made["model"]["init_args"]["optimizer"] = {
+    sections = yaml.safe_load(FEDERATION)
+    sections["model"]["init_args"]["optimizer"] = {
         "class_path": "torch.optim.LBFGS",
         "init_args": {"max_iter": 2},
     }
-    made["data"]["splits"]["client_val"] = 0.2
-    made["federation"]["metrics"] = {"cssv": "ClassSpecificShapley"} | {
-        way: {"class_path": "ShadowShapley", "init_args": {"coalitions": "all", **options}}
-        for way, options in WAYS.items()
-    }
-    path.write_text(yaml.safe_dump(made))
+    sections["data"]["splits"]["client_val"] = 0.2
+    metrics: dict[str, Any] = {"cssv": "ClassSpecificShapley"}
+    for name, options in WAYS.items():
+        arguments = {"coalitions": "all", **options}
+        metrics[name] = {"class_path": "ShadowShapley", "init_args": arguments}
+    sections["federation"]["metrics"] = metrics
+    path.write_text(yaml.safe_dump(sections))
     return str(path)
 
 
-def fitted(folder: Path, rounds: int, *more: str) -> Path:
+def fitted(folder: Path, rounds: int, *options: str) -> Path:
     command = [
         "fit",
         "--config",
@@ -55,27 +57,24 @@ def fitted(folder: Path, rounds: int, *more: str) -> Path:
         f"--trainer.max_epochs={rounds}",
         *QUIET,
     ]
-    assert main([*command, f"--trainer.default_root_dir={folder}", *more]) == 0
+    assert main([*command, f"--trainer.default_root_dir={folder}", *options]) == 0
     return folder / "lightning_logs" / "version_0"
 
 
 def doubles(run: Path) -> list[object]:
     """What is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
-    found: list[object] = []
+    repeated: list[object] = []
     for name, key in KEYS.items():
         lines = (run / name).read_text().splitlines()
         cells = csv.DictReader(line for line in lines if not line.startswith("#"))
-        found += [
-            each
-            for each, times in Counter(tuple(map(row.get, key)) for row in cells).items()
-            if times > 1
-        ]
+        counts = Counter(tuple(map(row.get, key)) for row in cells)
+        repeated += [row_key for row_key, count in counts.items() if count > 1]
     for folder in {path.parent for path in run.rglob("events.out.tfevents.*")}:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
             steps = Counter(event.step for event in events.Scalars(tag))
-            found += [(folder.name, tag, step) for step, times in steps.items() if times > 1]
-    return found
+            repeated += [(folder.name, tag, step) for step, count in steps.items() if count > 1]
+    return repeated
 
 
 def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -> None:
@@ -93,27 +92,29 @@ def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_
 ) -> None:
     straight = fitted(tmp_path / "straight", 3)
     run = fitted(tmp_path / "resumed", 2)
-    again = tmp_path / "resumed" / "lightning_logs"
-    for rounds in (
-        2,
-        3,
-    ):  # with no round left, as after a kill once the values stand; with another round
-        board = ["TensorBoardLogger", f"save_dir={tmp_path / 'resumed'}", "version=0"]
-        same = [
-            f"--trainer.logger{'.' * ('=' in each)}{'=' * ('=' not in each)}{each}"
-            for each in board
-        ]
-        assert fitted(tmp_path / "resumed", rounds, "--ckpt_path=last", *same) == run
+    same_logger = [
+        "--trainer.logger=TensorBoardLogger",
+        f"--trainer.logger.save_dir={tmp_path / 'resumed'}",
+        "--trainer.logger.version=0",
+    ]
+
+    # With no round left, as after a kill once the values stand; with another round.
+    for rounds in (2, 3):
+        resumed = fitted(tmp_path / "resumed", rounds, "--ckpt_path=last", *same_logger)
+        assert resumed == run
         assert doubles(run) == []
         assert main(["report", str(run)]) == 0
-    assert [each.name for each in again.iterdir()] == ["version_0"]
-    found, expected = (
-        flsv.read_run(folder).sort_values(["round", "metric", "client", "class"])
-        for folder in (run, straight)
-    )
-    assert WAYS.keys() <= set(found["metric"])
+    versions = tmp_path / "resumed" / "lightning_logs"
+    assert [folder.name for folder in versions.iterdir()] == ["version_0"]
+
+    key = ["round", "metric", "client", "class"]
+    table = flsv.read_run(run).sort_values(key)
+    expected = flsv.read_run(straight).sort_values(key)
+    assert WAYS.keys() <= set(table["metric"])
     # Where values are computed every third round and after the last, the last round of the first part has some, too.
-    found = found[(found["metric"] != "sparse") | (found["round"] == 2)]
+    table = table[(table["metric"] != "sparse") | (table["round"] == 2)]
     pandas.testing.assert_frame_equal(
-        found.reset_index(drop=True), expected.reset_index(drop=True), check_exact=True
+        table.reset_index(drop=True),
+        expected.reset_index(drop=True),
+        check_exact=True,
     )

@@ -15,16 +15,11 @@ MODULE = "update_length"
 
 @pytest.mark.slow
 def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
-    package, installed = new("UpdateLength", tmp_path), tmp_path / "installed"
-    offline = [
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--target",
-        str(installed),
-    ]
-    subprocess.run([sys.executable, "-m", "pip", "install", *offline, str(package)], check=True)
+    package = new("UpdateLength", tmp_path)
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
+    offline = ["--no-deps", "--no-build-isolation", "--target", str(installed)]
+    subprocess.run([*pip, *offline, str(package)], check=True)
 
     def fit() -> int:
         sys.path.append(str(installed))
@@ -39,10 +34,11 @@ def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
             ]
         )
 
-    status, said = Forked(tmp_path / "run", fit).wait()
-    assert status == 0, said
+    status, printed = Forked(tmp_path / "run", fit).wait()
+    assert status == 0, printed
     (table,) = tmp_path.rglob("contributions.csv")
-    assert MODULE in {line.split(",")[1] for line in table.read_text().splitlines()[1:]}
+    lines = table.read_text().splitlines()[1:]
+    assert MODULE in {line.split(",")[1] for line in lines}
 
 
 def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):

@@ -77,15 +77,18 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
     loop = federation("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
-    again, none = tmp_path / "again.yaml", tmp_path / "none.yaml"
-    again.write_text(
+    with_momentum = tmp_path / "again.yaml"
+    without_metrics = tmp_path / "none.yaml"
+    with_momentum.write_text(
         "federation: {metrics: {cssv: {class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n"
     )
-    none.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
-    assert federation("digits", again).metrics["cssv"].momentum == 0.5
-    assert federation("digits", none).metrics == {}
-    more = ("--federation.metrics.loo", "LeaveOneOut")
-    assert sorted(federation("digits", none, "afedsv", arguments=more).metrics) == ["loo", "ssv"]
+    without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
+    arguments = ("--federation.metrics.loo", "LeaveOneOut")
+
+    assert federation("digits", with_momentum).metrics["cssv"].momentum == 0.5
+    assert federation("digits", without_metrics).metrics == {}
+    merged = federation("digits", without_metrics, "afedsv", arguments=arguments)
+    assert sorted(merged.metrics) == ["loo", "ssv"]
 
 
 MISSPELT = {

@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -15,7 +16,12 @@ from helpers.runs import rows, write_table, written
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     # One metric to pay by, and one that is not.
-    parts = {"metrics": {"cssv": "ClassSpecificShapley", "sv": {"class_path": "CumulativeShapley"}}}
+    parts = {
+        "metrics": {
+            "cssv": "ClassSpecificShapley",
+            "sv": {"class_path": "CumulativeShapley"},
+        }
+    }
     parts |= {"reporting": {"figures": 0}}
     command = [
         "repeat",
@@ -25,59 +31,75 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         f"--out={out}",
     ]
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "Run 3 of 3: seed 2" in said
-    of_sv, of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", said)[1:]
-    assert ("share" in of_cssv, "share" in of_sv) == (False, True)
+    printed = capsys.readouterr().out
+    assert "Run 3 of 3: seed 2" in printed
+    of_sv, of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", printed)[1:]
+    assert "share" in of_sv
+    assert "share" not in of_cssv
     assert of_cssv.startswith(". Do not base payments on these values\n")
     assert "The brackets hold the mean over many seeds in about 9 of 10 cases." in of_cssv
+
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
     finals = [run.final("cssv") for run in runs]
     assert finals[0] != finals[2]  # another seed
-    found = rows(out / "repeat.csv")
-    assert [row["metric"] for row in found] == ["cssv"] * 3 + ["sv"] * 3
-    for client, row in enumerate(found[:3]):
-        values = [final[client] for final in finals]
-        low, high = stats.t.interval(0.9, 2, statistics.fmean(values), stats.sem(values))
-        expected = [3, statistics.fmean(values), statistics.stdev(values), low, high]
-        assert [float(row[key]) for key in ("runs", "mean", "std", "low", "high")] == pytest.approx(
-            expected
-        )
-    assert [row["share"] for row in found[:3]] == [""] * 3
-    assert sum(float(row["share"]) for row in found[3:]) == pytest.approx(1)
-    basis = basis_of(runs[1], "cssv")
-    assert [*zip(basis.values, basis.low)] == [
-        (float(row["mean"]), float(row["low"])) for row in found[:3]
-    ]
 
-    monkeypatch.setattr(
-        repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again")
-    )
+    summary = rows(out / "repeat.csv")
+    assert [row["metric"] for row in summary] == ["cssv"] * 3 + ["sv"] * 3
+    rows_of_cssv = summary[:3]
+    for client, row in enumerate(rows_of_cssv):
+        values = [final[client] for final in finals]
+        mean = statistics.fmean(values)
+        low, high = stats.t.interval(0.9, 2, mean, stats.sem(values))
+        expected = [3, mean, statistics.stdev(values), low, high]
+        numbers = [
+            float(row[key])
+            for key in (
+                "runs",
+                "mean",
+                "std",
+                "low",
+                "high",
+            )
+        ]
+        assert numbers == pytest.approx(expected)
+        assert row["share"] == ""
+    assert sum(float(row["share"]) for row in summary[3:]) == pytest.approx(1)
+    basis = basis_of(runs[1], "cssv")
+    assert [*basis.values] == [float(row["mean"]) for row in rows_of_cssv]
+    assert [*basis.low] == [float(row["low"]) for row in rows_of_cssv]
+
+    def refuse(*arguments: Any) -> None:
+        pytest.fail("a run that is done was started again")
+
+    monkeypatch.setattr(repeat, "_fit", refuse)
     # What changes no number is no other experiment.
     assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
-    assert rows(out / "repeat.csv") == found
+    assert rows(out / "repeat.csv") == summary
     assert main([*command, "--trainer.max_epochs=2"]) == 2
-    assert (
-        "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
-        in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    message = "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
+    assert message in error
 
 
 def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
-    table = [
-        ["clinic", "age", "ill"],
-        *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20)),
-    ]
-    config = written(tmp_path / "federation.yaml", data=write_table(tmp_path / "data.csv", table))
+    file = tmp_path / "data.csv"
+    table = [["clinic", "age", "ill"]]
+    for clinic in "AB":
+        table += [[clinic, str(20 + i * 7 % 31), "ny"[i % 2]] for i in range(20)]
+    changed = [*table[:-1], ["B", "99", table[-1][2]]]
+    config = written(tmp_path / "federation.yaml", data=write_table(file, table))
     out = tmp_path / "out"
-    assert main(["repeat", "2", "--config", str(config), "--out", str(out), "-q"]) == 0
-    before = (out / "repeat.csv").read_bytes()
-    write_table(tmp_path / "data.csv", [*table[:-1], ["B", "99", table[-1][2]]])
-    assert main(["repeat", "3", "--config", str(config), "--out", str(out)]) == 2
+    options = ["--config", str(config), "--out", str(out)]
+    assert main(["repeat", "2", *options, "-q"]) == 0
+    summary = (out / "repeat.csv").read_bytes()
+
+    write_table(file, changed)
+
+    assert main(["repeat", "3", *options]) == 2
     assert "samples of" in capsys.readouterr().err
-    assert (out / "repeat.csv").read_bytes() == before
+    assert (out / "repeat.csv").read_bytes() == summary
     assert not (out / "seed_2").exists()
 
 

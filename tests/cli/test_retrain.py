@@ -87,7 +87,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
-    found, path = retrain(run, "all", metric="negative_loss", seeds=1)
+    table, path = retrain(run, "all", metric="negative_loss", seeds=1)
     data = FederatedDataModule(
         "digits",
         SizePartitioner([1, 2, 4], seed=0),
@@ -96,37 +96,48 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
     )
 
     def trainer(cohort: Any) -> L.Trainer:
-        metrics, reporting = {"cssv": ClassSpecificShapley()}, Reporting(table=False, figures=0)
         loop = FederatedLoop(
-            ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting=reporting
+            ShapFedWA("cssv"),
+            {"cssv": ClassSpecificShapley()},
+            sampler=cohort,
+            seed=3,
+            reporting=Reporting(table=False, figures=0),
         )
         return trainer_for(loop, run, 2, limit_val_batches=0)
 
     L.seed_everything(3, verbose=False)
     sgd = partial(torch.optim.SGD, lr=0.1)
     module = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), optimizer=sgd)
-    exact = exact_shapley(RetrainedUtility(trainer, module, data, "negative_loss"), 3).values
-    torch.testing.assert_close(torch.tensor(found["value"]), exact, rtol=0, atol=1e-7)
-    assert [row["client"] for row in rows(path)] == ["0", "1", "2"]
-    assert float(rows(path)[2]["value"]) == found["value"][2]
+    utility = RetrainedUtility(trainer, module, data, "negative_loss")
+
+    expected = exact_shapley(utility, 3).values
+    torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
+    stored = rows(path)
+    assert [row["client"] for row in stored] == ["0", "1", "2"]
+    assert float(stored[2]["value"]) == table["value"][2]
 
 
 def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, tmp_path, capsys):
     assert main(["retrain", str(run), "--without", "1"]) == 0
-    assert "without_1.ckpt" in (said := printed(capsys))
-    assert "without 1: accuracy 0." in said
+    output = printed(capsys)
+    assert "without_1.ckpt" in output
+    assert "without 1: accuracy 0." in output
+
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["federation"]["sampler"] = {
         "class_path": "FixedCohort",
         "init_args": {"clients": [0, 2]},
     }
     (tmp_path / "others.yaml").write_text(yaml.safe_dump(config))
-    others = fitted(tmp_path, tmp_path / "others.yaml")
-    expected = torch.load(others / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
-    found = ClassifierClient.load_from_checkpoint(run / "without_1.ckpt").state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    run_of_others = fitted(tmp_path, tmp_path / "others.yaml")
+    checkpoint = run_of_others / "checkpoints" / "last.ckpt"
+    expected = torch.load(checkpoint, weights_only=False)["state_dict"]
+    state = ClassifierClient.load_from_checkpoint(run / "without_1.ckpt").state_dict()
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value)
     assert not (run / "retrained.csv").exists()
+
     for names in (["Lyon"], ["0", "1", "2"]):
         assert main(["retrain", str(run), "--without", *names]) == 2
         assert (
@@ -186,27 +197,35 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
     game = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": game}
-    federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
-    model, trainer = (
-        {"class_path": "helpers.coalition_kinds.DigitsPlateau"},
-        {"max_epochs": 2, "accelerator": "cpu"},
-    )
-    options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
+    options = {
+        "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},
+        "federation": {
+            "metrics": {"shadow": shadow},
+            "reporting": {"table": False, "figures": 0},
+        },
+        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+        "seed_everything": 3,
+    }
     run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
-    values = [
-        float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"
-    ]
-    kept = (run / "coalitions.csv").read_text().splitlines(keepends=True)
-    (run / "coalitions.csv").write_text("".join(kept[:-3]))  # killed in the last coalition
+    shadow_rows = [row for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    assert len(shadow_rows) == 6
+    expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
+
+    # Killed in the last coalition.
+    stored = run / "coalitions.csv"
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(lines[:-3]))
     trained = fits_of(monkeypatch)
-    found, _ = retrain(run, "all", seeds=1)
-    assert found["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
-    assert len(values) == 6
+    table, _ = retrain(run, "all", seeds=1)
+    assert table["value"].tolist() == expected
     assert len(trained) < 5
+
+    # Without what is stored, all are trained.
     trained.clear()
-    (run / "coalitions.csv").unlink()
+    stored.unlink()
     (run / "retrained_scores.csv").unlink()
-    assert retrain(run, "all", seeds=1)[0]["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
+    table, _ = retrain(run, "all", seeds=1)
+    assert table["value"].tolist() == expected
     assert len(trained) == 7
 
 
@@ -244,46 +263,44 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
 
 def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
-    patients = [
-        (name, str(30 + i * 7 % 23), str(i % 5 + k), i)
-        for k, name in enumerate("ABC")
-        for i in range(30)
-    ]
-    table = [
-        ["clinic", "age", "dose", "ill"],
-        *([*each, "ny"[i % 3 == 0]] for *each, i in patients),
-    ]
+    table = [["clinic", "age", "dose", "ill"]]
+    for number, clinic in enumerate("ABC"):
+        for i in range(30):
+            row = [clinic, str(30 + i * 7 % 23), str(i % 5 + number), "ny"[i % 3 == 0]]
+            table.append(row)
+    other_doses_in_b = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table]
+    with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
+    without_c = [row for row in table if row[0] != "C"]
     file = tmp_path / "clinics.csv"
-    run = fitted(
-        tmp_path, written(tmp_path / "federation.yaml", **OF_A_TABLE, data=write_table(file, table))
+    config = written(
+        tmp_path / "federation.yaml",
+        **OF_A_TABLE,
+        data=write_table(file, table),
     )
-    again = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
-    assert main(again) == 0
-    before = (run / "retrained.csv").read_bytes()
-    for changed, said in (
-        (
-            [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table],
-            "other samples or labels for clients",
-        ),
-        (
-            [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]],
-            "its clients are A, B, C, and these are A, B, C, D",
-        ),
-        ([row for row in table if row[0] != "C"], "its clients are A, B, C, and these are A, B"),
+    run = fitted(tmp_path, config)
+    command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
+    assert main(command) == 0
+    values = (run / "retrained.csv").read_bytes()
+
+    for changed, message in (
+        (other_doses_in_b, "other samples or labels for clients"),
+        (with_d, "its clients are A, B, C, and these are A, B, C, D"),
+        (without_c, "its clients are A, B, C, and these are A, B"),
     ):
         write_table(file, changed)
         capsys.readouterr()
-        assert main(again) == 2
+        assert main(command) == 2
         error = capsys.readouterr().err
         assert f"the data are not those of {run}" in error
-        assert said in error
-        assert (run / "retrained.csv").read_bytes() == before
+        assert message in error
+        assert (run / "retrained.csv").read_bytes() == values
+
     # The same data in another folder are the same, and none of the trainings is done again.
-    kept = (run / "retrained_scores.csv").read_bytes()
+    scores = (run / "retrained_scores.csv").read_bytes()
     (tmp_path / "moved").mkdir()
     write_table(tmp_path / "moved" / file.name, table)
-    assert main([*again, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
-    assert (run / "retrained_scores.csv").read_bytes() == kept
+    assert main([*command, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
+    assert (run / "retrained_scores.csv").read_bytes() == scores
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(
@@ -358,18 +375,15 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
 
 
 def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(run, capsys):
-    changed, asked = (
-        "federation.optimizer_state 'persist' instead of 'reset'",
-        ["--trainings", "singles", "--seeds", "2"],
-    )
-    assert (
-        main(["retrain", str(run), "--rounds", "1", *asked, "--federation.optimizer_state=persist"])
-        == 0
-    )
-    found = rows(run / "retrained.csv")
-    assert {(row["trainings"], row["seeds"], row["changed"]) for row in found} == {
-        ("singles", "3 4", changed)
-    }
+    command = ["retrain", str(run), "--rounds", "1", "--trainings", "singles", "--seeds", "2"]
+    changed = "federation.optimizer_state 'persist' instead of 'reset'"
+
+    assert main([*command, "--federation.optimizer_state=persist"]) == 0
+
+    for row in rows(run / "retrained.csv"):
+        assert row["trainings"] == "singles"
+        assert row["seeds"] == "3 4"
+        assert row["changed"] == changed
     assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + 5 * 2
     assert changed in printed(capsys)
 
@@ -604,22 +618,22 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, 
     name, weight = next(iter(checkpoint["state_dict"].items()))
     checkpoint["state_dict"][name] = weight + 0.01
     torch.save(checkpoint, path)
-    assert main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]) == 2
-    said = " ".join("".join(capsys.readouterr()).split())
+    command = ["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]
+
+    assert main(command) == 2
+    output = " ".join("".join(capsys.readouterr()).split())
     assert (
         "there are no values: the coalition of all clients, trained again from the run's configuration"
-        in said
+        in output
     )
     assert not list(changed.glob("retrained*"))
+
     # Other settings are not compared; without the checkpoint, that is said.
-    assert (
-        main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1", "--rounds", "1"])
-        == 0
-    )
+    assert main([*command, "--rounds", "1"]) == 0
     shutil.rmtree(changed / "checkpoints")
     (changed / "retrained_scores.csv").unlink()
     capsys.readouterr()
-    assert main(["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]) == 0
+    assert main(command) == 0
     assert "not compared with the run's own weights" in printed(capsys)
 
 

@@ -39,8 +39,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3
     )
     for arguments in (["fit", "--config", str(config)], RETRAIN):
-        status, said = begun(folder, *arguments).wait()
-        assert status == 0, said
+        status, output = begun(folder, *arguments).wait()
+        assert status == 0, output
     return folder
 
 

@@ -31,7 +31,9 @@ def patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
 
 
 HEAD = ["clinic", "age", "dose", "ill"]
-TABLE = [HEAD, *(row for place, name in enumerate("ABC") for row in patients(name, 30, place))]
+TABLE = [HEAD]
+for dose, clinic in enumerate("ABC"):
+    TABLE += patients(clinic, 30, dose)
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +57,61 @@ def score(module: Any, data: FederatedDataModule) -> float:
 
 
 def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
-    new = candidate(tmp_path, [HEAD, *patients("D", 25, 1), ["D", "90", "9", "y"]])
-    assert main(["retrain", str(run), "--with", f"D={new}", "--seeds", "2", "--jobs", "1"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "with D: accuracy" in said
-    assert "with_D.csv" in said
-    *seeds, mean = rows(run / "with_D.csv")
-    scores = []
+    new = candidate(
+        tmp_path,
+        [
+            HEAD,
+            *patients("D", 25, 1),
+            [
+                "D",
+                "90",
+                "9",
+                "y",
+            ],
+        ],
+    )
+    assert (
+        main(
+            [
+                "retrain",
+                str(run),
+                "--with",
+                f"D={new}",
+                "--seeds",
+                "2",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 0
+    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "with D: accuracy" in printed
+    assert "with_D.csv" in printed
+
+    untrained = []
+    without = []
+    joined = []
     for seed in (3, 4):
         with saved_run(run) as (arguments, _):
-            both = []
-            for joins in (False, True):
-                cli = make_run(arguments, seed)
-                if joins:
-                    cli.datamodule.join("D", str(new))
-                before = score(cli.model, cli.datamodule) if joins else None
-                cli.trainer.fit(cli.model, cli.datamodule)
-                both.append(score(cli.model, cli.datamodule))
-            scores.append([before, *both])
-    none, without, joined = torch.tensor(scores).double().T
-    assert [float(row["without"]) for row in seeds] == pytest.approx(without.tolist())
-    assert [float(row["with"]) for row in seeds] == pytest.approx(joined.tolist())
-    gains = joined - without
+            cli = make_run(arguments, seed)
+            cli.trainer.fit(cli.model, cli.datamodule)
+            without.append(score(cli.model, cli.datamodule))
+
+            cli = make_run(arguments, seed)
+            cli.datamodule.join("D", str(new))
+            untrained.append(score(cli.model, cli.datamodule))
+            cli.trainer.fit(cli.model, cli.datamodule)
+            joined.append(score(cli.model, cli.datamodule))
+    *seeds, mean = rows(run / "with_D.csv")
+    assert [float(row["without"]) for row in seeds] == pytest.approx(without)
+    assert [float(row["with"]) for row in seeds] == pytest.approx(joined)
+    gains = torch.tensor(joined).double() - torch.tensor(without).double()
+    gains_of_others = torch.tensor(without).double() - torch.tensor(untrained).double()
     assert float(mean["gain"]) == pytest.approx(float(gains.mean()))
-    half = float(interval_over_seeds(torch.stack([gains, without - none], 1))[0])
+    half = float(interval_over_seeds(torch.stack([gains, gains_of_others], 1))[0])
     assert float(mean["high"]) - float(mean["low"]) == pytest.approx(2 * half)
+
     # Without the newcomer it is the run itself.
     cli.datamodule.setup("fit")
     saved = ClassifierClient.load_from_checkpoint(run / "checkpoints/last.ckpt")
@@ -88,32 +120,47 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
 
 def test_joining_client_changes_no_data_of_other_clients(tmp_path):
     def data() -> FederatedDataModule:
-        own = FederatedDataModule(**write_table(tmp_path / "clinics.csv", TABLE), batch_size=8)
-        own.setup("fit")
-        return own
+        module = FederatedDataModule(**write_table(tmp_path / "clinics.csv", TABLE), batch_size=8)
+        module.setup("fit")
+        return module
 
-    plain, joined = data(), data()
-    joined.join(
-        "D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in patients("D", 20, 2))]))
-    )
+    plain = data()
+    joined = data()
+    newcomers = patients("D", 20, 2)
+    joined.join("D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in newcomers)])))
+
     assert joined.client_names == ("A", "B", "C", "D")
     assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]
     assert joined.class_counts[:3].tolist() == plain.class_counts.tolist()
-    assert joined.content_hashes() == {**plain.content_hashes(), "3": joined.content_hashes()["3"]}
+    hashes = joined.content_hashes()
+    del hashes["3"]
+    assert hashes == plain.content_hashes()
     for client in range(3):
-        for mine, theirs in zip(
-            joined.client_loader(client), plain.client_loader(client), strict=True
+        batches = joined.client_loader(client)
+        expected_batches = plain.client_loader(client)
+        for (x, y), (expected_x, expected_y) in zip(
+            batches,
+            expected_batches,
+            strict=True,
         ):
-            assert all(torch.equal(*pair) for pair in zip(mine, theirs))
+            assert torch.equal(x, expected_x)
+            assert torch.equal(y, expected_y)
+
     # Encoded by the others' training rows.
     frame = pd.DataFrame(TABLE[1:], columns=HEAD)
-    fit = torch.cat([plain.client_indices(client) for client in range(3)]).numpy()
-    ages = frame["age"].astype(float).to_numpy()[fit]
-    own = torch.tensor([float(row[1]) for row in patients("D", 20, 2)])
+    training_rows = torch.cat([plain.client_indices(client) for client in range(3)]).numpy()
+    ages = frame["age"].astype(float).to_numpy()[training_rows]
+    ages_of_d = torch.tensor([float(row[1]) for row in newcomers])
     x, y = (torch.cat(part) for part in zip(*joined.client_loader(3, shuffle=False)))
-    torch.testing.assert_close(x[:, 0], (own - ages.mean()) / ages.std(), rtol=1e-4, atol=1e-4)
+    expected = (ages_of_d - ages.mean()) / ages.std()
+    torch.testing.assert_close(
+        x[:, 0],
+        expected,
+        rtol=1e-4,
+        atol=1e-4,
+    )
     names = [joined.class_names[label] for label in y.tolist()]
-    assert names == [row[3] for row in patients("D", 20, 2)]
+    assert names == [row[3] for row in newcomers]
 
 
 def test_client_joins_a_folder_of_clients(tmp_path):
@@ -147,21 +194,58 @@ def test_client_joins_a_folder_of_clients(tmp_path):
 
 
 def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
-    known = candidate(tmp_path, [HEAD, *patients("A", 5)])
+    candidate_a = candidate(tmp_path, [HEAD, *patients("A", 5)])
     strange = tmp_path / "strange.csv"
-    write_table(strange, [HEAD, *patients("D", 5), ["D", "40", "1", "maybe"]])
+    write_table(
+        strange,
+        [
+            HEAD,
+            *patients("D", 5),
+            ["D", "40", "1", "maybe"],
+        ],
+    )
     text = tmp_path / "text.csv"
-    write_table(text, [HEAD, *patients("D", 5), ["D", "forty", "1", "y"]])
-    for given, said in (
+    write_table(
+        text,
+        [
+            HEAD,
+            *patients("D", 5),
+            ["D", "forty", "1", "y"],
+        ],
+    )
+    for argument, message in (
         ("D", "expected a name and data"),
-        (f"A={known}", "there is a client 'A' already"),
+        (f"A={candidate_a}", "there is a client 'A' already"),
         (f"D={tmp_path / 'none.csv'}", "was not found"),
         (f"D={strange}", "'D' cannot join"),
         (f"D={text}", "forty"),
     ):
-        assert main(["retrain", str(run), "--with", given, "--jobs", "1"]) == 2, given
-        assert said in capsys.readouterr().err, given
-    assert main(["retrain", str(run), "--with", f"D={known}", "--without", "A"]) == 2
+        status = main(
+            [
+                "retrain",
+                str(run),
+                "--with",
+                argument,
+                "--jobs",
+                "1",
+            ]
+        )
+        assert status == 2, argument
+        assert message in capsys.readouterr().err, argument
+
+    assert (
+        main(
+            [
+                "retrain",
+                str(run),
+                "--with",
+                f"D={candidate_a}",
+                "--without",
+                "A",
+            ]
+        )
+        == 2
+    )
     assert "two questions" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="is a table and"):
-        FederatedDataModule("digits").join("D", str(known))
+        FederatedDataModule("digits").join("D", str(candidate_a))

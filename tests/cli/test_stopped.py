@@ -58,35 +58,48 @@ def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[
 
 
 @pytest.mark.parametrize(
-    ("start", "number"),
-    [("one process", signal.SIGINT), ("two ranks", signal.SIGTERM), ("torchrun", signal.SIGTERM)],
+    ("launch", "number"),
+    [
+        ("one process", signal.SIGINT),
+        ("two ranks", signal.SIGTERM),
+        ("torchrun", signal.SIGTERM),
+    ],
 )
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
-    start: str, number: int, tmp_path: Path
+    launch: str, number: int, tmp_path: Path
 ) -> None:
-    launcher, more = STARTS[start]
-    short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET, *more]
-    options = ["--config", str(written(tmp_path / "federation.yaml")), *short]
+    launcher, trainer_options = STARTS[launch]
+    short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
+    config = written(tmp_path / "federation.yaml")
+    options = ["--config", str(config), *short, *QUIET, *trainer_options]
     command = [*launcher, "fit", *options, "--trainer.max_epochs=100000"]
-    status, said = stopped(command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt")
-    assert status == (1 if start == "torchrun" else STATUS[number]), (
-        said
-    )  # torchrun's own is 1 whatever it is of
-    assert said.count("Contributions") == 1
-    assert "Traceback" not in said or start == "torchrun"
-    assert "Go on:   the same command with --ckpt_path last" in said
+
+    status, output = stopped(command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt")
+
+    # torchrun's own status is 1 whatever it is of.
+    expected_status = 1 if launch == "torchrun" else STATUS[number]
+    assert status == expected_status, output
+    assert output.count("Contributions") == 1
+    assert "Traceback" not in output or launch == "torchrun"
+    assert "Go on:   the same command with --ckpt_path last" in output
     checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
-    rounds = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1].split(",")[0]
-    again = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={int(rounds) + 3}"]
-    if start == "two ranks":  # which it starts
-        done = subprocess.run(
-            [*FLSV, *again], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+    last_row = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1]
+    rounds = int(last_row.split(",")[0]) + 3
+    resume = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={rounds}"]
+    if launch == "two ranks":  # which it starts
+        process = subprocess.run(
+            [*FLSV, *resume],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
         )
-        status, said = done.returncode, done.stdout + done.stderr
+        status = process.returncode
+        output = process.stdout + process.stderr
     else:
-        status, said = Forked(tmp_path, main, again).wait()
-    assert status == 0, said
-    assert f"Resuming from {checkpoints}" in said
+        status, output = Forked(tmp_path, main, resume).wait()
+    assert status == 0, output
+    assert f"Resuming from {checkpoints}" in output
 
 
 @pytest.mark.parametrize("swallows", [False, True])

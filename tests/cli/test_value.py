@@ -34,40 +34,56 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(400) % 2
-    bad = {17: 1, 202: 0, 311: 1}
-    for place in bad:
-        x[place] += 40.0
-    data = FederatedDataModule(
-        (TensorDataset(x, y), TensorDataset(x[:20], y[:20])), IIDPartitioner(3, seed=2)
-    )
+    outliers = {17: 1, 202: 0, 311: 1}
+    for sample in outliers:
+        x[sample] += 40.0
+    source = (TensorDataset(x, y), TensorDataset(x[:20], y[:20]))
+    data = FederatedDataModule(source, IIDPartitioner(3, seed=2))
     data.setup("fit")
-    bad = {
-        place: label
-        for place, label in bad.items()
-        if place not in data.server_val_indices.tolist()
-    }
+    for sample in data.server_val_indices.tolist():
+        outliers.pop(sample, None)
+    assert len(outliers) >= 2
+
     run_value(data, FedBary(support=20), tmp_path, table=False)
-    found: dict[int, str] = {}
+
+    labels: dict[int, str] = {}
     for client in range(3):
-        own = set(data.client_indices(client).tolist())
+        samples = set(data.client_indices(client).tolist())
         for row in rows(tmp_path / f"clients/{client}/flagged.csv"):
-            assert int(row["index"]) in own
-            found[int(row["index"])] = row["label"]
-    assert len(bad) >= 2
-    for place, label in bad.items():
-        assert found[place] == str(data.class_names[label])
+            sample = int(row["index"])
+            assert sample in samples
+            labels[sample] = row["label"]
+    for sample, label in outliers.items():
+        assert labels[sample] == str(data.class_names[label])
 
 
-@pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
+@pytest.mark.parametrize(
+    ("validation", "seed"),
+    [
+        (False, 0),
+        (True, 1),
+    ],
+)
 def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     validation, seed, tmp_path
 ):
-    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
-    data = FederatedDataModule(
-        (TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2)
-    )
+    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(90) % 2
+    source = (TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20]))
+    data = FederatedDataModule(source, IIDPartitioner(3, seed=2))
     valuer = FedBary(support=10)
-    found = run_value(data, valuer, tmp_path, seed=seed, table=False, validation=validation)
+
+    valuation = run_value(
+        data,
+        valuer,
+        tmp_path,
+        seed=seed,
+        table=False,
+        validation=validation,
+    )
+
     clients, server = participants_of(data)
-    expected = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
-    assert torch.equal(found.distances, expected.distances)
+    if not validation:
+        server = None
+    expected = valuer.value(clients, server, generator_for(seed, "value"))
+    assert torch.equal(valuation.distances, expected.distances)

@@ -43,8 +43,11 @@ def shapiq() -> Any:
     return pytest.importorskip("shapiq", reason="make conformance installs shapiq")
 
 
-def values(found: Any, players: int) -> Tensor:
-    return torch.tensor([float(found[(i,)]) for i in range(players)], dtype=torch.float64)
+def values(result: Any, players: int) -> Tensor:
+    return torch.tensor(
+        [float(result[(i,)]) for i in range(players)],
+        dtype=torch.float64,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,8 +79,8 @@ def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any
     def theirs(game: Game, seed: int) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = shapiq.PermutationSamplingSV(n=7, random_state=seed)
-            return values(made.approximate(budget=BUDGET, game=game.shapiq), 7)
+            sampler = shapiq.PermutationSamplingSV(n=7, random_state=seed)
+            return values(sampler.approximate(budget=BUDGET, game=game.shapiq), 7)
 
     # Not worse by more than what differences of design come to; better is welcome.
     assert squared_error(mine) <= 1.5 * squared_error(theirs)
@@ -91,14 +94,30 @@ def test_knn_shapley_equals_that_of_pydvl() -> None:
         from sklearn.neighbors import KNeighborsClassifier
 
         draw = np.random.default_rng(0)
-        x, y = draw.normal(size=(40, 3)), draw.integers(0, 3, 40)
-        x2, y2 = draw.normal(size=(15, 3)), draw.integers(0, 3, 15)
+        x = draw.normal(size=(40, 3))
+        y = draw.integers(0, 3, 40)
+        test_x = draw.normal(size=(15, 3))
+        test_y = draw.integers(0, 3, 15)
         model = KNeighborsClassifier(n_neighbors=5)
         names = [f"x{i}" for i in range(3)]
         valuation = KNNShapleyValuation(
-            model=model, test_data=Dataset(x2, y2, names, ["y"]), progress=False
+            model=model,
+            test_data=Dataset(test_x, test_y, names, ["y"]),
+            progress=False,
         )
-        found = valuation.fit(Dataset(x, y, names, ["y"])).result
-    expected = torch.tensor(found.values[np.argsort(found.indices)])
-    mine = knn_shapley(*map(torch.as_tensor, (x, y, x2, y2)), k=5)
-    torch.testing.assert_close(mine, expected, rtol=0, atol=1e-9)
+        valued = valuation.fit(Dataset(x, y, names, ["y"])).result
+
+    expected = torch.tensor(valued.values[np.argsort(valued.indices)])
+    computed = knn_shapley(
+        *map(
+            torch.as_tensor,
+            (
+                x,
+                y,
+                test_x,
+                test_y,
+            ),
+        ),
+        k=5,
+    )
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-9)

@@ -73,24 +73,33 @@ def test_only_rank_zero_writes(runs: Path) -> None:
     assert "scaffold/last.ckpt" in written(3)
 
 
-def said(ended: list[Ended], others: Iterable[int]) -> str:
-    """What the ranks that are left said last, all of them with an error."""
-    left = [ended[rank] for rank in others]
-    assert {rank.code for rank in left} == {1}, "\n".join(rank.output[-3000:] for rank in left)
-    return "\n".join(rank.output for rank in left)
+def last_words(ended: list[Ended], ranks: Iterable[int]) -> str:
+    """What these ranks said last, all of them with an error."""
+    processes = [ended[rank] for rank in ranks]
+    outputs = [process.output[-3000:] for process in processes]
+    assert {process.code for process in processes} == {1}, "\n".join(outputs)
+    return "\n".join(process.output for process in processes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dies", "kill", "again"), [(1, True, 1), (0, True, 2), (2, False, 3)])
+@pytest.mark.parametrize(
+    ("dies", "kill", "resumed_ranks"),
+    [
+        (1, True, 1),
+        (0, True, 2),
+        (2, False, 3),
+    ],
+)
 def test_dead_rank_ends_all_ranks_and_the_run_resumes(
-    runs: Path, tmp_path: Path, dies: int, kill: bool, again: int
+    runs: Path, tmp_path: Path, dies: int, kill: bool, resumed_ranks: int
 ) -> None:
     folder = tmp_path / "run"
     arguments = [str(folder), "scaffold", dies, kill]
     ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
-    assert said(ended, {0, 1, 2} - {dies}).count("another rank is gone") >= 2
+    words = last_words(ended, {0, 1, 2} - {dies})
+    assert words.count("another rank is gone") >= 2
     assert ended[dies].code == (-9 if kill else 1)
-    Group("run_and_die", arguments, again, tmp_path / "second").done()
+    Group("run_and_die", arguments, resumed_ranks, tmp_path / "second").done()
     assert differences(runs / "1/scaffold", folder) == []
 
 
@@ -118,7 +127,9 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
 def test_ranks_of_other_settings_are_refused(
     tmp_path: Path, function: str, arguments: list[Any], message: str
 ) -> None:
-    text = said(Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1))
+    text = last_words(
+        Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1)
+    )
     assert message in text
     assert not list(tmp_path.rglob("*.ckpt"))
 
@@ -138,7 +149,7 @@ def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
     (within / "within.ckpt").rename(within / "last.ckpt")
     ended = Group("save_on_exception", [str(failed), "kept_momentum"], 3, tmp_path / "first").wait()
-    assert "bad sample at this site" in said(ended, (0, 1, 2))
+    assert "bad sample at this site" in last_words(ended, (0, 1, 2))
     next((failed / "failed").glob("*.ckpt")).rename(failed / "last.ckpt")
     for folder, name, size in ((within, "scaffold", 3), (failed, "kept_momentum", 2)):
         Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
@@ -175,35 +186,38 @@ def test_torchrun_restarts_a_killed_run_from_its_checkpoint(runs: Path, tmp_path
 
 @pytest.mark.slow
 def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> None:
-    def told(size: int) -> list[dict[str, str]]:
+    def results_of_ranks(size: int) -> list[dict[str, str]]:
         group = Group("retrain", [str(tmp_path)], size, tmp_path / str(size))
         group.done()
-        lines = [rank.output.splitlines() for rank in group.wait()]
-        kept = [[line for line in own if line.startswith(("RESULT", "TRAINED"))] for own in lines]
-        return [dict(line.split(" ", 1) for line in own) for own in kept]
+        results = []
+        for rank in group.wait():
+            lines = rank.output.splitlines()
+            results.append(
+                dict(line.split(" ", 1) for line in lines if line.startswith(("RESULT", "TRAINED")))
+            )
+        return results
 
-    (alone,), shared = told(1), told(3)
-    assert {rank["RESULT"] for rank in shared} == {alone["RESULT"]}
-    assert alone["TRAINED"] == "7"
-    assert sorted(int(rank["TRAINED"]) for rank in shared) == [2, 2, 3]
+    (of_one,) = results_of_ranks(1)
+    of_three = results_of_ranks(3)
+
+    assert {rank["RESULT"] for rank in of_three} == {of_one["RESULT"]}
+    assert of_one["TRAINED"] == "7"
+    assert sorted(int(rank["TRAINED"]) for rank in of_three) == [2, 2, 3]
 
 
 def command(folder: Path) -> list[str]:
-    quiet = (
-        "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false "
-        "--federation.reporting.table=false"
-    )
-    given = (
-        "--trainer.max_epochs=2 --trainer.accelerator=cpu --data.partitioner=DirichletPartitioner"
-    )
-    given += (
-        " --data.partitioner.num_clients=4 --data.partitioner.alpha=0.5 --model.network=softmax"
-    )
     return [
         "fit",
         "--data.source=digits",
-        *given.split(),
-        *quiet.split(),
+        "--trainer.max_epochs=2",
+        "--trainer.accelerator=cpu",
+        "--data.partitioner=DirichletPartitioner",
+        "--data.partitioner.num_clients=4",
+        "--data.partitioner.alpha=0.5",
+        "--model.network=softmax",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        "--federation.reporting.table=false",
         f"--trainer.default_root_dir={folder}",
     ]
 
@@ -263,16 +277,22 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
     (tmp_path / "sweep.py").write_text(SWEEP)
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    status, said = Forked(
-        tmp_path / "alone", run_script, str(tmp_path / "sweep.py"), "1", "../one"
-    ).wait()
-    assert status == 0, said
-    command = [sys.executable, "sweep.py", "2", "two"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    script = tmp_path / "sweep.py"
+
+    alone = Forked(tmp_path / "alone", run_script, str(script), "1", "../one")
+    status, output = alone.wait()
+    assert status == 0, output
+    by_strategy = subprocess.run(
+        [sys.executable, "sweep.py", "2", "two"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    elastic_launch(AGENT, run_script)(str(tmp_path / "sweep.py"), "2", str(tmp_path / "agent"))
+    assert by_strategy.returncode == 0, by_strategy.stderr[-3000:]
+    elastic_launch(AGENT, run_script)(str(script), "2", str(tmp_path / "agent"))
+
     sums = [(tmp_path / name).read_text() for name in ("one", "two", "agent")]
     assert len(sums[0].splitlines()) == 2
     assert sums[0] == sums[1] == sums[2]
@@ -299,14 +319,16 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
 def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
     assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
-    assert "another rank is gone" in said(ended, [0])
+    assert "another rank is gone" in last_words(ended, [0])
 
 
 def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) -> None:
     variables = {
         "LOCAL_RANK": "1",
-        "FLSV_RANKS_PARENT": str(2**22),
-    }  # no process has a number that high
-    status, said = Forked(tmp_path, FederatedStrategy, **variables).wait()
-    assert status == 1, said
-    assert "has ended already" in said
+        "FLSV_RANKS_PARENT": str(2**22),  # no process has a number that high
+    }
+
+    status, output = Forked(tmp_path, FederatedStrategy, **variables).wait()
+
+    assert status == 1, output
+    assert "has ended already" in output

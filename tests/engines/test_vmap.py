@@ -127,13 +127,18 @@ def _with_a_broken_client() -> FederatedDataModule:
 def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, train = [], RowTraining.train
+    numbers_of_clients = []
+    train = RowTraining.train
 
-    def with_little_memory(self: RowTraining, states: Any, batches: Any, *args: Any) -> Any:
-        asked.append(len(next(iter(states.values()))))
-        if asked[-1] > 2:
+    def with_little_memory(self: RowTraining, states: Any, batches: Any, *arguments: Any) -> Any:
+        count = len(next(iter(states.values())))
+        numbers_of_clients.append(count)
+        if count > 2:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return train(self, states, batches, *args)
+        return train(self, states, batches, *arguments)
+
+    def without_memory(*arguments: Any) -> None:
+        raise RuntimeError("CUDA out of memory.")
 
     expected = fit(
         engine_loop(partial(VmapProcess, chunk=2)),
@@ -147,12 +152,11 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
         UserWarning,
         match=r"training of 5 clients at once ran out of memory: from here on 3 train at once",
     ):
-        found = fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
-    assert asked[-3:] == [2, 2, 1]  # in the second round
-    torch.testing.assert_close(vector(found), vector(expected), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(
-        RowTraining, "train", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory."))
-    )
+        module = fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+    assert numbers_of_clients[-3:] == [2, 2, 1]  # in the second round
+    torch.testing.assert_close(vector(module), vector(expected), rtol=1e-6, atol=1e-6)
+
+    monkeypatch.setattr(RowTraining, "train", without_memory)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(), 1)
 
@@ -193,17 +197,21 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
 ) -> None:
     from flsv.engines import vmap
 
-    attempt, tried = vmap.try_rows, []
+    attempt = vmap.try_rows
+    tried = []
 
-    def watched(trainer: L.Trainer, *rest: Any, **options: Any) -> set[str]:
-        before, drawn = vector(trainer.lightning_module), global_rngs()
-        tried.append(attempt(trainer, *rest, **options))
-        assert torch.equal(vector(trainer.lightning_module), before)
-        assert str(global_rngs()) == str(drawn)
+    def compare(trainer: L.Trainer, *arguments: Any, **options: Any) -> set[str]:
+        module = trainer.lightning_module
+        model = vector(module)
+        generators = str(global_rngs())
+        tried.append(attempt(trainer, *arguments, **options))
+        assert torch.equal(vector(module), model)
+        assert str(global_rngs()) == generators
         assert not trainer.optimizers[0].state
-        assert all(parameter.grad is None for parameter in trainer.lightning_module.parameters())
+        assert all(parameter.grad is None for parameter in module.parameters())
         return tried[0]
 
-    monkeypatch.setattr(vmap, "try_rows", watched)
+    monkeypatch.setattr(vmap, "try_rows", compare)
     fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
+
     assert tried == [set()]

@@ -33,25 +33,38 @@ def loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | None) -> Any:
+def trained(
+    name: str,
+    folder: Path,
+    federation: FederatedLoop,
+    refused: str | None,
+) -> Any:
     """The module after a fit of two rounds; None where it was refused before the first."""
     make, callbacks, *_ = STEP_CASES[name]
     torch.manual_seed(SEED)
     module = make()
-    before = vector(module)
+    initial_vector = vector(module)
     if refused is None:
-        return fit(federation, folder, module, data(), rounds=2, callbacks=callbacks())
+        return fit(
+            federation,
+            folder,
+            module,
+            data(),
+            rounds=2,
+            callbacks=callbacks(),
+        )
     with pytest.raises(ConfigurationError, match=refused):
         fit(federation, folder, module, data(), rounds=2, callbacks=callbacks())
     assert federation.round_index == 0
-    assert torch.equal(vector(module), before)
+    assert torch.equal(vector(module), initial_vector)
     return None
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
-    many = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][2])
-    if many is not None:
-        one = trained(name, tmp_path, loop(), None)
-        torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
+    module = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][2])
+
+    if module is not None:
+        expected = vector(trained(name, tmp_path, loop(), None))
+        torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-5)

@@ -67,9 +67,20 @@ def test_large_budgets_are_in_whole_cents(budget: float) -> None:
 @pytest.mark.parametrize("negatives", ["zero", "shift", "softmax"])
 def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: str) -> None:
     """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
-    usual = shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
-    values = torch.tensor([size, size, -size, 0.0], dtype=torch.float64)
-    assert allocate(values, 120.0, negatives).tolist() == pytest.approx(usual, rel=1e-12)  # type: ignore[arg-type]
+    expected = shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
+    values = torch.tensor(
+        [
+            size,
+            size,
+            -size,
+            0.0,
+        ],
+        dtype=torch.float64,
+    )
+
+    amounts = allocate(values, 120.0, negatives)  # type: ignore[arg-type]
+
+    assert amounts.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("budget", "unit"), [(1e308, 0.01), (1.0, 1e-320), (2.0**53, 1.0)])
@@ -93,14 +104,15 @@ def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"budget": 10.005, "unit": 0.01}, "no multiple of the unit"),
         ({"values": torch.zeros(2, 2)}, "per_client"),
         ({"values": torch.tensor([1.0, math.inf])}, "not all finite"),
     ],
 )
-def test_allocate_with_wrong_arguments_raises(arguments: dict[str, object], said: str) -> None:
-    given = {"values": torch.tensor([1.0, 2.0]), "budget": 10.0, **arguments}
-    with pytest.raises(ConfigurationError, match=said):
-        allocate(**given)  # type: ignore[arg-type]
+def test_allocate_with_wrong_arguments_raises(arguments: dict[str, object], message: str) -> None:
+    values = torch.tensor([1.0, 2.0])
+    all_arguments = {"values": values, "budget": 10.0, **arguments}
+    with pytest.raises(ConfigurationError, match=message):
+        allocate(**all_arguments)  # type: ignore[arg-type]

@@ -13,10 +13,23 @@ def test_averages_keep_entries_that_all_models_share(
     monkeypatch: pytest.MonkeyPatch, rows: int, block: int
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
-    x = torch.randint(0, 3, (rows, 400), generator=torch.Generator().manual_seed(rows)).float() / 10
-    weights = torch.softmax(torch.randn(2, rows, generator=torch.Generator().manual_seed(1)), -1)
-    plain = weights @ x
-    common = (x == x[0]).all(0)
-    kept = keep_common(plain.clone(), x)
-    assert torch.equal(kept[:, common], x[0, common].expand(2, -1))
-    assert torch.equal(kept[:, ~common], plain[:, ~common])
+    integers = torch.randint(
+        0,
+        3,
+        (rows, 400),
+        generator=torch.Generator().manual_seed(rows),
+    )
+    x = integers.float() / 10
+    logits = torch.randn(
+        2,
+        rows,
+        generator=torch.Generator().manual_seed(1),
+    )
+    averages = torch.softmax(logits, -1) @ x
+
+    corrected = keep_common(averages.clone(), x)
+
+    is_common = (x == x[0]).all(0)
+    common = x[0, is_common].expand(2, -1)
+    assert torch.equal(corrected[:, is_common], common)
+    assert torch.equal(corrected[:, ~is_common], averages[:, ~is_common])

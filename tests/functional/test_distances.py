@@ -22,14 +22,22 @@ def test_update_distances_and_weighted_means_equal_those_of_numpy(monkeypatch, b
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300), (torch.float32, 1e-40)]
+    ("dtype", "size"),
+    [
+        (torch.float32, 3e38),
+        (torch.float64, 1e300),
+        (torch.float32, 1e-40),
+    ],
 )
 def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
     points = torch.full((2, 17), size, dtype=dtype)
     points[1] = 0
-    found = distances(points, -points)
-    assert found[0].item() == pytest.approx(2 * points[0, 0].item() * 17**0.5, rel=1e-9)
-    assert found[1] == 0
+
+    distance, distance_of_zeros = distances(points, -points)
+
+    expected = 2 * points[0, 0].item() * 17**0.5
+    assert distance.item() == pytest.approx(expected, rel=1e-9)
+    assert distance_of_zeros == 0
 
 
 def test_squared_distance_of_equal_rows_far_from_the_origin_is_0() -> None:

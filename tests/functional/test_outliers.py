@@ -41,8 +41,8 @@ def test_ordinary_norms_are_not_outliers(norms):
 
 @pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
 def test_update_that_absorbs_the_others_in_a_float32_sum_is_drowning(model_norm):
-    rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
+    other_norms = torch.tensor([1.0, 2.0, 0.5, 0.0])
     scale = max(1.0, model_norm)
     for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):
-        norms = torch.cat([rest, torch.tensor([size])])
+        norms = torch.cat([other_norms, torch.tensor([size])])
         assert drowning_updates(norms, model_norm).tolist() == [False] * 4 + [drowns]

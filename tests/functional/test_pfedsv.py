@@ -18,35 +18,37 @@ from flsv.functional import (
 POLICIES = ("mean", "exclude", "min", 0.7)
 
 
-def weights_reference(values, distances, own, self_weight):
-    values, distances = values.numpy(), distances.numpy().copy()
-    others = [d for j, d in enumerate(distances) if j != own]
-    positive = np.maximum(values, 0)
+def weights_reference(values, distances, client, self_weight):
+    positive = np.maximum(values.numpy(), 0)
+    distances = distances.numpy().copy()
+    distances_of_others = np.delete(distances, client)
     if self_weight == "exclude":
-        positive[own] = 0
-        distances[own] = 1
+        positive[client] = 0
+        distances[client] = 1
+    elif self_weight == "mean":
+        distances[client] = distances_of_others.mean()
+    elif self_weight == "min":
+        distances[client] = distances_of_others.min()
     else:
-        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(
-            self_weight, self_weight
-        )
-    w = positive / distances
-    return w / w.sum()
+        distances[client] = self_weight
+    weights = positive / distances
+    return weights / weights.sum()
 
 
 @pytest.mark.parametrize("self_weight", POLICIES)
-@pytest.mark.parametrize("own", [0, 5])
-def test_personalized_weights_equal_numpys(self_weight, own):
-    generator = torch.Generator().manual_seed(own)
+@pytest.mark.parametrize("client", [0, 5])
+def test_personalized_weights_equal_numpys(self_weight, client):
+    generator = torch.Generator().manual_seed(client)
     for _ in range(20):
         values = torch.randn(6, generator=generator, dtype=torch.float64)
         distances = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
-        others = [v for j, v in enumerate(values.tolist()) if j != own]
-        if max(others) <= 0:
+        if np.delete(values.numpy(), client).max() <= 0:
             continue
-        weights = personalized_weights(values, distances, own, self_weight)
-        np.testing.assert_allclose(
-            weights, weights_reference(values, distances, own, self_weight), rtol=1e-12
-        )
+
+        weights = personalized_weights(values, distances, client, self_weight)
+
+        expected = weights_reference(values, distances, client, self_weight)
+        np.testing.assert_allclose(weights, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("self_weight", POLICIES)
@@ -72,7 +74,7 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
 
 
 @pytest.mark.parametrize(
-    ("values", "distances", "own"),
+    ("values", "distances", "client"),
     [
         ([0.1, 0.2], [0.0], 0),
         ([0.1, 0.2], [0.0, 1.0], 2),
@@ -81,9 +83,9 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
         ([0.1, 0.2], [0.0, float("inf")], 0),
     ],
 )
-def test_personalized_weights_refuses_wrong_values_and_distances(values, distances, own):
+def test_personalized_weights_refuses_wrong_values_and_distances(values, distances, client):
     with pytest.raises(ValueError, match="expected"):
-        personalized_weights(torch.tensor(values), torch.tensor(distances), own)
+        personalized_weights(torch.tensor(values), torch.tensor(distances), client)
 
 
 nan = float("nan")
@@ -93,20 +95,26 @@ def draw(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def choose(relevance, own=0, k=2, available=None, explore="score", seed=0):
-    relevance = torch.tensor(relevance)
-    there = (
-        torch.ones(len(relevance), dtype=torch.bool)
-        if available is None
-        else torch.tensor(available)
+def choose(
+    relevance,
+    client=0,
+    k=2,
+    available=None,
+    explore="score",
+    seed=0,
+):
+    if available is None:
+        available = [True] * len(relevance)
+    download = top_k_download(
+        torch.tensor(relevance), torch.tensor(available), client, k, explore, draw(seed)
     )
-    return top_k_download(relevance, there, own, k, explore, draw(seed)).tolist()
+    return download.tolist()
 
 
 def test_downloads_of_the_first_round_are_uniformly_random():
     counts = torch.zeros(6)
     for seed in range(600):
-        chosen = choose([nan] * 6, own=2, k=2, seed=seed)
+        chosen = choose([nan] * 6, client=2, k=2, seed=seed)
         assert len(set(chosen)) == 2
         counts[chosen] += 1
     assert counts[2] == 0
@@ -149,7 +157,7 @@ def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_b
 
 def test_top_k_download_with_a_wrong_own_index_raises():
     with pytest.raises(ValueError, match="own"):
-        choose([nan, nan], own=2)
+        choose([nan, nan], client=2)
 
 
 def test_pfedsv_functions_refuse_shapes_that_would_broadcast():

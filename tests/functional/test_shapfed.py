@@ -66,14 +66,24 @@ def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(met
 
 
 def test_collaborative_fairness_equals_numpys_correlation() -> None:
-    x, y = np.random.default_rng(0).normal(size=(2, 7))
-    expected = np.corrcoef(x, y)[0, 1]
-    assert collaborative_fairness(torch.tensor(x), torch.tensor(y)).item() == pytest.approx(
-        expected
-    )
-    assert collaborative_fairness(
-        torch.tensor(x), torch.tensor(-3 * x + 1)
-    ).item() == pytest.approx(-1)
-    some, same = torch.tensor([0.1, 0.2, 0.3]), torch.full((3,), 0.1)
-    for pair in ((some, same), (same, some), (some[:1], some[:1])):
-        assert collaborative_fairness(*pair).isnan()
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.normal(size=7))
+    y = torch.from_numpy(draw.normal(size=7))
+
+    fairness = collaborative_fairness(x, y)
+    opposite = collaborative_fairness(x, -3 * x + 1)
+
+    correlations = np.corrcoef(x, y)
+    expected = correlations[0, 1]
+    assert float(fairness) == pytest.approx(expected)
+    assert float(opposite) == pytest.approx(-1)
+
+
+def test_collaborative_fairness_of_equal_or_single_values_is_nan() -> None:
+    different = torch.tensor([0.1, 0.2, 0.3])
+    equal = torch.full((3,), 0.1)
+
+    assert collaborative_fairness(different, equal).isnan()
+    assert collaborative_fairness(equal, different).isnan()
+    a_single_value = different[:1]
+    assert collaborative_fairness(a_single_value, a_single_value).isnan()

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,100 +19,150 @@ METRICS = ("cssv", "sv")
 RETRAINED = "client client_name by value low high share majority seeds rounds"
 
 
-def drawn(seed: int, who: list[int], total: float) -> dict[int, float]:
+def random_values(
+    seed: int,
+    clients: list[int],
+    total: float,
+) -> dict[int, float]:
     """A number for each of these clients, with this sum."""
     generator = random.Random(seed)
-    numbers = [generator.uniform(0.2, 0.9) for _ in who]
-    return {
-        client: number + (total - sum(numbers)) / len(who) for client, number in zip(who, numbers)
-    }
+    numbers = [generator.uniform(0.2, 0.9) for _ in clients]
+    correction = (total - sum(numbers)) / len(clients)
+    return {client: number + correction for client, number in zip(clients, numbers)}
 
 
 def a_run(
-    folder: Path, clients: int, known: list[int], seed: int, total: float
+    folder: Path, clients: int, readers: list[int], seed: int, total: float
 ) -> dict[int, float]:
-    """A run, with all that is reported of it. What the ``known`` clients have is always the same; what the others
-    have and are called hangs on the seed, but for the sums of their last values and of their samples.
+    """A run, with all that is reported of it. What the ``readers`` have is always the same; what the others have and
+    are called hangs on the seed, but for the sums of their last values and of their samples.
 
     Returns:
         The last values of the others.
     """
-    others = [client for client in range(clients) if client not in known]
-    random_ = random.Random(seed)
-    names = tuple(f"site {i}" if i in known else f"{seed} has {i}" for i in range(clients))
-    make_run(folder, clients=clients, classes=CLASSES, rounds=ROUNDS, names=names)
-    last = {client: 0.3123 + 0.0717 * client for client in known} | drawn(seed, others, total)
-    samples = {client: 100 + client for client in known} | dict.fromkeys(others, 150)
-    shift = random_.randint(1, 40)
-    samples[others[0]] += shift
-    samples[others[-1]] -= shift if len(others) > 1 else 0
-
-    def own(client: int, *what: object) -> float:
-        return random.Random(repr((client, *what, *([] if client in known else [seed])))).uniform(
-            0.1, 1.0
-        )
-
-    file = CSV(folder / "contributions.csv", names)
-    (folder / "contributions.csv").unlink()
-    file.begin(0)
     everybody = range(clients)
-    for r in range(ROUNDS):
-        ends = [
-            [last[i] - own(i, r, "low") for i in everybody],
-            [last[i] + own(i, r, "high") for i in everybody],
-        ]
-        of_class = [[own(client, r, j) for j in range(CLASSES)] for client in everybody]
-        numbers = [Numbers("cssv", of_class, {str(j): str(j) for j in range(CLASSES)})]
-        for metric in METRICS:
-            values = [last[i] if r + 1 == ROUNDS else own(i, r, metric) for i in everybody]
-            numbers.append(Numbers(metric, values, ends=ends if metric == "cssv" else None))
-        numbers += [
-            Numbers(w, [own(i, r, w) for i in everybody])
-            for w in ("weight", "accuracy", "update_norm")
-        ]
-        file.append(round_rows(r, numbers, names))
+    others_ids = [client for client in everybody if client not in readers]
+    names = tuple(f"site {i}" if i in readers else f"{seed} has {i}" for i in everybody)
+    make_run(
+        folder,
+        clients=clients,
+        classes=CLASSES,
+        rounds=ROUNDS,
+        names=names,
+    )
+    readers_values = {client: 0.3123 + 0.0717 * client for client in readers}
+    last_values = readers_values | random_values(seed, others_ids, total)
+
+    def draw(client: int, *purpose: object) -> float:
+        """A number that hangs on the seed for the others only."""
+        seeds: list[object] = [client, *purpose]
+        if client not in readers:
+            seeds.append(seed)
+        return random.Random(repr(tuple(seeds))).uniform(0.1, 1.0)
+
+    write_contributions(folder / "contributions.csv", names, last_values, draw)
+
+    samples = {client: 100 + client for client in readers} | dict.fromkeys(others_ids, 150)
+    if len(others_ids) > 1:
+        shift = random.Random(seed).randint(1, 40)
+        samples[others_ids[0]] += shift
+        samples[others_ids[-1]] -= shift
+    class_counts = []
+    for client in everybody:
+        class_counts.append([int(1000 * draw(client, "count", j)) for j in range(CLASSES)])
+    total_value = sum(last_values.values())
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     metrics["sv"] = {**metrics["cssv"], "class": "PartialFederatedShapley", "per_class": False}
     retold(
         folder,
         metrics=metrics,
-        samples=[samples[i] for i in everybody],
-        class_counts=[[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in everybody],
-        hashes={str(i): f"{own(i, 'hash'):.16f}" for i in everybody},
+        samples=[samples[client] for client in everybody],
+        class_counts=class_counts,
+        hashes={str(client): f"{draw(client, 'hash'):.16f}" for client in everybody},
         logged={
-            "val_accuracy": 0.1 + sum(last.values()),
+            "val_accuracy": 0.1 + total_value,
             **{f"loss of {name}": 7.75 for name in names},
         },
     )
-    retrained = [
-        (
-            i,
-            names[i],
+
+    retrained = []
+    for client, value in sorted(last_values.items()):
+        low = value - draw(client, "a")
+        high = value + draw(client, "b")
+        share = value / total_value
+        row = [
+            client,
+            names[client],
             "accuracy",
-            x,
-            x - own(i, "a"),
-            x + own(i, "b"),
-            x / sum(last.values()),
+            value,
+            low,
+            high,
+            share,
             0.5,
             "7 8",
             2,
-        )
-        for i, x in sorted(last.items())
-    ]
+        ]
+        retrained.append(row)
     save_csv(folder / "retrained.csv", [RETRAINED.split(), *retrained])
-    return {client: last[client] for client in others}
+    return {client: last_values[client] for client in others_ids}
 
 
-@pytest.mark.parametrize(("clients", "readers"), [(3, [2]), (4, [2, 3]), (5, [4]), (5, [2, 3, 4])])
+def write_contributions(
+    path: Path, names: tuple[str, ...], last_values: dict[int, float], draw: Any
+) -> None:
+    """Values of all metrics in all rounds; in the last round these."""
+    everybody = range(len(names))
+    class_names = {str(label): str(label) for label in range(CLASSES)}
+    path.unlink()
+    file = CSV(path, names)
+    file.begin(0)
+    for round_index in range(ROUNDS):
+        by_class = [[draw(i, round_index, j) for j in range(CLASSES)] for i in everybody]
+        interval = [
+            [last_values[i] - draw(i, round_index, "low") for i in everybody],
+            [last_values[i] + draw(i, round_index, "high") for i in everybody],
+        ]
+        numbers = [Numbers("cssv", by_class, class_names)]
+        for metric in METRICS:
+            if round_index + 1 == ROUNDS:
+                values = [last_values[i] for i in everybody]
+            else:
+                values = [draw(i, round_index, metric) for i in everybody]
+            numbers.append(
+                Numbers(
+                    metric,
+                    values,
+                    ends=interval if metric == "cssv" else None,
+                )
+            )
+        for name in ("weight", "accuracy", "update_norm"):
+            values = [draw(i, round_index, name) for i in everybody]
+            numbers.append(Numbers(name, values))
+        file.append(round_rows(round_index, numbers, names))
+
+
+@pytest.mark.parametrize(
+    ("clients", "readers"),
+    [
+        (3, [2]),
+        (4, [2, 3]),
+        (5, [4]),
+        (5, [2, 3, 4]),
+    ],
+)
 def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, clients, readers):
     """Others with other names and values, the same in sum: the same pages to the byte, so that nothing works them out,
     not even all but two together."""
     total = 0.5 * (clients - len(readers))
-    first, second = (a_run(tmp_path / str(seed), clients, readers, seed, total) for seed in (1, 2))
-    assert all(abs(first[i] - second[i]) > 0.01 for i in first)
+
+    values = a_run(tmp_path / "1", clients, readers, seed=1, total=total)
+    different_values = a_run(tmp_path / "2", clients, readers, seed=2, total=total)
+
+    assert all(abs(values[i] - different_values[i]) > 0.01 for i in values)
     for client in readers:
-        one, other = (write_report(tmp_path / str(seed), client).read_bytes() for seed in (1, 2))
-        assert one == other
+        page = write_report(tmp_path / "1", client).read_bytes()
+        page_beside_others = write_report(tmp_path / "2", client).read_bytes()
+        assert page == page_beside_others
 
 
 def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
@@ -137,16 +188,27 @@ def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
 
 def test_report_for_one_client_shows_only_its_own_values(tmp_path):
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
+    value = made_value(3, 0, 4)
     folder = make_run(tmp_path, clients=5)
-    assert "77123" not in text_of(write_report(folder, client="Oslo", budget=Budget(100.0, "cssv")))
+
+    paid = text_of(
+        write_report(
+            folder,
+            client="Oslo",
+            budget=Budget(100.0, "cssv"),
+        )
+    )
     text = text_of(write_report(folder, client="Oslo"))
-    own = ("Oslo", f"{made_value(3, 0, 4):.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
-    assert not [each for each in own if each not in text]
+
+    assert "77123" not in paid
+    expected = ("Oslo", f"{value:.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
+    for fact in expected:
+        assert fact in text
     # From the seed the others' parts of the data follow, settings name clients, and columns may be other clients.
-    assert not [
-        each for each in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]) if each in text
-    ]
+    for secret in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]):
+        assert secret not in text
     assert "Class by class" in text
+
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
     assert "Class by class" not in text_of(write_report(tmp_path, client="Oslo"))
@@ -168,12 +230,14 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
 
 
 def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
-    folder = retold(
-        make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)]
-    )
-    own = text_of(write_report(folder, client="Graz"))
+    events = [at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)]
+    folder = retold(make_run(tmp_path, clients=5), events=events)
+
+    page = text_of(write_report(folder, client="Graz"))
+
     assert (
         "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds"
-        in own
+        in page
     )
-    assert not any(name in own for name in ("Lyon", "Oslo"))
+    assert "Lyon" not in page
+    assert "Oslo" not in page

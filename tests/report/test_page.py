@@ -34,21 +34,28 @@ NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)"
 
 def retrained(
     folder: Path,
-    by: str = "accuracy",
+    measure: str = "accuracy",
     seeds: str = "0 1 2",
     majority: float = 0.2,
     trainings: str = "all",
 ) -> Path:
     """Values by retraining that differ from the run's in their order."""
-    values, shares = [0.1, 0.3, 0.05, 0.15], [1 / 6, 0.5, 1 / 12, 0.25]
-    others = [[0.16, 0.17, 0.17], [0.52, 0.49, 0.49], [0.08, 0.09, 0.08], [0.24, 0.25, 0.26]]
-    head, rows = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS], []
+    values = [0.1, 0.3, 0.05, 0.15]
+    shares = [1 / 6, 0.5, 1 / 12, 0.25]
+    losses = [0.25, 0.4, 0.1, 0.25]
+    shares_by_seed = [
+        [0.16, 0.17, 0.17],
+        [0.52, 0.49, 0.49],
+        [0.08, 0.09, 0.08],
+        [0.24, 0.25, 0.26],
+    ]
+    head = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS]
+    lines = [",".join(head)]
     for i, (value, share) in enumerate(zip(values, shares)):
-        loss = [0.25, 0.4, 0.1, 0.25][i]
         cells = [
             i,
             f"client {i}",
-            by,
+            measure,
             value,
             value - 0.02,
             value + 0.02,
@@ -58,8 +65,9 @@ def retrained(
             3,
             trainings,
         ]
-        rows.append(",".join(map(str, [*cells, share, loss, *others[i]])))
-    (folder / "retrained.csv").write_text(",".join(head) + "\n" + "\n".join(rows) + "\n")
+        cells += [share, losses[i], *shares_by_seed[i]]
+        lines.append(",".join(map(str, cells)))
+    (folder / "retrained.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -139,7 +147,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         },
         retrained(made("retrained")): set(),
         retrained(made("seed"), seeds="5"): {"one_seed"},
-        retrained(made("partners"), by="clients' accuracy"): {"judged"},
+        retrained(made("partners"), measure="clients' accuracy"): {"judged"},
         retrained(made("majority"), majority=0.82): {"one_class"},
         retrained(made("singles"), trainings="singles"): {"alone"},
         retrained(made("others"), trainings="leave-one-out"): {"ranking"},
@@ -253,14 +261,18 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
 
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
-    one, loss, none = bars(
-        [0.5, -0.5, NAN], [0.25, NAN, NAN], [1.5, NAN, NAN]
-    )  # the scale is from -0.5 to 1.5
-    assert "var(--ink) 37.5% 100.0%" in one.style
-    assert ") 25.0% 50.0%, transparent" in one.style
-    assert ") 0.0% 25.0%, transparent" in loss.style
-    assert "--ink" not in loss.style
-    assert none == (NONE, "", "")
+    # The scale is from -0.5 to 1.5.
+    with_interval, negative, missing = bars(
+        [0.5, -0.5, NAN],
+        [0.25, NAN, NAN],
+        [1.5, NAN, NAN],
+    )
+
+    assert "var(--ink) 37.5% 100.0%" in with_interval.style
+    assert ") 25.0% 50.0%, transparent" in with_interval.style
+    assert ") 0.0% 25.0%, transparent" in negative.style
+    assert "--ink" not in negative.style
+    assert missing == (NONE, "", "")
 
 
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
@@ -280,10 +292,11 @@ def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None
 
 def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    kept = [
-        x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"
-    ]
-    (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
+    table = folder / "contributions.csv"
+    lines = table.read_text().splitlines()
+    without_lyon = [line for line in lines if line.split(",")[2] != "1"]
+    table.write_text("\n".join(without_lyon) + "\n")
+
     front = front_of(folder)
     assert f"| Lyon | {NONE} |" in front
     assert WORDS["dash"] in front
@@ -291,15 +304,16 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
 
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:
     path = make_run(tmp_path) / "contributions.csv"
-    rows = (line.split(",") for line in path.read_text().splitlines())
-    ends = [
-        ",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows
-    ]
-    path.write_text("\n".join(ends) + "\n")
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    for row in rows:
+        if row[1] == "cssv" and not row[3]:
+            row[7:] = ["-1", "2"]
+    path.write_text("\n".join(",".join(row) for row in rows) + "\n")
+
     text = text_of(write_report(tmp_path))
-    assert (
-        "[" not in text.partition("\nAppendix\n")[0]
-    )  # brackets hold the mean over many seeds, and these do not
+
+    # Brackets hold the mean over many seeds, and these do not.
+    assert "[" not in text.partition("\nAppendix\n")[0]
     assert BRACKETS not in text
 
 
@@ -313,32 +327,43 @@ def test_every_metric_has_caveats_for_the_report() -> None:
 
 def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:
     """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
-    told, real = [], []
+    estimates = []
+    shifts = []
     for name in names():
         values = truth_table(federation(name)).values
         if len(values) < 4 or values.isnan().any():
             continue
         shares = [shares_in(row) for row in values.tolist()]
-        pairs = list(itertools.combinations(range(len(values)), 2))
-        paid = {pair: shares_in(values[list(pair)].mean(0).tolist()) for pair in pairs}
-        told.append(statistics.fmean(moved_by_seeds([shares[a], shares[b]]) for a, b in pairs))
-        apart = [(a, b) for a, b in itertools.combinations(pairs, 2) if not {*a} & {*b}]
-        real.append(statistics.fmean(moved(paid[a], paid[b]) for a, b in apart))
-    assert len(told) > 20
-    assert statistics.fmean(told) == pytest.approx(statistics.fmean(real), rel=0.1)
-    assert statistics.correlation(told, real) > 0.95
+        pairs_of_seeds = list(itertools.combinations(range(len(values)), 2))
+
+        estimates_of_pairs = []
+        payments = {}
+        for a, b in pairs_of_seeds:
+            estimates_of_pairs.append(moved_by_seeds([shares[a], shares[b]]))
+            payments[a, b] = shares_in(values[[a, b]].mean(0).tolist())
+        shifts_between_pairs = []
+        for pair, other_pair in itertools.combinations(pairs_of_seeds, 2):
+            if set(pair).isdisjoint(other_pair):
+                shifts_between_pairs.append(moved(payments[pair], payments[other_pair]))
+        estimates.append(statistics.fmean(estimates_of_pairs))
+        shifts.append(statistics.fmean(shifts_between_pairs))
+
+    assert len(estimates) > 20
+    mean_shift = statistics.fmean(shifts)
+    assert statistics.fmean(estimates) == pytest.approx(mean_shift, rel=0.1)
+    assert statistics.correlation(estimates, shifts) > 0.95
     assert math.isnan(moved_by_seeds([[0.5, 0.5]]))
 
 
 def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
     table = pandas.read_csv(TABLE)
     table = table[table["way"] == "alone, predicted"]
-    drawn, few = table["federation"].str.contains("_of_"), table["clients"] <= 7
-    means = [
-        table[rows]["misallocated_percent"].mean() for rows in (drawn, ~drawn & few, ~drawn & ~few)
-    ]
-    assert (
-        f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %"
-        in WORDS["against"]["one_seed"]
-    )
-    assert f"up to {table['clients'].max()} clients" in WORDS["against"]["one_seed"]
+    is_drawn = table["federation"].str.contains("_of_")
+    is_small = table["clients"] <= 7
+    means = []
+    for rows in (is_drawn, ~is_drawn & is_small, ~is_drawn & ~is_small):
+        means.append(table[rows]["misallocated_percent"].mean())
+
+    sentence = WORDS["against"]["one_seed"]
+    assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in sentence
+    assert f"up to {table['clients'].max()} clients" in sentence

@@ -90,9 +90,8 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
             frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
     looking = tmp_path / "look.html"
     looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
-    seen = browse(
-        "--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200", looking.as_uri()
-    )
-    found = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
-    assert found is not None
-    assert json.loads(html.unescape(found[1])) == []
+    options = ["--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200"]
+    document = browse(*options, looking.as_uri())
+    cut_off = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
+    assert cut_off is not None
+    assert json.loads(html.unescape(cut_off[1])) == []

@@ -66,8 +66,8 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
 
 
 def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path: Path) -> None:
-    first = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    assert open_run(tmp_path).folder == first
+    first_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    assert open_run(tmp_path).folder == first_run
     assert "mean of 2 runs" in text_of(write_report(tmp_path))
 
 
@@ -179,13 +179,20 @@ def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(
 def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) -> None:
     class Look(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            seen.append(open_run(tmp_path).ended)
+            has_ended.append(open_run(tmp_path).ended)
 
-    seen: list[bool] = []
-    data, metrics = toy_data(), {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=3, reporting=Reporting(table=False))
+    has_ended: list[bool] = []
+    data = toy_data()
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()},
+        seed=3,
+        reporting=Reporting(table=False),
+    )
+
     fit(loop, tmp_path, data=data, rounds=2, callbacks=[Look()])
-    assert seen == [False, False]
+
+    assert has_ended == [False, False]
     record = open_run(tmp_path).record
     assert "ended" in record
     assert record["clients"] == list(data.client_names)

@@ -48,16 +48,15 @@ def fitted(tmp_path_factory):
     return folder
 
 
-def part(fitted: Path, folder: Path, *metrics: str, **told: Any) -> Path:
+def part(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
     """A run's folder with some of its metrics only, and more in its record."""
     shutil.copytree(fitted, folder)
-    known = json.loads((folder / "run.json").read_text())["metrics"]
-    retold(folder, metrics={name: known[name] for name in metrics}, **told)
-    gone = tuple(name for name in known if name not in metrics)
+    run_metrics = json.loads((folder / "run.json").read_text())["metrics"]
+    retold(folder, metrics={name: run_metrics[name] for name in metrics}, **facts)
+    gone = tuple(name for name in run_metrics if name not in metrics)
     lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
-    (folder / "contributions.csv").write_text(
-        "".join(x for x in lines if x.split(",")[1].split("/")[0] not in gone)
-    )
+    remaining = [line for line in lines if line.split(",")[1].split("/")[0] not in gone]
+    (folder / "contributions.csv").write_text("".join(remaining))
     return folder
 
 
@@ -69,10 +68,13 @@ def rows(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
 def test_amounts_sum_to_the_budget(fitted, rule):
     run = open_run(fitted)
-    found = shares_of(run, Budget(1000.01, "sv", rule))
-    assert sum(Decimal(str(amount)) for amount in found.table["amount"]) == Decimal("1000.01")
+
+    table = shares_of(run, Budget(1000.01, "sv", rule)).table
+
+    amounts = table["amount"].tolist()
+    assert sum(Decimal(str(amount)) for amount in amounts) == Decimal("1000.01")
     values = torch.tensor(run.final("sv"), dtype=torch.float64)
-    assert found.table["amount"].tolist() == allocate(values, 1000.01, rule, unit=0.01).tolist()
+    assert amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
 
 
 def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
@@ -153,16 +155,21 @@ def test_budget_without_a_clear_basis_is_refused(fitted, tmp_path, metrics, valu
 
 def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
     """But for costs and values of pairs, which are never a basis for payment, and the base class."""
-    known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
-    others = ("ContributionMetric", "DomainRelevance")
-    kinds = [kind for kind in known if kind.higher_is_better and kind.__name__ not in others]
-    said = {
-        kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "")
-        for kind in kinds
-    }
-    assert said == {kind.__name__: kind.to_pay_by for kind in kinds}
-    assert not said["ClassSpecificShapley"]
-    assert said["CumulativeShapley"]
+    exceptions = ("ContributionMetric", "DomainRelevance")
+    kinds = {}
+    for name in flsv.metrics.__all__:
+        kind = getattr(flsv.metrics, name)
+        if kind.higher_is_better and name not in exceptions:
+            kinds[name] = kind
+
+    permits_payment = {}
+    for name, kind in kinds.items():
+        doc = kind.__doc__ or ""
+        permits_payment[name] = "When not to use it:\n        For payment" not in doc
+
+    assert permits_payment == {name: kind.to_pay_by for name, kind in kinds.items()}
+    assert not permits_payment["ClassSpecificShapley"]
+    assert permits_payment["CumulativeShapley"]
 
 
 def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_path):
@@ -220,16 +227,23 @@ def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
 
 def test_copies_and_outliers_are_reported_without_changing_amounts(fitted, tmp_path):
     plain = part(fitted, tmp_path / "plain", "sv")
-    found = part(fitted, tmp_path / "found", "sv", events=[*copying(0, 1), at_fault(2, 1, 2)])
-    for folder in (plain, found):
+    events = [*copying(0, 1), at_fault(2, 1, 2)]
+    suspicious = part(fitted, tmp_path / "found", "sv", events=events)
+    for folder in (plain, suspicious):
         write_report(folder, budget=Budget(100.0))
-    assert [row["amount"] for row in rows(found)] == [row["amount"] for row in rows(plain)]
-    said = [f"almost the same updates as client {other}" for other in (1, 0)]
-    said.append("not finite or far too large in 1 of 2 rounds")
-    assert [row["finding"] for row in rows(found)] == said
+
+    amounts = [row["amount"] for row in rows(suspicious)]
+    assert amounts == [row["amount"] for row in rows(plain)]
+    findings = [
+        "almost the same updates as client 1",
+        "almost the same updates as client 0",
+        "not finite or far too large in 1 of 2 rounds",
+    ]
+    assert [row["finding"] for row in rows(suspicious)] == findings
     assert "finding" not in rows(plain)[0]
-    text = text_of(found / "report.html").partition("\nAppendix\n")[0]
-    assert all(each in text for each in [*said, WORDS["findings"]])
+    text = text_of(suspicious / "report.html").partition("\nAppendix\n")[0]
+    for finding in (*findings, WORDS["findings"]):
+        assert finding in text
 
 
 def test_intervals_of_shares_come_from_joint_draws_of_all_values(
@@ -368,16 +382,36 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
 def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path):
     folder = make_game(tmp_path, {"sv": [0.4, 0.1]})
     write_report(folder, budget=Budget(100.0))
-    before = {path: path.read_bytes() for path in folder.glob("*.csv")}
+    tables = {path: path.read_bytes() for path in folder.glob("*.csv")}
+
     for name in ("march", "contributions"):
         write_report(folder, out=folder / f"{name}.html", budget=Budget(500.0))
-    assert {path: path.read_bytes() for path in before} == before
-    assert {path.name for path in folder.glob("march*")} == {"march.html", "march_shares.csv"}
+
+    assert {path: path.read_bytes() for path in tables} == tables
+    names = {path.name for path in folder.glob("march*")}
+    assert names == {"march.html", "march_shares.csv"}
 
 
-def test_amounts_have_the_decimals_of_their_currency():
-    said = [Budget(5.0, currency=unit).text(1234.5) for unit in ("", "EUR", "jpy", "KWD")]
-    assert said == ["1,234.50", "1,234.50 EUR", "1,234 jpy", "1,234.500 KWD"]
-    for amount, unit, most in ((10.5, "JPY", 0), (10.005, "EUR", 2)):
-        with pytest.raises(ConfigurationError, match=f"expected {most} decimals at most"):
-            Budget(amount, currency=unit)
+@pytest.mark.parametrize(
+    ("currency", "text"),
+    [
+        ("", "1,234.50"),
+        ("EUR", "1,234.50 EUR"),
+        ("jpy", "1,234 jpy"),
+        ("KWD", "1,234.500 KWD"),
+    ],
+)
+def test_amounts_have_the_decimals_of_their_currency(currency, text):
+    assert Budget(5.0, currency=currency).text(1234.5) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "decimals"),
+    [
+        (10.5, "JPY", 0),
+        (10.005, "EUR", 2),
+    ],
+)
+def test_budget_with_more_decimals_than_its_currency_is_refused(amount, currency, decimals):
+    with pytest.raises(ConfigurationError, match=f"expected {decimals} decimals at most"):
+        Budget(amount, currency=currency)

@@ -56,22 +56,30 @@ OTHERS = [
 
 @pytest.mark.parametrize("sampler", OTHERS, ids=repr)
 def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSampler) -> None:
-    generator, counts = torch.Generator().manual_seed(0), torch.zeros(5)
-    for _ in range(2000):
+    num_draws = 2000
+    counts = torch.zeros(5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(num_draws):
         counts[sampler.sample(5, SSV, generator)] += 1
-    said = sampler.inclusion_probabilities(5, SSV)
-    # Five standard deviations of 2000 draws (and of the softmax sampler's own 4096).
-    assert ((counts / 2000 - said).abs() <= 5 * (1.5 * 0.25 / 2000) ** 0.5).all(), (counts, said)
+
+    probabilities = sampler.inclusion_probabilities(5, SSV)
+
+    # Five standard deviations of the draws, at most 0.5 each; half as much again for the softmax sampler's own 4096.
+    variance = 1.5 * 0.25 / num_draws
+    deviations = (counts / num_draws - probabilities).abs()
+    assert (deviations <= 5 * variance**0.5).all(), (counts, probabilities)
 
 
 def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1() -> None:
     sampler = ShapleyImportanceSampler(2, "ssv")
     torch.testing.assert_close(sampler.coins(5, SSV), importance_probabilities(SSV["ssv"], 2))
     assert sampler.coins(5, {}).tolist() == pytest.approx([0.4] * 5)  # no values yet
-    one = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
-    assert len(sampler.sample(5, one, torch.Generator().manual_seed(0))) >= 2  # and it returns
+    a_single_value = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
+    cohort = sampler.sample(5, a_single_value, torch.Generator().manual_seed(0))
+    assert len(cohort) >= 2  # and it returns
     unknown = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
-    assert sampler.coins(3, unknown)[1] > sampler.coins(3, unknown)[2]
+    coins = sampler.coins(3, unknown)
+    assert coins[1] > coins[2]
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
@@ -81,34 +89,49 @@ def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
-    assert sampler.sample(2, tiny, torch.Generator().manual_seed(0)).tolist() == [0, 1]
+    cohort = sampler.sample(2, tiny, torch.Generator().manual_seed(0))
+    assert cohort.tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
     monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
     # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
     sampler = BernoulliSampler(5e-9, min_cohort)
-    drawn = torch.zeros(5)
+    counts = torch.zeros(5)
     for seed in range(1000):
         cohort = sampler.sample(5, {}, torch.Generator().manual_seed(seed))
         assert len(cohort) == min_cohort
-        drawn[cohort] += 1
+        counts[cohort] += 1
     expected = min_cohort / 5
-    assert (drawn / 1000 - expected).abs().max() < 5 * (expected * (1 - expected) / 1000) ** 0.5
-    assert sampler.inclusion_probabilities(5, {}).tolist() == pytest.approx([expected] * 5)
+    deviation = (expected * (1 - expected) / 1000) ** 0.5
+    assert (counts / 1000 - expected).abs().max() < 5 * deviation
+    probabilities = sampler.inclusion_probabilities(5, {})
+    assert probabilities.tolist() == pytest.approx([expected] * 5)
 
 
 def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
-    coins = torch.rand(300, generator=torch.Generator().manual_seed(0)) * 0.01
+    coins = (
+        torch.rand(
+            300,
+            generator=torch.Generator().manual_seed(0),
+        )
+        * 0.01
+    )
     coins[7] = 1
     sampler = BernoulliSampler(1)
     sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
-    said = sampler.inclusion_probabilities(300, {})
-    p, size = coins.double(), np.ones(1)
+
+    probabilities = sampler.inclusion_probabilities(300, {})
+
+    # Cohorts of fewer than two are drawn again.
+    p = coins.double()
+    size = np.ones(1)
     for coin in p.tolist():
         size = np.convolve(size, [1 - coin, coin])
-    someone_else = torch.stack(
-        [1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)]
-    )
-    torch.testing.assert_close(said, (p * someone_else / size[2:].sum()).float())
+    someone_else = []
+    for client in range(300):
+        others_coins = torch.cat([p[:client], p[client + 1 :]])
+        someone_else.append(1 - (1 - others_coins).prod())
+    expected = p * torch.stack(someone_else) / size[2:].sum()
+    torch.testing.assert_close(probabilities, expected.float())
 
 
 def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
@@ -128,24 +151,44 @@ def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None
 
 
 class Own(ClientSampler):
-    def __init__(self, drawn: Any, chances: Any = (1.0, 1.0, 1.0)) -> None:
-        self.drawn, self.chances = torch.tensor(drawn), torch.tensor(chances)
+    def __init__(
+        self,
+        cohort: Any,
+        chances: Any = (1.0, 1.0, 1.0),
+    ) -> None:
+        self.cohort = torch.tensor(cohort)
+        self.chances = torch.tensor(chances)
 
-    def sample(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
-        return self.drawn
+    def sample(
+        self,
+        num_clients: int,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        return self.cohort
 
     def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
         return self.chances
 
 
 @pytest.mark.parametrize(
-    "drawn", [[2, 0, 2], [True, False, True], [0.0, 1.0], [-1, 0], [0, 3], [[0, 1]], []], ids=repr
+    "cohort",
+    [
+        [2, 0, 2],
+        [True, False, True],
+        [0.0, 1.0],
+        [-1, 0],
+        [0, 3],
+        [[0, 1]],
+        [],
+    ],
+    ids=repr,
 )
-def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, drawn: Any) -> None:
+def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, cohort: Any) -> None:
     with pytest.raises(
         RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
     ):
-        fit(FederatedLoop(sampler=Own(drawn)), tmp_path, rounds=1)
+        fit(FederatedLoop(sampler=Own(cohort)), tmp_path, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +214,7 @@ M, D, LR = 2, 4, 0.1
 
 class Counts(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[dict[str, list[int]]] = []
+        self.rows: list[dict[str, list[int]]] = []
 
     def update(
         self, client_ids: Tensor, reached: Tensor, downloaded: Tensor, uploaded: Tensor
@@ -182,7 +225,7 @@ class Counts(ContributionMetric):
             "down": downloaded,
             "up": uploaded,
         }
-        self.seen.append({name: values.tolist() for name, values in row.items()})
+        self.rows.append({name: values.tolist() for name, values in row.items()})
 
     def compute(self) -> Tensor:
         return torch.zeros(5)
@@ -241,10 +284,10 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
     )
     assert_same(module.net, expected)
     size = sum(p.numel() for p in net.parameters())
-    assert [row["cohort"] for row in counts.seen] == cohorts
-    assert [row["reached"] for row in counts.seen] == candidates
+    assert [row["cohort"] for row in counts.rows] == cohorts
+    assert [row["reached"] for row in counts.rows] == candidates
     # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
-    assert all(row["down"] == [2 * size] * M and row["up"] == [size] * M for row in counts.seen)
+    assert all(row["down"] == [2 * size] * M and row["up"] == [size] * M for row in counts.rows)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
 
 

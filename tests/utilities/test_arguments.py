@@ -17,15 +17,17 @@ from helpers.data import toy_data
 
 
 def test_setting_an_argument_of_a_loop_names_replace() -> None:
-    loop, data = FederatedLoop(), toy_data()
-    before = loop.config
+    loop = FederatedLoop()
+    data = toy_data()
+
+    config = loop.config
     for name in inspect.signature(FederatedLoop).parameters:
         with pytest.raises(
             ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"
         ):
             setattr(loop, name, 3)
         assert getattr(loop, name) != 3
-    assert loop.config is before
+    assert loop.config is config
     for name in inspect.signature(FederatedDataModule).parameters:
         if not name.endswith("batch_size"):
             with pytest.raises(
@@ -35,16 +37,17 @@ def test_setting_an_argument_of_a_loop_names_replace() -> None:
 
 
 def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
-    first = FederatedLoop(
+    loop = FederatedLoop(
         local_epochs=3,
         filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
         metrics={"cssv": ClassSpecificShapley()},
     )
-    second = first.replace(aggregator=GeometricMedian(), filters=[])
-    assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
-    assert isinstance(second.config.aggregator, GeometricMedian)
-    assert len(first.filters) == 2
-    assert repr(second.filters) == "(OutlierFilter(threshold=None),)"
+    changed = loop.replace(aggregator=GeometricMedian(), filters=[])
+    assert changed.local_epochs == 3
+    assert changed.metrics["cssv"] == loop.metrics["cssv"]
+    assert isinstance(changed.config.aggregator, GeometricMedian)
+    assert len(loop.filters) == 2
+    assert repr(changed.filters) == "(OutlierFilter(threshold=None),)"
 
 
 def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
@@ -52,9 +55,9 @@ def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
     loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))
     assert len(loop.uploads) == 1
-    for held in (loop.metrics, loop.strategies):
+    for mapping in (loop.metrics, loop.strategies):
         with pytest.raises(TypeError, match="does not support item assignment"):
-            held["mine"] = None  # type: ignore[index]
+            mapping["mine"] = None  # type: ignore[index]
     with pytest.raises(FrozenInstanceError):
         loop.config.seed = 3  # type: ignore[misc]
 
@@ -62,17 +65,16 @@ def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
 def test_plain_name_refuses_paths_and_other_types() -> None:
     for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
         assert plain_name(name) == name
-    for other in ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x", "x" * 101, 3):
+    paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
+    for refused in (*paths, "x" * 101, 3):
         with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
-            plain_name(other, "picture")  # type: ignore[arg-type]
+            plain_name(refused, "picture")  # type: ignore[arg-type]
 
 
 def test_a_client_is_told_by_name_or_number() -> None:
-    assert [client_number(each, ["Boston", "Lyon"], "client") for each in ("Lyon", 0, "1")] == [
-        1,
-        0,
-        1,
-    ]
+    names = ["Boston", "Lyon"]
+    numbers = [client_number(client, names, "client") for client in ("Lyon", 0, "1")]
+    assert numbers == [1, 0, 1]
     assert client_number("0", ["1", "0"], "client") == 1
     with pytest.raises(
         ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."

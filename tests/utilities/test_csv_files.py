@@ -44,13 +44,24 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
-    file.append(round_rows(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
-    save_table(tmp_path / "retrained.csv", DataFrame({"client_name": NAMES, "value": -0.5}))
+    numbers = Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})
+    file.append(round_rows(0, [numbers], NAMES))
+    table = DataFrame({"client_name": NAMES, "value": -0.5})
+    save_table(tmp_path / "retrained.csv", table)
+
     for path in tmp_path.glob("*.csv"):
         assert not any(map(runs, cells(path))), path
-        named = [row["client_name"] for _, row in read_rows(path, {}) if "client_name" in row]
-        assert named == list(NAMES)
-    found = read_contributions(tmp_path / "contributions.csv")[
-        ["metric", "client_name", "class_name", "value"]
+        table_rows = [row for _, row in read_rows(path, {})]
+        names = [row["client_name"] for row in table_rows if "client_name" in row]
+        assert names == list(NAMES)
+    contributions = read_contributions(tmp_path / "contributions.csv")
+    columns = contributions[["metric", "client_name", "class_name", "value"]]
+    assert columns.values.tolist() == [
+        [
+            "=sv",
+            name,
+            "=class",
+            -0.5,
+        ]
+        for name in NAMES
     ]
-    assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

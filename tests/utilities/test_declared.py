@@ -127,9 +127,10 @@ CASES = [
 
 
 def arguments(cls: type) -> dict[str, Any]:
-    known = checked_parameters(cls.__init__).items()
-    required = {name: hint for name, (hint, default) in known if default is inspect.Parameter.empty}
-    plain = {name: next(at_bounds(hint), 1.0) for name, hint in required.items()}
+    plain = {}
+    for name, (hint, default) in checked_parameters(cls.__init__).items():
+        if default is inspect.Parameter.empty:
+            plain[name] = next(at_bounds(hint), 1.0)
     return {**plain, **NEEDED.get(cls.__name__, {})}
 
 
@@ -215,9 +216,11 @@ class Own(Aggregator):
 
 
 def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
-    own = Own(0.5, high=2.0)
-    assert repr(own) == "Own(low=0.5, high=2.0)"
-    assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
+    part = Own(0.5, high=2.0)
+    assert repr(part) == "Own(low=0.5, high=2.0)"
+    assert repr(copy.deepcopy(part)) == repr(part)
+    assert repr(pickle.loads(pickle.dumps(part))) == repr(part)
+
     assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
     with pytest.raises(
         ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"
@@ -244,9 +247,9 @@ def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
     ],
 )
 def test_numbers_of_other_libraries_become_pythons(value: Any, hint: Any, kind: type) -> None:
-    found = check_argument("Owner", "x", value, hint)
-    assert type(found) is kind
-    assert found == (value.tolist() if kind is list else value)
+    number = check_argument("Owner", "x", value, hint)
+    assert type(number) is kind
+    assert number == (value.tolist() if kind is list else value)
 
 
 #: Whose constructors check by hand, and what they are made of.
@@ -262,13 +265,13 @@ def float_arguments(function: Any) -> list[str]:
 
 def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed() -> None:
     checked = {(cls, name) for cls, name, _ in CASES}
-    taken = {
+    parameters = {
         (cls, name)
         for cls in public_classes(PACKAGES)
         if cls.__name__ not in RECORDS
         for name in float_arguments(cls.__init__)
     }
-    assert {cls for cls, _ in taken - checked} == set(BY_HAND)
+    assert {cls for cls, _ in parameters - checked} == set(BY_HAND)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])

@@ -29,11 +29,12 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", PAIRS)
-def test_different_values_have_different_hashes(what: str) -> None:
-    one, other = PAIRS[what]
-    assert digest(one) != digest(other)
-    assert digest([one]) != digest(one)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_different_values_have_different_hashes(pair: str) -> None:
+    a, b = PAIRS[pair]
+
+    assert digest(a) != digest(b)
+    assert digest([a]) != digest(a)
 
 
 def test_equal_values_have_the_same_hash() -> None:

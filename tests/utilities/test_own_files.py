@@ -9,8 +9,8 @@ from flsv.utilities.own_files import own_folder
 from helpers.forked import Forked
 
 
-def own(place: Path) -> None:
-    with own_folder(place) as folder:
+def hold_folder(parent: Path) -> None:
+    with own_folder(parent) as folder:
         (folder / "file").touch()
         print(folder, flush=True)
         time.sleep(600)
@@ -19,18 +19,23 @@ def own(place: Path) -> None:
 def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     tmp_path: Path,
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    living, killed = owners = [Forked(tmp_path / name, own, place) for name in ("living", "killed")]
-    while not all(each.wait(0.02)[1] for each in owners):
-        assert not any(each.status for each in owners)
+    parent = tmp_path / "place"
+    parent.mkdir()
+    living = Forked(tmp_path / "living", hold_folder, parent)
+    killed = Forked(tmp_path / "killed", hold_folder, parent)
+    for owner in (living, killed):
+        while not owner.wait(0.02)[1]:
+            assert not owner.status
+    folder_of_living = Path(living.wait(0)[1].strip())
+
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    with own_folder(place) as mine:
-        assert {*place.iterdir()} == {Path(living.wait(0)[1].strip()), mine}
-        assert [*place.rglob("file")] == [Path(living.wait(0)[1].strip()) / "file"]
+    with own_folder(parent) as folder:
+        assert set(parent.iterdir()) == {folder_of_living, folder}
+        assert list(parent.rglob("file")) == [folder_of_living / "file"]
+
     os.kill(living.pid, signal.SIGKILL)
     living.wait()
-    with own_folder(place) as mine:
-        assert [*place.iterdir()] == [mine]
-    assert not [*place.iterdir()]
+    with own_folder(parent) as folder:
+        assert list(parent.iterdir()) == [folder]
+    assert not list(parent.iterdir())

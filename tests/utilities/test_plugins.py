@@ -65,12 +65,12 @@ trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 
 
 def install(site: Path, module: str, entries: str) -> None:
-    about = site / f"{module}-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(
+    metadata_folder = site / f"{module}-1.0.dist-info"
+    metadata_folder.mkdir(parents=True)
+    (metadata_folder / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n"
     )
-    (about / "entry_points.txt").write_text(entries)
+    (metadata_folder / "entry_points.txt").write_text(entries)
     (site / f"{module}.py").write_text(CODE)
 
 
@@ -94,10 +94,14 @@ def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypa
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
         assert main(["fit", "--config", "mine.yaml"]) == 0
-    said = [str(each.message) for each in warned if "flsv-mything brings" in str(each.message)]
-    assert "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out" in said[1]
-    assert "NoMetric" in said[0]
-    assert "expected a subclass of" in said[0]
+    messages = [str(warning.message) for warning in warned]
+    first_message, second_message = [
+        message for message in messages if "flsv-mything brings" in message
+    ]
+    assert "NoMetric" in first_message
+    assert "expected a subclass of" in first_message
+    left_out = "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out"
+    assert left_out in second_message
     assert plugins.installed("flsv.metrics", ContributionMetric) == (
         sys.modules["flsv_mything"].UpdateNorm,
     )

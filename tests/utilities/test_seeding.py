@@ -17,12 +17,15 @@ def test_streams_differ_by_every_part_of_their_name() -> None:
 
 def test_seed_global_rngs_makes_draws_repeat() -> None:
     def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), torch.rand(()).item()  # noqa: NPY002
+        of_numpy = float(np.random.rand())  # noqa: NPY002
+        return random.random(), of_numpy, torch.rand(()).item()
 
     seed_global_rngs(1, "a")
-    first = draw()
-    assert draw() != first
+    numbers = draw()
+    assert draw() != numbers
+
     seed_global_rngs(1, "a")
-    assert draw() == first
+    assert draw() == numbers
+
     seed_global_rngs(1, "b")
-    assert draw() != first
+    assert draw() != numbers

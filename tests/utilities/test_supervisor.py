@@ -93,17 +93,19 @@ def test_forked_tasks_see_the_parents_state_and_change_none_of_it(tmp_path: Path
         def work() -> tuple[bytes, float, float]:
             return file.read(3), random.random(), float(torch.rand(()))
 
-        found = dict(supervise([(i, work) for i in range(3)], jobs=2))
-        assert set(found.values()) == {work()}
-        assert found[0][0] == b"234"
+        tasks = [(number, work) for number in range(3)]
+        answers = dict(supervise(tasks, jobs=2))
+        assert set(answers.values()) == {work()}
+        assert answers[0][0] == b"234"
 
 
 def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Path) -> None:
     def go_on() -> None:
         raise GoOn
 
+    mark = tmp_path / "left"
+
     def run() -> dict[int, Any]:
-        mark = tmp_path / "left"
         try:
             return dict(supervise([(i, go_on) for i in range(3)], jobs=2))
         except GoOn:
@@ -111,11 +113,11 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
         finally:
             mark.write_text(f"{os.getpid()}")
 
-    found = run()
-    assert len({*found.values(), os.getpid()}) == 4
-    assert (
-        tmp_path / "left"
-    ).read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
+    processes = run()
+
+    assert len({*processes.values(), os.getpid()}) == 4
+    # No `finally` of the program ran in a child.
+    assert mark.read_text() == f"{os.getpid()}"
 
 
 PARENT = """

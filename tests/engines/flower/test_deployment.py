@@ -34,9 +34,9 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
     (block,) = re.findall(
         r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL
     )
-    install, rest = block.split("flsv init", 1)
+    install, commands = block.split("flsv init", 1)
     assert len(install.splitlines()) == 2
-    script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{rest}"
+    script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{commands}"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
     return subprocess.run(
@@ -48,7 +48,8 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     """The template's run of three rounds."""
     deployed = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
     monkeypatch.syspath_prepend(folder)
-    for name in [name for name in sys.modules if name.startswith("fedapp")]:
+    earlier_imports = [name for name in sys.modules if name.startswith("fedapp")]
+    for name in earlier_imports:
         monkeypatch.delitem(sys.modules, name)
     from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
@@ -61,14 +62,16 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
     with (folder / "runs" / "contributions.csv").open(newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if (row["round"], row["metric"]) == ("2", "cssv")
-        ]
-    told = {(int(row["client"]), row["class"]): float(row["value"]) for row in rows}
+        rows = list(csv.DictReader(file))
+    values = {}
+    for row in rows:
+        if row["round"] == "2" and row["metric"] == "cssv":
+            values[int(row["client"]), row["class"]] = float(row["value"])
     cssv = loop.contributions["cssv"].by_class
     for client in range(3):
         for column in range(10):
-            assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
+            expected = cssv[client, column].item()
+            assert values[client, str(column)] == pytest.approx(expected, abs=1e-6)
 
 
 def test_deployment_by_the_guides_commands_equals_one_process(
@@ -91,11 +94,17 @@ def test_packet_converted_to_a_flower_record_and_back_is_equal() -> None:
     packet = Packet(
         "train",
         {"a": [1, None, "x"]},
-        {"v": torch.randn(3), "n": torch.tensor(2), "b": torch.tensor([True])},
+        {
+            "v": torch.randn(3),
+            "n": torch.tensor(2),
+            "b": torch.tensor([True]),
+        },
     )
-    back = from_record(to_record(packet))
-    assert (back.kind, back.plain) == (packet.kind, packet.plain)
+    read = from_record(to_record(packet))
+
+    assert read.kind == packet.kind
+    assert read.plain == packet.plain
     for name, tensor in packet.tensors.items():
-        torch.testing.assert_close(back.tensors[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(read.tensors[name], tensor, rtol=0, atol=0)
     with pytest.raises(ValueError, match="this is no packet"):
         from_record(RecordDict())

@@ -79,7 +79,17 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     """One deployment. A name that is misspelt at the server and policies with a typo end the first start by name; then
     sites do wrong, a SuperNode, the server and the SuperLink are killed, and the rounds go on to their end."""
     folder = tmp_path / "app"
-    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "init",
+                "--flower",
+                str(folder),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     project = folder / "fedapp" / "federation.py"
     written = project.read_text()
     project.write_text(written.replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
@@ -92,13 +102,16 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
             f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: SitePolicy.__init__() got",
         )
         # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
-        processes.wait_for("refused", lambda log: all(each in log for each in words))
+        processes.wait_for(
+            "refused",
+            lambda log: all(reason in log for reason in words),
+        )
 
         (folder / "flsv-site.toml").write_text("questions = []\n")
         settings = f"\nROUNDS, TIMEOUT, FOLDER = {ROUNDS}, {TIMEOUT}, {str(folder / 'runs')!r}\n"
         settings += f"os.chdir({str(folder)!r})\n"
-        own = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
-        project.write_text(written.split("client = client_app")[0] + own)
+        project_with_trouble = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
+        project.write_text(written.split("client = client_app")[0] + project_with_trouble)
         processes.supervise("rounds")
         processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3)
         processes.kill("Osaka")
@@ -112,19 +125,16 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
         processes.wait_for("rounds", lambda log: "the run has finished" in log)
         # One process a site and run, whatever was killed: each has a socket of its own.
         command = [Path(f"/proc/{process}/cmdline").read_bytes() for process in living(folder)]
-        assert len(set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))) == len(command)
-        told = (folder / "rounds.log").read_text()
+        sockets = set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))
+        assert len(sockets) == len(command)
+        log_text = (folder / "rounds.log").read_text()
 
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    weighed = {
-        i: {
-            NAMES[int(row["client"])]
-            for row in rows
-            if row["metric"] == "weight" and row["round"] == str(i)
-        }
-        for i in range(ROUNDS)
-    }
+    weighed: list[set[str]] = [set() for _ in range(ROUNDS)]
+    for row in rows:
+        if row["metric"] == "weight":
+            weighed[int(row["round"])].add(NAMES[int(row["client"])])
     assert weighed[0] == {"Boston", "Lyon", "Osaka"}
     assert weighed[1] == {"Boston", "Osaka"}
     assert weighed[2] == {"Lyon"}
@@ -133,15 +143,14 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     assert weighed[ROUNDS - 1] == {"Boston", "Lyon", "Osaka"}
     assert {index for _, index in diary(folder)} == set(range(ROUNDS))
     assert len({process for process, _ in diary(folder)}) == 3
-    assert told.count("it is started again") >= 2
+    assert log_text.count("it is started again") >= 2
     # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
     for words in (
         "'Lyon' (client 1) is left out of round 2",
         "'Osaka' (client 2) is left out of round 3",
     ):
-        assert words in told
-    assert f"no reply within {TIMEOUT} s" in told
+        assert words in log_text
+    assert f"no reply within {TIMEOUT} s" in log_text
     # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
-    assert not [
-        r for r in rows if r["metric"] == "cssv" and r["round"] == "1" and r["client"] == "1"
-    ]
+    values_of_lyon = [row for row in rows if row["metric"] == "cssv" and row["client"] == "1"]
+    assert "1" not in {row["round"] for row in values_of_lyon}

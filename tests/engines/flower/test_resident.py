@@ -75,19 +75,28 @@ class Site:
         self.folder = folder
         (folder / "their_app.py").write_text(APP)
 
-    def send(self, what: str, idle: float = 60, run: int = 1, node: int = 5) -> dict[str, Any]:
-        told = json.dumps([what, idle, run, {"folder": str(self.folder / "site")}, node])
-        command = [sys.executable, "-c", MESSAGE, told]
+    def send(
+        self,
+        name: str,
+        idle: float = 60,
+        run: int = 1,
+        node: int = 5,
+    ) -> dict[str, Any]:
+        arguments = json.dumps([name, idle, run, {"folder": str(self.folder / "site")}, node])
+        log = self.folder / "log"
+        out = self.folder / "out"
         # Files: the process that lives on has them, too, so a pipe would not end.
-        with (self.folder / "out").open("w") as out, (self.folder / "log").open("a") as log:
-            failed = subprocess.run(
-                command, cwd=self.folder, stdout=out, stderr=log, timeout=60
-            ).returncode
-        return (
-            {"error": (self.folder / "log").read_text()}
-            if failed
-            else json.loads((self.folder / "out").read_text())
-        )
+        with out.open("w") as out_file, log.open("a") as log_file:
+            process = subprocess.run(
+                [sys.executable, "-c", MESSAGE, arguments],
+                cwd=self.folder,
+                stdout=out_file,
+                stderr=log_file,
+                timeout=60,
+            )
+        if process.returncode != 0:
+            return {"error": log.read_text()}
+        return json.loads(out.read_text())
 
     @property
     def socket(self) -> Path:
@@ -116,39 +125,46 @@ def gone(process: int, seconds: float = 10) -> bool:
 
 
 def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(site: Site) -> None:
-    first, second = site.send("a"), site.send("b")
-    assert first["process"] == second["process"] != first["own"]
-    assert (second["seen"], second["count"]) == (["a", "b"], 2)
-    assert (
-        site.socket.stat().st_mode & 0o777
-        == (site.folder / "site" / "socket.key").stat().st_mode & 0o777
-        == 0o600
-    )
-    other = site.send("c", run=2)
-    assert other["seen"] == ["c"]
+    first_reply = site.send("a")
+    second = site.send("b")
+
+    assert first_reply["process"] == second["process"] != first_reply["own"]
+    assert second["seen"] == ["a", "b"]
+    assert second["count"] == 2
+    for path in (site.socket, site.folder / "site" / "socket.key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    of_another_run = site.send("c", run=2)
+    assert of_another_run["seen"] == ["c"]
     assert site.send("d")["seen"] == ["a", "b", "d"]
-    assert living(site.folder) == {first["process"], other["process"]}
+    assert living(site.folder) == {first_reply["process"], of_another_run["process"]}
 
 
 def test_message_without_idle_time_is_answered_by_its_own_process(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without idle time, and where Flower deletes after a message what it has installed for it."""
-    first = site.send("a", idle=0)
+    first_reply = site.send("a", idle=0)
     monkeypatch.setenv(
-        "PYTHONPATH", str(site.folder / "runtime-envs" / "1" / "lib"), prepend=os.pathsep
+        "PYTHONPATH",
+        str(site.folder / "runtime-envs" / "1" / "lib"),
+        prepend=os.pathsep,
     )
+
     second = site.send("b")
-    assert first["process"] == first["own"] != second["process"] == second["own"]
+    assert first_reply["process"] == first_reply["own"]
+    assert second["process"] == second["own"] != first_reply["process"]
     assert not site.socket.exists()
 
 
 def test_a_killed_process_is_replaced(site: Site) -> None:
-    first = site.send("a")
-    os.kill(first["process"], signal.SIGKILL)
-    assert gone(first["process"])
+    first_reply = site.send("a")
+    os.kill(first_reply["process"], signal.SIGKILL)
+    assert gone(first_reply["process"])
+
     second = site.send("b")
-    assert (second["seen"], second["process"] == first["process"]) == (["b"], False)
+    assert second["seen"] == ["b"]
+    assert second["process"] != first_reply["process"]
     assert site.send("die once")["seen"] == ["die once"]
     assert "has died twice over this message" in site.send("die")["error"]
     assert site.send("c")["seen"] == ["c"]
@@ -156,50 +172,49 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
 
 def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     """It would work on the first one's data, or take its socket away."""
-    first = site.send("a")
+    first_reply = site.send("a")
     for run in (1, 2):
-        assert (
-            "another SuperNode works in this site's folder"
-            in site.send("b", run=run, node=6)["error"]
-        )
-    assert site.send("c") == {**first, "seen": ["a", "c"], "own": ANY, "count": 2}
-    os.kill(first["process"], signal.SIGKILL)
+        error = site.send("b", run=run, node=6)["error"]
+        assert "another SuperNode works in this site's folder" in error
+    expected = {**first_reply, "seen": ["a", "c"], "own": ANY, "count": 2}
+    assert site.send("c") == expected
+
+    os.kill(first_reply["process"], signal.SIGKILL)
     with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
         assert "another SuperNode works in this site's folder" in site.send("d")["error"]
     assert site.send("e")["seen"] == ["e"]
 
 
 def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
-    first = site.send("a")
+    first_reply = site.send("a")
     for idle in (60, 0):  # in the process that lives on, and in the message's own
-        said = site.send("raise", idle=idle)["error"]
+        error = site.send("raise", idle=idle)["error"]
         # Flower tells the server the last line; the site's log has the text.
-        assert said.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
-        assert "the disk is gone" in said
-    assert site.send("b")["process"] == first["process"]
+        assert error.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
+        assert "the disk is gone" in error
+    assert site.send("b")["process"] == first_reply["process"]
 
 
 def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: Site) -> None:
-    first = site.send("a")
+    first_reply = site.send("a")
     for half in (b"", b"\x80\x04\x95", b"no pickle"):
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(site.socket))
             link.sendall(half)
-    assert site.send("b")["process"] == first["process"]
+    assert site.send("b")["process"] == first_reply["process"]
     (site.folder / "site" / "socket.key").write_bytes(b"another")
-    assert site.send("c")["process"] != first["process"]
-    assert gone(first["process"])  # nobody can reach it any more
+    assert site.send("c")["process"] != first_reply["process"]
+    assert gone(first_reply["process"])  # nobody can reach it any more
 
 
 def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
     assert gone(site.send("a", idle=1)["process"])
-    told, out = (
-        json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5]),
-        site.folder / "out",
-    )
+
+    out = site.folder / "out"
+    arguments = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5])
     code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"
     subprocess.run(
-        [sys.executable, "-c", code, sys.executable, "-c", MESSAGE, told],
+        [sys.executable, "-c", code, sys.executable, "-c", MESSAGE, arguments],
         cwd=site.folder,
         timeout=60,
     )

@@ -56,18 +56,26 @@ class Slow:
             )
 
 
-@pytest.mark.parametrize(("absent", "mute"), [(2, 0), (0, 2)])
+@pytest.mark.parametrize(
+    ("absent", "mute"),
+    [
+        (2, 0),
+        (0, 2),
+    ],
+)
 def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     tmp_path: Path, absent: int, mute: int, recwarn: pytest.WarningsRecorder
 ) -> None:
     """As after a restart of the server, while sites are busy or away."""
     directory = Directory(Slow(absent, mute), NAMES, {}, tmp_path / "book", wait=60)
+
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
+
     assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
-    assert len(
-        [each for each in recwarn if "'Boston' has not said what it has" in str(each.message)]
-    ) == min(mute, 1)
+    messages = [str(warning.message) for warning in recwarn]
+    silent = [message for message in messages if "'Boston' has not said what it has" in message]
+    assert len(silent) == min(mute, 1)
 
 
 def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
@@ -82,9 +90,9 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
     with pytest.raises(
         ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config"
-    ) as told:
+    ) as error:
         directory.gather()
-    assert "Jane" not in str(told.value)
+    assert "Jane" not in str(error.value)
     # One that may mend itself ends no start.
     nodes.says["hello"][102] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
@@ -101,31 +109,35 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.names[101] = ""  # registered without one
-    remote.transport.sites[99], remote.transport.names[99] = remote.transport.sites[102], "Osaka"
+    remote.transport.sites[99] = remote.transport.sites[102]
+    remote.transport.names[99] = "Osaka"
     words = r"a node is registered as '', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
     with (
         pytest.warns(UserWarning, match=words) as warned,
         pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not come .* {words}"),
     ):
         remote.fit()
-    told = [str(each.message) for each in warned]
-    assert len([each for each in told if "is registered as" in each]) == 1
-    assert "two nodes are registered as 'Osaka': one of them is left alone." in told
+    messages = [str(warning.message) for warning in warned]
+    assert sum("is registered as" in message for message in messages) == 1
+    assert "two nodes are registered as 'Osaka': one of them is left alone." in messages
 
 
 def test_absent_sites_are_named_while_the_server_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str | None] = []
-    nodes, book = Slow(0, 0), tmp_path / "book"
+    statuses: list[str | None] = []
+    nodes = Slow(0, 0)
+    book = tmp_path / "book"
     book.write_text(json.dumps(dict.fromkeys(NAMES, SIZES)))  # of the run's first start
     monkeypatch.setattr("flsv.engines.remote.transport.rank_zero_info", print)
-    directory = Directory(nodes, NAMES, {}, book, wait=60, say=said.append)
+    directory = Directory(nodes, NAMES, {}, book, wait=60, say=statuses.append)
+
     directory.gather()
     assert capsys.readouterr().out == "flsv: 1 of 3 sites are there, without Lyon, Osaka.\n"
-    assert said == [None]
+    assert statuses == [None]
+
     directory.exchange({0: Packet("ask")})
-    assert said == [None, None]
+    assert statuses == [None, None]
 
 
 def sizes_of(train: int) -> dict[str, int]:
@@ -162,28 +174,31 @@ class Largest(TorchDispatchMode):
     bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for each in tree_leaves(made):
-            if isinstance(each, torch.Tensor):
-                self.bytes = max(self.bytes, each.untyped_storage().nbytes())
-        return made
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Path) -> None:
-    most = 10**8
+    announced = 10**8
     remote = Remotely(tmp_path, partial(shapfed, aggregator=FedAvg(), metrics={}))
 
     def boast(address: int, packet: Packet, reply: Packet) -> Packet:
         if address == 101 and packet.kind == "hello":
-            return Packet("hello", {"sizes": dict.fromkeys(("train", "val", "test"), most)})
+            sizes = dict.fromkeys(("train", "val", "test"), announced)
+            return Packet("hello", {"sizes": sizes})
         if address == 101 and packet.kind == "train":
-            return Packet("update", {**reply.plain, "samples": most}, reply.tensors)
+            return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
         return reply
 
     remote.transport.spoil = boast
+
     with Largest() as largest:
         loop = remote.fit(rounds=1, logger=TensorBoardLogger(tmp_path, name="", version=""))
+
     assert loop.participations.tolist() == [1, 1, 1]
     assert 0 < largest.bytes < 10**7
 
@@ -208,27 +223,36 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.plain.get("round") == 2 and address == max(broken.transport.sites):
+        is_last_site = address == max(broken.transport.sites)
+        if packet.plain.get("round") == 2 and is_last_site:
             raise Killed
         return reply
 
     def make() -> FederatedLoop:
-        kept: Any = {"optimizer_state": "persist", "sampler": UniformSampler(2), "local_epochs": 2}
-        return shapfed(**kept, metrics={"cssv": ClassSpecificShapley(), "shadow": ShadowShapley()})
+        return shapfed(
+            optimizer_state="persist",
+            sampler=UniformSampler(2),
+            local_epochs=2,
+            metrics={"cssv": ClassSpecificShapley(), "shadow": ShadowShapley()},
+        )
 
-    own = ServerData()
-    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, own=own)
+    server_data = ServerData()
+    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, own=server_data)
+
     broken = Remotely(tmp_path / "b", make, momentum)
-    usual, broken.transport.spoil = broken.transport.spoil, die
+    spoil = broken.transport.spoil
+    broken.transport.spoil = die
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
     with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
-        broken.fit(4, enable_checkpointing=True, callbacks=[saving], own=own)
-    broken.transport.spoil = usual
-    assert_same(broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", own=own), whole_run)
+        broken.fit(4, enable_checkpointing=True, callbacks=[saving], own=server_data)
+    broken.transport.spoil = spoil
+    resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", own=server_data)
+
+    assert_same(resumed_run, whole_run)
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("settings", "difference"),
     [
         ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
         (
@@ -238,20 +262,23 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     ],
 )
 def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
-    tmp_path: Path, other: dict[str, Any], what: str
+    tmp_path: Path, settings: dict[str, Any], difference: str
 ) -> None:
-    remote, wrong = Remotely(tmp_path, shapfed), site(tmp_path, 1, partial(shapfed, **other))
-    right, remote.transport.sites[101] = remote.transport.sites[101], wrong
+    remote = Remotely(tmp_path, shapfed)
+    right_site = remote.transport.sites[101]
+    wrong_site = site(tmp_path, 1, partial(shapfed, **settings))
+
+    remote.transport.sites[101] = wrong_site
     with pytest.raises(
         ConfigurationError,
-        match=f"site 'Lyon' cannot take part: it and the server differ in {what}",
+        match=f"site 'Lyon' cannot take part: it and the server differ in {difference}",
     ):
         remote.fit()
-    remote.transport.sites[101] = right
+    remote.transport.sites[101] = right_site
 
     def change(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.plain.get("round") == 0 and address == 102:
-            remote.transport.sites[101] = wrong
+            remote.transport.sites[101] = wrong_site
         return reply
 
     remote.transport.spoil = change
@@ -259,7 +286,8 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         UserWarning,
         match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in ",
     ):
-        assert remote.fit(2).participations.tolist() == [2, 1, 2]
+        loop = remote.fit(2)
+    assert loop.participations.tolist() == [2, 1, 2]
 
 
 def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path: Path) -> None:
@@ -276,10 +304,12 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
 def test_figure_of_the_sites_sample_counts_is_drawn(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    Remotely(tmp_path, shapfed).fit(1, logger=TensorBoardLogger(tmp_path, name="", version=""))
-    assert [
-        str(each.message) for each in recwarn if "could not be drawn" in str(each.message)
-    ] == []
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+
+    Remotely(tmp_path, shapfed).fit(1, logger=logger)
+
+    messages = [str(warning.message) for warning in recwarn]
+    assert not [message for message in messages if "could not be drawn" in message]
 
 
 def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
@@ -294,7 +324,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
         remote.fit()
     incidents = json.loads((tmp_path / "run.json").read_text())["events"]
     expected = [(client, "is left out: no reply within 1 s") for client in range(3)]
-    assert [(each["client"], each["what"]) for each in incidents] == expected
+    assert [(event["client"], event["what"]) for event in incidents] == expected
 
 
 @pytest.mark.parametrize(
@@ -339,8 +369,8 @@ def test_status_json_says_how_a_run_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said() -> tuple[str, str | None]:
-        found = json.loads((tmp_path / "status.json").read_text())
-        return found["status"], found["why"]
+        status_file = json.loads((tmp_path / "status.json").read_text())
+        return status_file["status"], status_file["why"]
 
     with run_status(tmp_path) as say:
         assert said() == ("running", None)

@@ -82,7 +82,10 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     second_relevance = relevances[1]
     assert first_relevance[1].isnan().all()
     assert first_relevance[2].isfinite().any()
-    assert second_relevance[2].tolist() == pytest.approx(first_relevance[2].tolist(), nan_ok=True)
+    assert second_relevance[2].tolist() == pytest.approx(
+        first_relevance[2].tolist(),
+        nan_ok=True,
+    )
     final_relevance = loop.contributions["relevance"].by_class
     assert final_relevance[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
@@ -131,29 +134,36 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     killed and goes on from its checkpoint, too."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        if packet.kind != "train" or address != 101 or packet.plain["round"] not in (1, 2):
+        if packet.kind != "train" or address != 101:
             return reply
+        if packet.plain["round"] not in (1, 2):
+            return reply
+        if not exclude:
+            return None
         huge = {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]}
-        return Packet("update", reply.plain, huge) if exclude else None
+        return Packet("update", reply.plain, huge)
 
     scaffold = partial(
         shapfed, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD()
     )
-    remote = Remotely(tmp_path, partial(scaffold, filters=[OutlierFilter(exclude=exclude)]))
+    filters = [OutlierFilter(exclude=exclude)]
+    remote = Remotely(tmp_path, partial(scaffold, filters=filters))
     remote.transport.spoil = spoil
     options = {
         "callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)],
         "enable_checkpointing": True,
     }
+
     with pytest.warns(UserWarning, match="left out of"):
         remote.fit(rounds=3, **options)
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
     assert loop.participations.tolist() == [4, 2, 4]
-    kept = [kept_at(tmp_path, name) for name in NAMES]
-    assert [visit["who"][-1] for visit in kept[1]] == [0, 3]
-    own = torch.stack([visits[-1]["store"]["tensors"]["control_variate"] for visits in kept])
+    visits_by_site = [kept_at(tmp_path, name) for name in NAMES]
+    assert [visit["who"][-1] for visit in visits_by_site[1]] == [0, 3]
+    last_visits = [visits[-1]["store"]["tensors"] for visits in visits_by_site]
+    variates = torch.stack([tensors["control_variate"] for tensors in last_visits])
     variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
-    torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Path) -> None:
@@ -161,13 +171,14 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
 
     class Hurried:
         def answer(self, packet: Packet) -> Packet:
-            seconds = (
-                {"seconds": 0.0} if packet.kind == "train" and packet.plain["round"] == 1 else {}
-            )
-            return own.answer(Packet(packet.kind, {**packet.plain, **seconds}, packet.tensors))
+            plain = dict(packet.plain)
+            if packet.kind == "train" and plain["round"] == 1:
+                plain["seconds"] = 0.0
+            return patient_site.answer(Packet(packet.kind, plain, packet.tensors))
 
     remote = Remotely(tmp_path, shapfed)
-    own, remote.transport.sites[101] = remote.transport.sites[101], Hurried()
+    patient_site = remote.transport.sites[101]
+    remote.transport.sites[101] = Hurried()
     words = (
         r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
     )
@@ -181,25 +192,26 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = Remotely(tmp_path, shapfed)
     away = remote.transport.sites.pop(102)
-    seen = {}
+    values_by_round = {}
 
     class Comes(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen[trainer.current_epoch] = find_loop(trainer.callbacks).contributions["cssv"].clone()
+            values = find_loop(trainer.callbacks).contributions["cssv"]
+            values_by_round[trainer.current_epoch] = values.clone()
             remote.transport.sites[102] = away
 
-    (tmp_path / "book.json").write_text(json.dumps({"Osaka": {"train": 152, "val": 0, "test": 0}}))
+    book = {"Osaka": {"train": 152, "val": 0, "test": 0}}
+    (tmp_path / "book.json").write_text(json.dumps(book))
     with pytest.warns(
         UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
     ) as warned:
         loop = remote.fit(callbacks=[Comes()])
-    (changed,) = [
-        str(each.message) for each in warned if "samples now and had" in str(each.message)
-    ]
-    assert "site 'Osaka' has {'train': 153" in changed
+    messages = [str(warning.message) for warning in warned]
+    (message,) = [message for message in messages if "samples now and had" in message]
+    assert "site 'Osaka' has {'train': 153" in message
     assert loop.participations.tolist() == [3, 3, 2]
-    assert seen[0][2].isnan().all()
-    assert seen[0][:2].isfinite().all()
+    assert values_by_round[0][2].isnan().all()
+    assert values_by_round[0][:2].isfinite().all()
     assert loop.contributions["cssv"].isfinite().all()
 
 
@@ -251,7 +263,14 @@ class HalfNova(FedNova):
     """An aggregator of one's own, which inherits what it reads."""
 
 
-@pytest.mark.parametrize("aggregator", [FedNova, HalfNova, partial(FedNova, server_lr=0.5)])
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        FedNova,
+        HalfNova,
+        partial(FedNova, server_lr=0.5),
+    ],
+)
 def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(
     tmp_path: Path, aggregator: Any
 ) -> None:
@@ -282,7 +301,12 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
     honest = honest_run.state.model()
     for lie in (100.0, 3e38, 1e-6, 1e-300, -1.0):
 
-        def spoil(address: int, packet: Packet, reply: Packet, lie: float = lie) -> Packet:
+        def spoil(
+            address: int,
+            packet: Packet,
+            reply: Packet,
+            lie: float = lie,
+        ) -> Packet:
             if packet.kind != "train" or address != 101:
                 return reply
             tensors = dict(reply.tensors)
@@ -353,7 +377,10 @@ class Samples(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def with_samples(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> list[Samples]:
+def with_samples(
+    patch: pytest.MonkeyPatch,
+    change: Callable[[Any], Any],
+) -> list[Samples]:
     """Let each site have changed samples, and return them as the sites are made."""
     samples_of_sites: list[Samples] = []
     load = sites.SiteData.train_dataloader

@@ -27,7 +27,10 @@ FUZZED = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+DTYPES = sorted(
+    {value for value in vars(torch).values() if isinstance(value, torch.dtype)},
+    key=str,
+)
 NUMBERS = st.integers() | st.floats() | st.integers(-3, 50)
 PLAIN = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(st.characters(), max_size=9),
@@ -41,11 +44,11 @@ KINDS = st.sampled_from(["update", "broken", "failed", "answer", "tested", "hell
 )
 #: Kinds of tensors that an operator can send.
 FORMS = {
-    "as it is": lambda made: made,
-    "meta": lambda made: made.to("meta"),
-    "sparse": lambda made: made.to_sparse(),
-    "expanded": lambda made: made[..., :1].expand(made.shape),
-    "graph": lambda made: made.requires_grad_() * 1,
+    "as it is": lambda tensor: tensor,
+    "meta": lambda tensor: tensor.to("meta"),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "expanded": lambda tensor: tensor[..., :1].expand(tensor.shape),
+    "graph": lambda tensor: tensor.requires_grad_() * 1,
 }
 
 
@@ -54,13 +57,18 @@ def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     if draw(st.integers(0, 9)) == 0:
         return draw(PLAIN)
-    shape = draw(st.just(tuple(like.shape)) | st.lists(st.integers(0, 5), max_size=3))
+    shapes = st.just(tuple(like.shape)) | st.lists(
+        st.integers(0, 5),
+        max_size=3,
+    )
+    shape = draw(shapes)
     dtype = draw(st.just(like.dtype) | st.sampled_from(DTYPES))
     try:
-        made = torch.zeros(shape).to(dtype)
-        if made.numel() and draw(st.booleans()):
-            made.view(-1)[draw(st.integers(0, made.numel() - 1))] = draw(NUMBERS)
-        return FORMS[draw(st.sampled_from([*FORMS]))](made)
+        tensor = torch.zeros(shape).to(dtype)
+        if tensor.numel() and draw(st.booleans()):
+            position = draw(st.integers(0, tensor.numel() - 1))
+            tensor.view(-1)[position] = draw(NUMBERS)
+        return FORMS[draw(st.sampled_from([*FORMS]))](tensor)
     except (
         RuntimeError,
         TypeError,
@@ -73,25 +81,37 @@ def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
 
 def packets(good: Packet) -> st.SearchStrategy[Any]:
     """Variants of a packet."""
-    known = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
-    plain = st.builds(dict, st.fixed_dictionaries({}, optional=known)) | PLAIN  # type: ignore[arg-type]
+    fields = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
+    some_fields = st.fixed_dictionaries({}, optional=fields)  # type: ignore[arg-type]
+    plain = st.builds(dict, some_fields) | PLAIN
     like = next(iter(good.tensors.values()), torch.zeros(3))
-    sent = {name: st.just(value) | tensors(value) for name, value in good.tensors.items()}
+    sent = {}
+    for name, value in good.tensors.items():
+        sent[name] = st.just(value) | tensors(value)
     names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
 
-    def made(kind: Any, plain: Any, whole: Any, more: Any) -> Packet | None:
+    def packet_of(
+        kind: Any,
+        plain: Any,
+        tensors: Any,
+        more_tensors: Any,
+    ) -> Packet | None:
         try:
-            return Packet(kind, plain, {**whole, **more})
+            return Packet(kind, plain, {**tensors, **more_tensors})
         except ValueError:
             return None
 
-    more = st.dictionaries(names, tensors(like), max_size=2) | st.just({})
+    more_tensors = st.dictionaries(
+        names,
+        tensors(like),
+        max_size=2,
+    ) | st.just({})
     return st.builds(
-        made,
+        packet_of,
         st.just(good.kind) | KINDS,
         plain | st.just(good.plain),
         st.fixed_dictionaries(sent),  # type: ignore[arg-type]
-        more,
+        more_tensors,
     ).filter(bool)
 
 
@@ -105,16 +125,34 @@ ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
 
 def update(client: int, **reports: torch.Tensor) -> Packet:
-    reports = reports or {"change": torch.full((5,), 0.5 + client)}
-    made = ClientUpdate(client, SAMPLES, MODEL + 0.1, 0.5, 3, reports, Traffic(SPACE.size, 9.0))
-    return update_packet(made, VISIT)
+    if not reports:
+        reports = {"change": torch.full((5,), 0.5 + client)}
+    client_update = ClientUpdate(
+        client,
+        SAMPLES,
+        MODEL + 0.1,
+        0.5,
+        3,
+        reports,
+        Traffic(SPACE.size, 9.0),
+    )
+    return update_packet(client_update, VISIT)
 
 
-def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[RemoteSites, Replay]:
+def remote(
+    folder: Path,
+    kind: str = "hello",
+    lyons: Any = HELLO,
+) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
     transport = Replay()
-    transport.says = {"hello": {}, "train": {}, "ask": {}, "test": {}}
+    transport.says = {
+        "hello": {},
+        "train": {},
+        "ask": {},
+        "test": {},
+    }
     for client in range(3):
         transport.says["hello"][100 + client] = HELLO
         transport.says["train"][100 + client] = update(client)
@@ -143,36 +181,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
     folder: Path, packet: Packet
 ) -> None:
-    here, _ = remote(folder, "train", packet)
-    found, _ = here.train(ROUND, MODEL.device, SPACE)
-    by_client = {update.client_id: update for update in found}
+    manager, _ = remote(folder, "train", packet)
+    updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    by_client = {update.client_id: update for update in updates}
     for client in (0, 2):
-        assert torch.equal(by_client[client].vector, MODEL + 0.1)
-        assert (by_client[client].loss, by_client[client].num_steps) == (0.5, 3)
-        assert by_client[client].reports["change"].tolist() == [0.5 + client] * 5
+        other_update = by_client[client]
+        assert torch.equal(other_update.vector, MODEL + 0.1)
+        assert other_update.loss == 0.5
+        assert other_update.num_steps == 3
+        assert other_update.reports["change"].tolist() == [0.5 + client] * 5
     if 1 in by_client:
-        mine = by_client[1]
-        assert mine.vector.isfinite().all()
-        assert (mine.vector.shape, mine.vector.dtype) == (MODEL.shape, MODEL.dtype)
-        ((name, value),) = mine.reports.items()
-        assert (name, value.shape, value.dtype) == ("change", torch.Size([5]), torch.float32)
+        fuzzed_update = by_client[1]
+        vector = fuzzed_update.vector
+        assert vector.isfinite().all()
+        assert vector.shape == MODEL.shape
+        assert vector.dtype == MODEL.dtype
+        assert not vector.requires_grad
+        ((name, value),) = fuzzed_update.reports.items()
+        assert name == "change"
+        assert value.shape == (5,)
+        assert value.dtype == torch.float32
         assert value.isfinite().all()
-        assert not mine.vector.requires_grad
-    json.dumps(here._state.incidents, ensure_ascii=False).encode()  # as the run's record has them
+    json.dumps(
+        manager._state.incidents, ensure_ascii=False
+    ).encode()  # as the run's record has them
 
 
 @FUZZED
 @given(packet=packets(HELLO))
 def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packet) -> None:
-    here = remote(folder, "hello", packet)[0].directory
-    with warnings.catch_warnings(record=True) as told:
+    directory = remote(folder, "hello", packet)[0].directory
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = here.refresh(strict=True)
-    assert {0, 2} <= found.keys()
-    assert (1 in found) != bool(told)
-    assert all(
-        sizes["train"] >= 1 and max(sizes.values()) <= 10**8 for sizes in here.sizes.values()
-    )
+        sites = directory.refresh(strict=True)
+    assert {0, 2} <= sites.keys()
+    assert (1 in sites) != bool(warned)
+    for sizes in directory.sizes.values():
+        assert sizes["train"] >= 1
+        assert max(sizes.values()) <= 10**8
 
 
 @FUZZED
@@ -203,38 +249,48 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Pac
 
 def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
     """Until most have reported one thing: the first to answer is not right for being first."""
-    here, transport = remote(folder)
+    manager, transport = remote(folder)
+
     good = transport.says["train"]
-    two = {
+    two_answers = {
         100: update(0, change=torch.zeros(4)),
         101: update(1),
         102: Packet("failed", {"error": "it has stopped"}),
     }
-    transport.says["train"] = two
-    with pytest.warns(UserWarning, match="the others do not agree: change") as said:
-        assert here.train(ROUND, MODEL.device, SPACE) == ([], [])
-    assert len([each for each in said if "do not agree" in str(each.message)]) == 2
+    transport.says["train"] = two_answers
+
+    with pytest.warns(UserWarning, match="the others do not agree: change") as warned:
+        assert manager.train(ROUND, MODEL.device, SPACE) == ([], [])
+    assert sum("do not agree" in str(warning.message) for warning in warned) == 2
+
     transport.says["train"] = good
-    assert len(here.train(ROUND, MODEL.device, SPACE)[0]) == 3
-    transport.says["train"] = two
+    updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    assert len(updates) == 3
+
+    transport.says["train"] = two_answers
     with pytest.warns(UserWarning, match="'Boston' .* the others change"):
-        assert [update.client_id for update in here.train(ROUND, MODEL.device, SPACE)[0]] == [1]
+        updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    assert [update.client_id for update in updates] == [1]
 
 
 def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
-    here, transport = remote(folder)
+    manager, transport = remote(folder)
     odd = update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {100: odd, 101: odd}
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
-        found, _ = here.train(ROUND, MODEL.device, SPACE)
-    assert [update.client_id for update in found] == [2]
+        updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    assert [update.client_id for update in updates] == [2]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
-    here, _ = remote(folder, "train", update(1, change=torch.full((5,), float("nan"))))
-    found, broken = here.train(ROUND, MODEL.device, SPACE)
-    assert ([update.client_id for update in found], len(broken)) == ([0, 2], 1)
+    not_a_number = torch.full((5,), float("nan"))
+    manager, _ = remote(folder, "train", update(1, change=not_a_number))
+
+    updates, broken = manager.train(ROUND, MODEL.device, SPACE)
+
+    assert [update.client_id for update in updates] == [0, 2]
+    assert len(broken) == 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -67,9 +67,9 @@ def message(folder: Path) -> Packet:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Packet, Path]:
+def message_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Packet, Path]:
     """The message of a second round, and the folder of a site that has had the first."""
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("message_and_folder")
     return message(folder), folder / "sites" / NAMES[0]
 
 
@@ -95,12 +95,13 @@ def with_plain(packet: Packet, **plain: Any) -> Packet:
 
 def attack(folder: Path, packets: Any) -> float:
     """The cosine of the difference of two noised updates with the difference of the clean ones."""
-    found = []
+    differences = []
     for noise in (NOISE, 0.0):
-        one, other = packets(site_in(folder / f"{noise}", noise))
-        found.append(one - other)
-    assert found[1].norm() > 0.2  # the two clean updates differ
-    return cosine(*found)
+        update, another_update = packets(site_in(folder / f"{noise}", noise))
+        differences.append(update - another_update)
+    noised, clean = differences
+    assert clean.norm() > 0.2  # the two clean updates differ
+    return cosine(noised, clean)
 
 
 def first(packet: Packet) -> Packet:
@@ -111,12 +112,14 @@ def first(packet: Packet) -> Packet:
 
 @pytest.mark.filterwarnings("ignore")
 def test_messages_differing_in_rounds_only_have_different_noise(
-    told: tuple[Packet, Path], tmp_path: Path
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
-    packet = first(told[0])
+    packet = first(message_and_folder[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
-        return tuple(step(site, with_plain(packet, rounds=rounds)) for rounds in (2, 1000))  # type: ignore[return-value]
+        of_few_rounds = step(site, with_plain(packet, rounds=2))
+        of_many_rounds = step(site, with_plain(packet, rounds=1000))
+        return of_few_rounds, of_many_rounds
 
     assert abs(attack(tmp_path, packets)) < 0.2
 
@@ -124,66 +127,63 @@ def test_messages_differing_in_rounds_only_have_different_noise(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("server", ["by names of its own", "by the site's names"])
 def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
-    told: tuple[Packet, Path], tmp_path: Path, server: str
+    message_and_folder: tuple[Packet, Path], tmp_path: Path, server: str
 ) -> None:
     """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
-    packet = first(told[0])
+    packet = first(message_and_folder[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
-        found = []
+        updates = []
         for rounds in (2, 1000):
-            visit = site.answer(with_plain(packet, rounds=rounds, visit="v")).plain.get(
-                "visit", "v"
-            )
-            before = "v" if server == "by names of its own" else visit
-            found.append(step(site, with_plain(packet, counted=before, round=1)))
-        return found[0], found[1]
+            trained = site.answer(with_plain(packet, rounds=rounds, visit="v"))
+            visit = "v"
+            if server == "by the site's names":
+                visit = trained.plain.get("visit", "v")
+            updates.append(step(site, with_plain(packet, counted=visit, round=1)))
+        return updates[0], updates[1]
 
-    if (
-        server == "by names of its own"
-    ):  # of which the site knows none: it begins anew, with the same answer
-        one, other = packets(site_in(tmp_path))
-        assert torch.equal(one, other)
-    else:
+    if server == "by the site's names":
         assert abs(attack(tmp_path, packets)) < 0.2
+    else:
+        # The site knows none of these names: it begins anew, with the same answer.
+        update, another_update = packets(site_in(tmp_path))
+        assert torch.equal(update, another_update)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_noise_differs_for_other_samples_or_another_kept_state(
-    told: tuple[Packet, Path], tmp_path: Path
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
     """The message is the same; what the site keeps of the same visit, or its samples, are not."""
-    packet = first(told[0])
+    packet = first(message_and_folder[0])
 
     def states(site: Site) -> tuple[Tensor, Tensor]:
         visit = site.answer(packet).plain["visit"]
-        after, memory = (
-            with_plain(packet, counted=visit, round=1),
-            SiteMemory(site._folder, packet.plain["run"]),
-        )
-        one, kept = step(site, after), memory.after(visit)
-        assert kept
-        memory.keep(visit, doubled(kept), [])
-        return one, step(site, after)
+        next_packet = with_plain(packet, counted=visit, round=1)
+        memory = SiteMemory(site._folder, packet.plain["run"])
+        state = memory.after(visit)
+        assert state
+        update = step(site, next_packet)
+        memory.keep(visit, doubled(state), [])
+        return update, step(site, next_packet)
 
     assert abs(attack(tmp_path / "states", states)) < 0.2
 
     def data(site: Site) -> tuple[Tensor, Tensor]:
         make = partial(private, site._config.uploads[0].noise_multiplier)  # type: ignore[attr-defined]
-        return step(site, packet), step(
-            Site(by_length, partial(SiteData, 1), make, site._folder), packet
-        )
+        another_site = Site(by_length, partial(SiteData, 1), make, site._folder)
+        return step(site, packet), step(another_site, packet)
 
     assert abs(attack(tmp_path / "data", data)) < 0.2
 
 
-def doubled(kept: Any) -> Any:
+def doubled(state: Any) -> Any:
     """Twice each tensor of fractions, at any depth."""
-    if isinstance(kept, Mapping):
-        return {name: doubled(part) for name, part in kept.items()}
-    if isinstance(kept, list | tuple):
-        return type(kept)(map(doubled, kept))
-    return 2 * kept if isinstance(kept, Tensor) and kept.is_floating_point() else kept
+    if isinstance(state, Mapping):
+        return {name: doubled(part) for name, part in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(doubled, state))
+    return 2 * state if isinstance(state, Tensor) and state.is_floating_point() else state
 
 
 def changed(value: Any) -> Any:
@@ -202,40 +202,43 @@ def changed(value: Any) -> Any:
 
 def variants(packet: Packet) -> dict[str, Packet]:
     """The message with one of its parts changed, each in turn, and with one more; by what has changed."""
-    assert {each.name for each in fields(Packet)} == {"kind", "plain", "tensors"}, (
-        "say here how a new field is changed"
-    )
-    found = {
+    field_names = {field.name for field in fields(Packet)}
+    assert field_names == {"kind", "plain", "tensors"}, "say here how a new field is changed"
+
+    packets = {
         "kind": replace(packet, kind=packet.kind + "0"),
         "one more": with_plain(packet, more=1),
     }
     for name, value in packet.plain.items():
         if isinstance(value, Mapping):
             for inner in value:
-                found[f"{name}.{inner}"] = with_plain(
-                    packet, **{name: {**value, inner: changed(value[inner])}}
-                )
+                inner_changed = {**value, inner: changed(value[inner])}
+                packets[f"{name}.{inner}"] = with_plain(packet, **{name: inner_changed})
         else:
-            found[name] = with_plain(packet, **{name: changed(value)})
-        found[f"without {name}"] = replace(
-            packet, plain={n: v for n, v in packet.plain.items() if n != name}
-        )
+            packets[name] = with_plain(packet, **{name: changed(value)})
+        without_field = dict(packet.plain)
+        del without_field[name]
+        packets[f"without {name}"] = replace(packet, plain=without_field)
     for name, tensor in packet.tensors.items():
-        one = {"last bit": changed(tensor), "shape": tensor[None], "type": tensor.view(torch.int32)}
-        found |= {
-            f"{name}, {what}": replace(packet, tensors={**packet.tensors, name: t})
-            for what, t in one.items()
+        tensor_variants = {
+            "last bit": changed(tensor),
+            "shape": tensor[None],
+            "type": tensor.view(torch.int32),
         }
-    found["tensor's name"] = replace(
-        packet, tensors={f"{name}0": t for name, t in packet.tensors.items()}
-    )
-    return found
+        for change, variant in tensor_variants.items():
+            tensors = {**packet.tensors, name: variant}
+            packets[f"{name}, {change}"] = replace(packet, tensors=tensors)
+    renamed = {f"{name}0": tensor for name, tensor in packet.tensors.items()}
+    packets["tensor's name"] = replace(packet, tensors=renamed)
+    return packets
 
 
-def test_every_field_of_a_message_enters_the_noise_key(told: tuple[Packet, Path]) -> None:
+def test_every_field_of_a_message_enters_the_noise_key(
+    message_and_folder: tuple[Packet, Path],
+) -> None:
     """All fields that messages have, and all that a server writes into them."""
-    packet, _ = told
-    found = variants(packet)
+    packet, _ = message_and_folder
+    packets = variants(packet)
     assert {
         "run",
         "rounds",
@@ -246,47 +249,47 @@ def test_every_field_of_a_message_enters_the_noise_key(told: tuple[Packet, Path]
         "seed",
         "counted",
         "start, shape",
-    } <= found.keys()
-    keys = {
-        what: visit_secret("0" * 64, each, {}) for what, each in {**found, "it": packet}.items()
-    }
-    assert len({*keys.values()}) == len(keys)
-    assert (
-        len(
-            {visit_secret("0" * 64, packet, kept) for kept in (None, {}, {"store": torch.zeros(1)})}
-        )
-        == 3
-    )
-    assert visit_secret("0" * 64, packet, {}) != visit_secret("1" * 64, packet, {})
+    } <= packets.keys()
+
+    secret = "0" * 64
+    keys = {visit_secret(secret, variant, {}) for variant in (packet, *packets.values())}
+    assert len(keys) == len(packets) + 1
+    states: tuple[Any, ...] = (None, {}, {"store": torch.zeros(1)})
+    assert len({visit_secret(secret, packet, state) for state in states}) == 3
+    assert visit_secret(secret, packet, {}) != visit_secret("1" * 64, packet, {})
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_any_change_of_a_message_changes_the_noise(
-    told: tuple[Packet, Path], tmp_path: Path
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
     """In the answers of a site, which refuses some of these messages."""
-    packet, folder = told
+    packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
     site = site_in(tmp_path / "site")
-    base, refused = step(site, packet), []
-    for what, each in variants(packet).items():
-        reply = site.answer(each)
+    base = step(site, packet)
+    refused = []
+    for change, variant in variants(packet).items():
+        reply = site.answer(variant)
         if reply.kind != "update":
-            refused.append(what)
+            refused.append(change)
             continue
-        noised = reply.tensors["vector"] - each.tensors["start"].view(torch.float32)
-        assert abs(cosine(base, noised)) < 0.05, what
+        initial = variant.tensors["start"].view(torch.float32)
+        noised = reply.tensors["vector"] - initial
+        assert abs(cosine(base, noised)) < 0.05, change
     assert {"one more", "seed", "rounds", "counted", "start, last bit"}.isdisjoint(refused)
 
 
 def test_private_site_answers_a_repeated_message_with_the_same_update(
-    told: tuple[Packet, Path], tmp_path: Path
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
     """So that averaging the answers tells nothing; also in another process of the site."""
-    packet, folder = told
+    packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
+
     replies = [site_in(tmp_path / "site").answer(packet) for _ in range(2)]
+
     assert replies[0].digest == replies[1].digest
     assert replies[0].plain["visit"] == packet.digest.hex()
 
@@ -300,20 +303,19 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
-    monkeypatch.setattr(
-        federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16)
-    )  # one run's name
+    # One run's name.
+    one_name = SimpleNamespace(token_hex=lambda _: "0" * 16)
+    monkeypatch.setattr(federation, "secrets", one_name)
     make = partial(private, compressed=True, sampler=UniformSampler(2))
 
-    def begun(folder: Path) -> Remotely:
+    def make_remote(folder: Path) -> Remotely:
         remote = Remotely(folder, make, by_length)
         for client in range(len(NAMES)):
-            own = folder / "private" / NAMES[client]
-            own.mkdir(parents=True)
-            (own / "secret").write_text(f"{client:064x}")
-            remote.transport.sites[100 + client] = Site(
-                by_length, partial(SiteData, client), make, own
-            )
+            site_folder = folder / "private" / NAMES[client]
+            site_folder.mkdir(parents=True)
+            (site_folder / "secret").write_text(f"{client:064x}")
+            data = partial(SiteData, client)
+            remote.transport.sites[100 + client] = Site(by_length, data, make, site_folder)
         return remote
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -321,11 +323,16 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
             raise Killed
         return reply
 
-    whole, killed = begun(tmp_path / "whole"), begun(tmp_path / "killed")
+    whole = make_remote(tmp_path / "whole")
+    killed = make_remote(tmp_path / "killed")
     expected = whole.fit(4)
-    usual, killed.transport.spoil = killed.transport.spoil, die
+
+    spoil = killed.transport.spoil
+    killed.transport.spoil = die
     saving = ModelCheckpoint(tmp_path, save_last=True)
     with pytest.raises(Killed):
         killed.fit(4, enable_checkpointing=True, callbacks=[saving])
-    killed.transport.spoil = usual
-    assert_same(killed.fit(4, ckpt_path=tmp_path / "last.ckpt"), expected)
+    killed.transport.spoil = spoil
+    resumed = killed.fit(4, ckpt_path=tmp_path / "last.ckpt")
+
+    assert_same(resumed, expected)

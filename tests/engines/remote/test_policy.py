@@ -112,10 +112,10 @@ class ByLoss(ContributionMetric):
     per_class = False
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[list[float]] = []
+        self.losses_by_round: list[list[float]] = []
 
     def update(self, client_ids: Tensor, losses: Tensor) -> None:
-        self.seen.append(losses.tolist())
+        self.losses_by_round.append(losses.tolist())
 
     def compute(self) -> Tensor:
         return torch.zeros(self.num_clients or 0)
@@ -134,31 +134,38 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         crossed.setdefault((packet.kind, address), []).append(reply)
         return reply
 
-    remote = with_policy(tmp_path / "a", make, SitePolicy(tells=["accuracy"]), **SPLITS)
+    policy = SitePolicy(tells=["accuracy"])
+    remote = with_policy(tmp_path / "a", make, policy, **SPLITS)
     remote.transport.spoil = keep
     with pytest.warns(UserWarning, match="does not tell") as warned:
         loop = remote.fit(rounds=2)
-    said = [str(each.message) for each in warned if "does not tell" in str(each.message)]
-    assert [each.split("(client 0) ")[1] for each in said] == [
+    messages = [str(warning.message) for warning in warned]
+    withheld = [message for message in messages if "does not tell" in message]
+    assert [message.split("(client 0) ")[1] for message in withheld] == [
         "does not tell training_loss: its policy does not let it.",
         "does not tell balanced_accuracy, auroc: its policy does not let it.",
     ]
-    assert {each.what.split(":")[0] for each in loop.events} >= {"does not tell training_loss"}
+    events = {event.what.split(":")[0] for event in loop.events}
+    assert "does not tell training_loss" in events
+
     losses = {
         address: reply.plain["loss"]
         for (kind, address), (reply, *_) in crossed.items()
         if kind == "train"
     }
-    assert [math.isnan(losses[address]) for address in (100, 101, 102)] == [True, False, False]
-    scores = [reply.plain for reply in crossed["test", 100]]
-    assert all(
-        0 <= each["accuracy"] <= 1 and math.isnan(each["auroc"] + each["balanced_accuracy"])
-        for each in scores
-    )
+    assert math.isnan(losses[100])
+    assert not math.isnan(losses[101])
+    assert not math.isnan(losses[102])
+    for reply in crossed["test", 100]:
+        scores = reply.plain
+        assert 0 <= scores["accuracy"] <= 1
+        assert math.isnan(scores["auroc"] + scores["balanced_accuracy"])
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
+
     free = Remotely(tmp_path / "b", make, **SPLITS).fit(rounds=2)
     assert torch.equal(loop.state.model(), free.state.model())
+
     nothing = with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
     with pytest.warns(
         UserWarning,
@@ -168,7 +175,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("make", "told", "name"),
+    ("make", "scores", "name"),
     [
         (lambda: judging(ByLoss()), ["accuracy"], "training_loss"),
         (
@@ -179,15 +186,16 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
     ],
 )
 def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
-    tmp_path: Path, make: Any, told: list[str], name: str
+    tmp_path: Path, make: Any, scores: list[str], name: str
 ) -> None:
-    remote = with_policy(tmp_path, make, SitePolicy(tells=told))
+    remote = with_policy(tmp_path, make, SitePolicy(tells=scores))
     with pytest.raises(
         ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
     ):
         remote.fit(own=ServerData())
+
     # Within a run, as by a policy that has been changed.
-    about = {
+    visit = {
         "run": "0" * 16,
         "clients": 3,
         "client": 0,
@@ -196,14 +204,12 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
         "round": 0,
         "seed": 0,
     }
-    packet = Packet("train", {**about, "counted": None}, {"start": torch.zeros(1)})
-    assert (
-        f"does not let it tell '{name}'"
-        in remote.transport.sites[100].answer(packet).plain["error"]
-    )
-    with_policy(tmp_path / "b", make, SitePolicy(tells=[*told, name])).fit(
-        rounds=1, own=ServerData()
-    )
+    packet = Packet("train", {**visit, "counted": None}, {"start": torch.zeros(1)})
+    reply = remote.transport.sites[100].answer(packet)
+    assert f"does not let it tell '{name}'" in reply.plain["error"]
+
+    allowing = SitePolicy(tells=[*scores, name])
+    with_policy(tmp_path / "b", make, allowing).fit(rounds=1, own=ServerData())
 
 
 @pytest.mark.parametrize(
@@ -224,26 +230,26 @@ def test_answers_contain_only_the_scores_that_the_policy_names(
     def make() -> FederatedLoop:
         return judging(metric())
 
-    allowing = with_policy(tmp_path / "a", make, SitePolicy(tells=[name]), **SPLITS).fit(
-        rounds=1, own=ServerData()
-    )
-    assert all("not answer" not in each.what for each in allowing.events)
-    remote = with_policy(
-        tmp_path / "b", make, SitePolicy(tells=["training_loss", "auroc"]), **SPLITS
-    )
-    said = f"its policy does not let it tell '{name}'"
+    allowing = SitePolicy(tells=[name])
+    loop = with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(rounds=1, own=ServerData())
+    assert all("not answer" not in event.what for event in loop.events)
+
+    withholding = SitePolicy(tells=["training_loss", "auroc"])
+    remote = with_policy(tmp_path / "b", make, withholding, **SPLITS)
+    message = f"its policy does not let it tell '{name}'"
     if metric is ContributionEstimation or metric.func is ContributionEstimation:
-        with pytest.warns(UserWarning, match=f"'Boston' .*{said}"):
+        with pytest.warns(UserWarning, match=f"'Boston' .*{message}"):
             remote.fit(rounds=1, own=ServerData())
     else:
-        with pytest.raises(ConfigurationError, match=said):  # tried before training
+        with pytest.raises(ConfigurationError, match=message):  # tried before training
             remote.fit(rounds=1, own=ServerData())
 
 
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:
     """Two rounds are within the bound, three are not, be it in one run or in the next one."""
-    two, three = (gaussian_epsilon(2.0, rounds) for rounds in (2, 3))
-    policy = SitePolicy(max_epsilon=(two + three) / 2)
+    epsilon_of_two = gaussian_epsilon(2.0, 2)
+    epsilon_of_three = gaussian_epsilon(2.0, 3)
+    policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
     remote = with_policy(tmp_path, private, policy)
     with pytest.warns(
         UserWarning,
@@ -251,12 +257,14 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     ):
         loop = remote.fit(rounds=3)
     assert loop.participations.tolist() == [2, 3, 3]
-    kept = json.loads((tmp_path / "sites" / "Boston" / LEDGER).read_text())
-    assert kept["updates"] == 2
-    assert kept["epsilon"] == pytest.approx(two)
-    again = with_policy(tmp_path, private, policy)
+    ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER).read_text())
+    assert ledger["updates"] == 2
+    assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
+
+    next_run = with_policy(tmp_path, private, policy)
     with pytest.warns(UserWarning, match="'Boston'.*left out of round 1"):
-        assert again.fit(rounds=1).participations.tolist() == [0, 1, 1]
+        loop = next_run.fit(rounds=1)
+    assert loop.participations.tolist() == [0, 1, 1]
 
 
 def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) -> None:
@@ -283,14 +291,19 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
 
 def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> None:
     """Without a limit, noised updates are counted; one without noise exceeds every later limit."""
-    noise, free, limited = [GaussianPrivacy(1.0, 1.0)], SitePolicy(), SitePolicy(max_epsilon=10.0)
+    noise = [GaussianPrivacy(1.0, 1.0)]
+    free = SitePolicy()
+    limited = SitePolicy(max_epsilon=10.0)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         free.spend(noise, tmp_path / folder / LEDGER)
         free.spend(noise, tmp_path / folder / LEDGER)
+
     limited.spend(noise, tmp_path / "a" / LEDGER)
-    kept = json.loads((tmp_path / "a" / LEDGER).read_text())
-    assert (kept["updates"], kept["epsilon"]) == (3, pytest.approx(gaussian_epsilon(1.0, 3)))
+    ledger = json.loads((tmp_path / "a" / LEDGER).read_text())
+    assert ledger["updates"] == 3
+    assert ledger["epsilon"] == pytest.approx(gaussian_epsilon(1.0, 3))
+
     free.spend([], tmp_path / "b" / LEDGER)
     with pytest.raises(Refused, match="with one more update after 3 it would be inf"):
         limited.spend(noise, tmp_path / "b" / LEDGER)

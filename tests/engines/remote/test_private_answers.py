@@ -100,10 +100,16 @@ def private(noise: float = 1.0, compressed: bool = False, **options: Any) -> Fed
 
 
 def train(
-    start: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
+    model: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
 ) -> Packet:
-    info = {"run": RUN, "rounds": 3, "classes": 10, "clients": 3, "counted": counted}
-    return instruction_packet(Instruction(index, 0, 7, start, tensors), info)
+    info = {
+        "run": RUN,
+        "rounds": 3,
+        "classes": 10,
+        "clients": 3,
+        "counted": counted,
+    }
+    return instruction_packet(Instruction(index, 0, 7, model, tensors), info)
 
 
 def messages(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
@@ -128,32 +134,35 @@ def messages(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
 
 
 def answers(
-    folder: Path, data: Any, make: Any, start: Tensor, noted: list[ClientUpdate]
+    folder: Path, data: Any, make: Any, model: Tensor, noted: list[ClientUpdate]
 ) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     site = Site(module, data, make, folder)
-    first = train(start)
-    for what, packet in {"first": first, **messages(start, first.digest.hex())}.items():
+    first_packet = train(model)
+    packets = {
+        "first": first_packet,
+        **messages(model, first_packet.digest.hex()),
+    }
+    for title, packet in packets.items():
         noted.clear()
         reply = site.answer(packet)
-        found |= {f"{what}: {each.name}": getattr(reply, each.name) for each in fields(reply)}
+        for field in fields(reply):
+            values[f"{title}: {field.name}"] = getattr(reply, field.name)
         for update in noted:
-            found |= {
-                f"{what}: update's {each.name}": getattr(update, each.name)
-                for each in fields(update)
-            }
-    return found
+            for field in fields(update):
+                values[f"{title}: update's {field.name}"] = getattr(update, field.name)
+    return values
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(
-            same(value, other[name]) for name, value in one.items()
-        )
-    if isinstance(one, Tensor):
-        return one.dtype == other.dtype and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
-    return bool(one == other) or (one != one and other != other)
+def same(a: Any, b: Any) -> bool:
+    """Whether two answers are equal; NaN equals NaN."""
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
+    if isinstance(a, Tensor):
+        return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    both_are_nan = a != a and b != b
+    return bool(a == b) or both_are_nan
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -167,25 +176,26 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     )
     noted: list[ClientUpdate] = []
 
-    def noting(update: ClientUpdate, *rest: Any, **more: Any) -> Packet:
+    def note(update: ClientUpdate, *arguments: Any, **options: Any) -> Packet:
         noted.append(update)
-        return update_packet(update, *rest, **more)
+        return update_packet(update, *arguments, **options)
 
-    monkeypatch.setattr(site_module, "update_packet", noting)
+    monkeypatch.setattr(site_module, "update_packet", note)
     make = partial(private, **SETTINGS[settings])
-    start = shared_space(module(), make().config).read(module())
+    model = shared_space(
+        module(),
+        make().config,
+    ).read(module())
     monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
-    expected = answers(tmp_path / "usual", samples, make, start, noted)
+    expected = answers(tmp_path / "usual", samples, make, model, noted)
     assert {expected["first: kind"], expected["again: kind"]} == {"update"}
-    assert any(what.endswith("update's vector") for what in expected)
+    assert any(title.endswith("update's vector") for title in expected)
+
     for number, (name, data) in enumerate(DATA.items()):
-        found = answers(tmp_path / str(number), data, make, start, noted)
-        moved = [
-            what
-            for what, value in expected.items()
-            if what not in found or not same(value, found[what])
-        ]
-        assert (moved, found.keys() - expected.keys()) == ([], set()), name
+        values = answers(tmp_path / str(number), data, make, model, noted)
+        assert values.keys() == expected.keys(), name
+        different = [title for title, value in expected.items() if not same(value, values[title])]
+        assert different == [], name
 
 
 @pytest.mark.parametrize(
@@ -219,14 +229,21 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
-    start = shared_space(module(), private().config).read(module())
+    model = shared_space(module(), private().config).read(module())
     site = Site(
-        module, partial(samples, pixel=FAILS), partial(private, optimizer_state="persist"), tmp_path
+        module,
+        partial(samples, pixel=FAILS),
+        partial(private, optimizer_state="persist"),
+        tmp_path,
     )
-    first = train(start)
-    reply = site.answer(first)
+    first_packet = train(model)
+
+    reply = site.answer(first_packet)
+
     assert reply.kind == "update"
-    assert float((reply.tensors["vector"] - start).std()) == pytest.approx(1.0, rel=0.02)
+    noise = reply.tensors["vector"] - model
+    assert float(noise.std()) == pytest.approx(1.0, rel=0.02)
     assert "this site's update is noise alone" in caplog.text
     assert f"a sample of {FAILS}" in caplog.text
-    assert site.answer(train(start, 1, first.digest.hex())).kind == "update"
+    next_packet = train(model, 1, first_packet.digest.hex())
+    assert site.answer(next_packet).kind == "update"

@@ -123,11 +123,11 @@ def shadows(**options: Any) -> FederatedLoop:
     return fedavg(metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options)
 
 
-def judging(**more: Any) -> FederatedLoop:
-    metrics = {
-        kind.__name__: kind(judges="clients") for kind in (ShadowShapley, PartialFederatedShapley)
-    }
-    return fedavg(metrics={**metrics, **more})
+def judging(**more_metrics: Any) -> FederatedLoop:
+    metrics = {}
+    for kind in (ShadowShapley, PartialFederatedShapley):
+        metrics[kind.__name__] = kind(judges="clients")
+    return fedavg(metrics={**metrics, **more_metrics})
 
 
 #: What sites send is not what they have trained, and one lies about what it found.
@@ -232,84 +232,100 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(
 
 
 @pytest.mark.parametrize(
-    ("lies", "found"), [(False, {}), (True, {1: {"first update", "the federation's"}})]
+    ("lies", "expected"),
+    [
+        (False, {}),
+        (True, {1: {"first update", "the federation's"}}),
+    ],
 )
 def test_site_that_sends_the_global_model_as_its_own_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, found: dict[int, set[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, expected: dict[int, set[str]]
 ) -> None:
-    leave, model = SiteVisit._leave, []  # the federation's last model that the client has seen
+    leave = SiteVisit._leave
+    model: list[Any] = []  # the federation's last model that the client has seen
+    runs: dict[str, str] = {}
 
     def lying(self: SiteVisit) -> None:
         leave(self)
-        run, instruction = self._packet.plain["run"], self._instruction
+        run = self._packet.plain["run"]
+        instruction = self._instruction
         if instruction.client_id == 1 and run == runs.setdefault("own", run):
             model[:] = [instruction.start]
         elif instruction.client_id == 1:
             assert self.update is not None
             self.update = replace(self.update, vector=model[0].clone())
 
-    runs: dict[str, str] = {}
     if lies:
         monkeypatch.setattr(SiteVisit, "_leave", lying)
-    remote = Remotely(tmp_path, shadows).fit(own=ServerData())
+
+    loop = Remotely(tmp_path, shadows).fit(own=ServerData())
+
     noted: dict[int, set[str]] = {}
-    for event in remote.events:
+    for event in loop.events:
         if "its own model is" in event.what:
-            noted.setdefault(event.client, set()).add(
-                event.what.split(" is ")[1].removeprefix("not its ")
-            )
-    assert noted == found
+            complaint = event.what.split(" is ")[1].removeprefix("not its ")
+            noted.setdefault(event.client, set()).add(complaint)
+    assert noted == expected
 
 
-def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
+def both(
+    tmp_path: Path,
+    make: Make,
+    **options: Any,
+) -> tuple[FederatedLoop, FederatedLoop]:
     """Equal in what they found, in what crossed, and in what the clients keep."""
-    remote, local = (
-        Remotely(tmp_path / "b", make, **options).fit(own=ServerData()),
-        one_process(tmp_path / "a", make, **options),
-    )
+    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    local = one_process(tmp_path / "a", make, **options)
     assert_same(remote, local)
-    assert (
-        remote.channel.bytes(range(3), "up").tolist()
-        == local.channel.bytes(range(3), "up").tolist()
-    )
+    bytes_at_sites = remote.channel.bytes(range(3), "up")
+    assert bytes_at_sites.tolist() == local.channel.bytes(range(3), "up").tolist()
     for client, state in client_tensors(local).items():
-        kept = kept_at(tmp_path / "b", NAMES[client])[-1]["store"]["tensors"]
-        assert kept.keys() == state.keys()
-        assert all(torch.equal(kept[name], state[name]) for name in kept)
+        last_visit = kept_at(tmp_path / "b", NAMES[client])[-1]
+        tensors = last_visit["store"]["tensors"]
+        assert tensors.keys() == state.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, state[name])
     return remote, local
 
 
 def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path: Path) -> None:
     def by_loss() -> dict[str, Any]:
-        return {
-            "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
-        }
+        metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
+        return {"loss": metric}
 
     def make() -> FederatedLoop:
         return fedavg(metrics=by_loss())
 
     local = one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
-    found = Remotely(tmp_path / "b", make, client_val=0.4).fit(rounds=2, own=ServerData())
+    at_sites = Remotely(
+        tmp_path / "b",
+        make,
+        client_val=0.4,
+    ).fit(rounds=2, own=ServerData())
     # Samples lie in another order at a site, and losses are rounded in it.
-    torch.testing.assert_close(
-        found.contributions["loss"], local.contributions["loss"], rtol=0, atol=1e-6
-    )
+    values = at_sites.contributions["loss"]
+    torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
+
     remote = Remotely(tmp_path / "c", lambda: judging(**by_loss()), client_val=0.4)
 
     def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
-        return None if packet.kind == "ask" and packet.plain["round"] and address == 102 else reply
+        if packet.kind == "ask" and packet.plain["round"] and address == 102:
+            return None
+        return reply
 
     remote.transport.spoil = away
     with pytest.warns(
         UserWarning,
         match="did not answer flsv.games.judges:judge.* judged without it in this round",
     ):
-        found = remote.fit(rounds=2)
-    assert all(value.isfinite().all() for value in found.contributions.values())
-    assert {each.client for each in found.events} == {2}
+        loop = remote.fit(rounds=2)
+    for value in loop.contributions.values():
+        assert value.isfinite().all()
+    assert {event.client for event in loop.events} == {2}
+
     # One that may not be asked is told of before training.
-    for each in remote.transport.sites.values():
-        each.policy = SitePolicy(questions=[])
+    for site_in_process in remote.transport.sites.values():
+        site_in_process.policy = SitePolicy(questions=[])
     with pytest.raises(
         ConfigurationError,
         match="clients .0, 1, 2. do not judge models.*its policy does not let it",
@@ -363,13 +379,16 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
     assert values.shape == (3, 11)
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
     assert values[:, :CLASSES].abs().min() > 0
+
     # Models of more classes are evaluated there.
-    loop, _ = both(
-        tmp_path / "fedce", lambda: fedavg(metrics={"fedce": ContributionEstimation()}), **SPLITS
-    )
+    def fedce() -> FederatedLoop:
+        return fedavg(metrics={"fedce": ContributionEstimation()})
+
+    loop, _ = both(tmp_path / "fedce", fedce, **SPLITS)
     assert loop.contributions["fedce"].isfinite().all()
+
     # Of less, they are refused.
-    told = {
+    visit = {
         "run": "0" * 16,
         "clients": 3,
         "client": 0,
@@ -378,7 +397,11 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
         "round": 0,
         "seed": 0,
     }
-    packet = Packet("train", {**told, "counted": None}, {"start": torch.zeros(1)})
+    packet = Packet(
+        "train",
+        {**visit, "counted": None},
+        {"start": torch.zeros(1)},
+    )
     reply = site(tmp_path, 0, in_run).answer(packet)
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")

@@ -24,12 +24,13 @@ class Server:
 
     def __init__(self, folder: Path, make: Make, shared: Path) -> None:
         self.remote = Remotely(folder, make)
-        self.remote.transport.sites = {100 + i: site(shared, i, make) for i in range(3)}
-        self.last = folder / "ckpt" / "last.ckpt"
+        sites = {100 + client: site(shared, client, make) for client in range(3)}
+        self.remote.transport.sites = sites
+        self.checkpoint = folder / "ckpt" / "last.ckpt"
 
     def go_on(self, rounds: int) -> FederatedLoop:
-        saving = ModelCheckpoint(self.last.parent, save_last=True)
-        ckpt = self.last if self.last.is_file() else None
+        saving = ModelCheckpoint(self.checkpoint.parent, save_last=True)
+        ckpt = self.checkpoint if self.checkpoint.is_file() else None
         return self.remote.fit(
             rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt
         )
@@ -62,45 +63,45 @@ def broken() -> Any:
     def fail() -> None:
         raise OSError("the disk is gone")
 
-    made = module()
-    made.on_train_start = fail
-    return made
+    client_module = module()
+    client_module.on_train_start = fail
+    return client_module
 
 
 def test_faults_of_sites_are_recorded_in_run_json(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A site that has lost its folder, and one whose training fails."""
-    make, record = (
-        partial(scaffold, reporting=Reporting(table=True)),
-        tmp_path / "server" / "run.json",
-    )
+    make = partial(scaffold, reporting=Reporting(table=True))
+    record = tmp_path / "server" / "run.json"
     server = Server(tmp_path / "server", make, tmp_path)
     server.go_on(1)
-    found = json.loads(record.read_text())
-    assert (found["events"], found["validation"]) == ([], None)
-    shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / found["run"])
+    run = json.loads(record.read_text())
+    assert run["events"] == []
+    assert run["validation"] is None
+
+    shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
     server.remote.transport.sites[101] = site(tmp_path, 1, make, broken)
     with (
-        pytest.warns(UserWarning, match="no longer held") as told,
+        pytest.warns(UserWarning, match="no longer held") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
         server.go_on(3)
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
-    words = " ".join(str(each.message) for each in told)
-    lost, failed = (
-        "no longer held what it kept, and went on from nothing",
-        "it failed with OSError at",
-    )
+    words = " ".join(str(warning.message) for warning in warned)
+    lost = "no longer held what it kept, and went on from nothing"
+    failed = "it failed with OSError at"
     assert f"site 'Boston' (client 0) {lost} of round 2." in words
     assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
     events = json.loads(record.read_text())["events"]
-    expected = [(1, 1, 2, 2), (0, 1, 1, 1)]
-    assert [
-        (each["client"], each["first"], each["last"], each["times"]) for each in events
-    ] == expected
-    assert failed in events[0]["what"]
-    assert lost in events[1]["what"]
+    failure, loss = events
+    for event, client, rounds in ((failure, 1, (1, 2)), (loss, 0, (1, 1))):
+        assert event["client"] == client
+        assert (event["first"], event["last"]) == rounds
+    assert failure["times"] == 2
+    assert loss["times"] == 1
+    assert failed in failure["what"]
+    assert lost in loss["what"]
     assert "the disk is gone" in caplog.text  # at the site
     assert "the disk is gone" not in words + str(events)
 

@@ -85,12 +85,12 @@ class Watched:
 
     def __init__(self, utility: Game) -> None:
         self.utility = utility
-        self.seen: set[tuple[bool, ...]] = set()
+        self.coalitions: set[tuple[bool, ...]] = set()
 
     def __call__(self, masks: Tensor) -> Tensor:
         assert masks.dtype == torch.bool
         rows = [tuple(row) for row in masks.tolist()]
         assert len(set(rows)) == len(rows), "the same coalition twice in one call"
-        assert not self.seen.intersection(rows), "a coalition that was evaluated before"
-        self.seen.update(rows)
+        assert not self.coalitions.intersection(rows), "a coalition that was evaluated before"
+        self.coalitions.update(rows)
         return self.utility(masks)

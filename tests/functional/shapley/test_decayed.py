@@ -19,35 +19,68 @@ NAN = float("nan")
         (
             [[0.1, 0.2, 0.4], [0.3, 0.2, 0.1]],
             {"decay": 1.0},
-            [1 / 7 + 1 / 2, 2 / 7 + 1 / 3, 4 / 7 + 1 / 6],
+            [
+                1 / 7 + 1 / 2,
+                2 / 7 + 1 / 3,
+                4 / 7 + 1 / 6,
+            ],
         ),
         (
             [[0.1, 0.2, 0.4], [0.3, 0.2, 0.1]],
             {"decay": 0.5},
-            [1 / 14 + 1 / 8, 1 / 7 + 1 / 12, 2 / 7 + 1 / 24],
+            [
+                1 / 14 + 1 / 8,
+                1 / 7 + 1 / 12,
+                2 / 7 + 1 / 24,
+            ],
         ),
-        ([[0.3, -0.1]], {"decay": 0.5}, [0.75, -0.25]),  # both signs, with a gain: literally
-        ([[0.1, -0.3]], {"decay": 0.5}, [0.125, -0.375]),  # without a gain: by absolute values
+        # Both signs, with a gain: literally; without a gain: by absolute values.
         (
-            [[0.0, 0.0], [0.2, 0.2]],
+            [[0.3, -0.1]],
             {"decay": 0.5},
-            [0.125, 0.125],
-        ),  # a skipped round keeps its place
+            [0.75, -0.25],
+        ),
         (
-            [[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]],
+            [[0.1, -0.3]],
+            {"decay": 0.5},
+            [0.125, -0.375],
+        ),
+        # A skipped round keeps its place.
+        ([[0.0, 0.0], [0.2, 0.2]], {"decay": 0.5}, [0.125, 0.125]),
+        (
+            [
+                [0.3, NAN, 0.1, NAN],
+                [NAN, NAN, 0.5, -0.1],
+            ],
             {"decay": 0.5},
             [0.375, NAN, 0.125 + 0.3125, -0.0625],
         ),
-        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.25}, [0.75, 0.0]),
-        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, [0.5, 0.0]),
-        ([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2]], {"decay": 0.5, "normalize": False}, [0.175, 0.175]),
+        (
+            [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]],
+            {"decay": 0.5, "threshold": 0.25},
+            [0.75, 0.0],
+        ),
+        (
+            [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]],
+            {"decay": 0.5, "threshold": 0.26},
+            [0.5, 0.0],
+        ),
+        (
+            [[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2]],
+            {"decay": 0.5, "normalize": False},
+            [0.175, 0.175],
+        ),
     ],
 )
 def test_decayed_shapley_is_the_sum_by_hand(
     rows: Any, options: dict[str, Any], expected: list[float]
 ) -> None:
-    found = decayed_shapley(torch.tensor(rows, dtype=torch.float64), **options)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    rounds = torch.tensor(rows, dtype=torch.float64)
+
+    values = decayed_shapley(rounds, **options)
+
+    by_hand = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(values, by_hand, equal_nan=True)
 
 
 def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> None:

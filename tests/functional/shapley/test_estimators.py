@@ -61,13 +61,24 @@ def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> None:
-    first, second = random_table(7, seed=1), random_table(7, seed=2)
+    estimator = SAMPLED[name]
+    a = random_table(7, seed=1)
+    b = random_table(7, seed=2)
+
     values = []
-    for table in (first, second, first + second):
-        values.append(SAMPLED[name](table_game(table), 7, budget=60, generator=rng()).values)
-        torch.testing.assert_close(values[-1].sum(), table[-1] - table[0])
+    for table in (a, b, a + b):
+        estimate = estimator(
+            table_game(table),
+            7,
+            budget=60,
+            generator=rng(),
+        )
+        torch.testing.assert_close(estimate.values.sum(), table[-1] - table[0])
+        values.append(estimate.values)
+
     if name != "surrogate":  # whose kernel depends on the game
-        torch.testing.assert_close(values[0] + values[1], values[2])
+        values_of_a, values_of_b, values_of_sum = values
+        torch.testing.assert_close(values_of_a + values_of_b, values_of_sum)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -89,12 +100,21 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) 
     with pytest.raises(
         ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players"
     ) as caught:
-        SAMPLED[name](lambda masks: masks.double() @ weights, n, budget=1)
-    minimum = int(re.findall(r"minimum of (\d+)", str(caught.value))[0])
+        SAMPLED[name](
+            lambda masks: masks.double() @ weights,
+            n,
+            budget=1,
+        )
+    minimum = int(
+        re.findall(
+            r"minimum of (\d+)",
+            str(caught.value),
+        )[0]
+    )
     for budget in (minimum, minimum + 1, min(2 * minimum + 5, 2**n - 1)):
         utility = Watched(lambda masks: (masks.double() @ weights).sqrt())
         estimate = SAMPLED[name](utility, n, budget=budget, generator=rng())
-        assert estimate.evaluations == len(utility.seen) <= budget
+        assert estimate.evaluations == len(utility.coalitions) <= budget
         assert estimate.values.isfinite().all()
         assert estimate.values.shape == estimate.stderr.shape == (n,)
 
@@ -119,14 +139,19 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_draw_from_their_generator_only(name: str) -> None:
     utility = table_game(random_table(8))
-    first, again, other = (
-        SAMPLED[name](utility, 8, budget=80, generator=rng(s)).values for s in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    before = torch.get_rng_state()
-    SAMPLED[name](utility, 8, budget=80, generator=rng())
-    assert torch.equal(torch.get_rng_state(), before), "touched the global generator"
+
+    def values(seed: int) -> torch.Tensor:
+        return SAMPLED[name](
+            utility,
+            8,
+            budget=80,
+            generator=rng(seed),
+        ).values
+
+    state = torch.get_rng_state()
+    assert torch.equal(values(1), values(1))
+    assert not torch.equal(values(1), values(2))
+    assert torch.equal(torch.get_rng_state(), state), "touched the global generator"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])

@@ -34,118 +34,192 @@ def played(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
     table = random_table(n, 1)
-    masks = few_coalitions(n, "all")[
-        torch.randperm(2**n, generator=torch.Generator().manual_seed(n))
-    ]
-    found = few_coalitions_shapley(masks, table_game(table)(masks))
-    torch.testing.assert_close(found.values, torch.from_numpy(reference_shapley(table)))
-    assert found.stderr.tolist() == [0.0] * n
-    assert found.evaluations == 2**n
+    order = torch.randperm(
+        2**n,
+        generator=torch.Generator().manual_seed(n),
+    )
+    masks = few_coalitions(n, "all")[order]
+
+    estimate = few_coalitions_shapley(masks, table_game(table)(masks))
+
+    exact = torch.from_numpy(reference_shapley(table))
+    torch.testing.assert_close(estimate.values, exact)
+    assert estimate.stderr.tolist() == [0.0] * n
+    assert estimate.evaluations == 2**n
 
 
 def test_equal_utilities_give_zero_values_and_errors() -> None:
-    found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
-    assert found.values.tolist() == found.stderr.tolist() == [0.0] * 4
-    assert found.evaluations == 10
+    masks = few_coalitions(4, "both")
+
+    estimate = few_coalitions_shapley(masks, torch.full((10,), 0.5))
+
+    assert estimate.values.tolist() == [0.0] * 4
+    assert estimate.stderr.tolist() == [0.0] * 4
+    assert estimate.evaluations == 10
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-@pytest.mark.parametrize("kernel", [membership, averaged_membership, gaussian(0.3)])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        membership,
+        averaged_membership,
+        gaussian(0.3),
+    ],
+)
 def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel: Kernel) -> None:
     """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
     masks = few_coalitions(n, "all")
     matrix = gram(kernel, masks, masks)
-    places = {tuple(mask): place for place, mask in enumerate(masks.tolist())}
+    row_of_mask = {tuple(mask): row for row, mask in enumerate(masks.tolist())}
 
     def shapley(table: torch.Tensor) -> torch.Tensor:
-        return exact_shapley(
-            lambda rows: table[[places[tuple(row)] for row in rows.tolist()]], n
-        ).values
+        def utility(coalitions: torch.Tensor) -> torch.Tensor:
+            return table[[row_of_mask[tuple(mask)] for mask in coalitions.tolist()]]
 
-    values = torch.stack([shapley(column) for column in matrix.T], dim=1)
-    variance = torch.stack([shapley(row) for row in values])
+        return exact_shapley(utility, n).values
+
+    values = torch.stack(
+        [shapley(column) for column in matrix.T],
+        dim=1,
+    )
+    covariance = torch.stack([shapley(row) for row in values])
+
+    expected = torch.full(
+        (n,),
+        prior_variance(kernel, n),
+    ).double()
     torch.testing.assert_close(
-        variance.diagonal(), torch.full((n,), prior_variance(kernel, n)).double(), rtol=0, atol=1e-7
+        covariance.diagonal(),
+        expected,
+        rtol=0,
+        atol=1e-7,
     )
 
 
 @pytest.mark.parametrize(
-    ("n", "which"), [(6, "singles"), (6, "leave-one-out"), (6, "both"), (9, "pairs")]
+    ("n", "design"),
+    [
+        (6, "singles"),
+        (6, "leave-one-out"),
+        (6, "both"),
+        (9, "pairs"),
+    ],
 )
-def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, which: Which) -> None:
+def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, design: Which) -> None:
     """Fitted there in the dual, whose Shapley values follow from the kernels."""
-    masks = few_coalitions(n, which)
+    masks = few_coalitions(n, design)
     utilities = played(masks, *game(n))
-    fitted, _ = fit_surrogate([list(PARTS)], masks, utilities[:, None])
-    left = utilities[:2] - fitted(masks[:2])[:, 0]
-    expected = fitted.shapley()[:, 0] + (left[1] - left[0]) / n
-    torch.testing.assert_close(
-        few_coalitions_shapley(masks, utilities).values, expected, rtol=0, atol=1e-9
-    )
+
+    values = few_coalitions_shapley(masks, utilities).values
+
+    surrogate, _ = fit_surrogate([list(PARTS)], masks, utilities[:, None])
+    # What the surrogate leaves of the empty and the grand coalition's utility is shared equally.
+    empty, grand = utilities[:2] - surrogate(masks[:2])[:, 0]
+    expected = surrogate.shapley()[:, 0] + (grand - empty) / n
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_values_sum_to_the_gain_for_any_order_and_unit(which: str) -> None:
-    masks = few_coalitions(5, which)  # type: ignore[arg-type]
+@pytest.mark.parametrize("design", ["singles", "leave-one-out", "both"])
+def test_values_sum_to_the_gain_for_any_order_and_unit(design: str) -> None:
+    masks = few_coalitions(5, design)  # type: ignore[arg-type]
+    seeded = torch.Generator().manual_seed(1)
     utilities = torch.rand(
-        len(masks), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        len(masks),
+        2,
+        generator=seeded,
+        dtype=torch.float64,
     )
-    found = few_coalitions_shapley(masks, utilities)
-    torch.testing.assert_close(found.values.sum(0), utilities[1] - utilities[0])
-    order = torch.randperm(len(masks), generator=torch.Generator().manual_seed(2))
+    order = torch.randperm(
+        len(masks),
+        generator=torch.Generator().manual_seed(2),
+    )
     players = torch.tensor([3, 0, 4, 1, 2])
-    again = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
-    torch.testing.assert_close(again.values, 100 * found.values[players], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(again.stderr, 100 * found.stderr[players], rtol=1e-6, atol=1e-6)
+
+    estimate = few_coalitions_shapley(masks, utilities)
+    reordered = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
+
+    values = estimate.values
+    torch.testing.assert_close(values.sum(0), utilities[1] - utilities[0])
+    torch.testing.assert_close(
+        reordered.values,
+        100 * values[players],
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    stderr = 100 * estimate.stderr[players]
+    torch.testing.assert_close(reordered.stderr, stderr, rtol=1e-6, atol=1e-6)
 
 
 def test_standard_errors_match_real_errors_in_noisy_games() -> None:
-    noise, masks, ratios = 0.2, few_coalitions(6, "both"), []
+    noise = 0.2
+    masks = few_coalitions(6, "both")
+    ratios = []
     for seed in range(20):
         a, b = game(6, seed)
-        truth = exact_shapley(lambda rows, a=a, b=b: played(rows, a, b), 6).values
-        drawn = torch.randn(
-            len(masks), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
-        found = few_coalitions_shapley(masks, played(masks, a, b) + noise * drawn, noise=noise)
-        ratios.append((found.values - truth) / found.stderr)
-    assert 0.6 < torch.cat(ratios).square().mean().sqrt() < 1
+        exact = exact_shapley(
+            lambda rows, a=a, b=b: played(rows, a, b),
+            6,
+        ).values
+        seeded = torch.Generator().manual_seed(seed)
+        deviations = torch.randn(len(masks), generator=seeded, dtype=torch.float64)
+        utilities = played(masks, a, b) + noise * deviations
+
+        estimate = few_coalitions_shapley(masks, utilities, noise=noise)
+
+        ratios.append((estimate.values - exact) / estimate.stderr)
+    mean_square = torch.cat(ratios).square().mean()
+    assert 0.6 < mean_square.sqrt() < 1
 
 
-def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds() -> None:
-    masks, table = (
-        few_coalitions(3, "all"),
-        torch.rand(2, 8, generator=torch.Generator().manual_seed(0)).double(),
-    )
-    some = few_coalitions(3, "singles")
-    for rows, known in ((masks, table), (some, table[:, :5])):
-        found = [few_coalitions_shapley(rows, utilities) for utilities in known]
-        by_seed, stderr = (
-            torch.stack([each.values for each in found]),
-            torch.stack([each.stderr for each in found]),
-        )
-        values, half = retrained_shapley(rows, known, level=0.5)
-        torch.testing.assert_close(values, by_seed.mean(0))
-        torch.testing.assert_close(half, interval_over_seeds(by_seed, stderr.mean(0), level=0.5))
-        assert (stderr == 0).all() == (rows is masks)
+@pytest.mark.parametrize("design", ["all", "singles"])
+def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(
+    design: Which,
+) -> None:
+    masks = few_coalitions(3, design)
+    seeded = torch.Generator().manual_seed(0)
+    table = torch.rand(2, len(masks), generator=seeded).double()
+
+    values, half = retrained_shapley(masks, table, level=0.5)
+
+    estimates = [few_coalitions_shapley(masks, utilities) for utilities in table]
+    by_seed = torch.stack([estimate.values for estimate in estimates])
+    stderr = torch.stack([estimate.stderr for estimate in estimates])
+    torch.testing.assert_close(values, by_seed.mean(0))
+    expected = interval_over_seeds(by_seed, stderr.mean(0), level=0.5)
+    torch.testing.assert_close(half, expected)
+    assert (stderr == 0).all() == (design == "all")
 
 
 def test_interval_over_seeds_equals_that_by_hand() -> None:
     """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55; Student's quantile of four degrees
     2.1318, the normal one 1.6449. Two seeds: the mean variance 2 is larger than 2.5 % of the gain."""
-    found = interval_over_seeds(
-        torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]]), torch.tensor([0.0, 0.3])
+    values = torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]])
+    half = interval_over_seeds(values, torch.tensor([0.0, 0.3]))
+    variances = [
+        (2 * 1 + 2 * 2.55**2) / 4,
+        2 * 2.55**2 / 4,
+    ]
+    of_fit = [0.0, (1.6448536 * 0.3) ** 2]
+    expected = [
+        (2.1318468**2 * variance / 3 + square) ** 0.5 for variance, square in zip(variances, of_fit)
+    ]
+    torch.testing.assert_close(
+        half,
+        torch.tensor(expected).double(),
+        rtol=1e-6,
+        atol=0,
     )
-    by_hand = [(2 * 1 + 2 * 2.55**2) / 4, 2 * 2.55**2 / 4]
-    fit = [0.0, (1.6448536 * 0.3) ** 2]
-    expected = [(2.1318468**2 * each / 3 + more) ** 0.5 for each, more in zip(by_hand, fit)]
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=0)
-    found = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
-    assert found.tolist() == pytest.approx([2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5] * 2)
-    alone = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
-    assert alone.tolist() == pytest.approx(
-        [1.6448536 * (0.3**2 + 0.09**2) ** 0.5] * 2
-    )  # 4.5 % of the gain
+
+    half_of_two = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
+    by_hand = 2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5
+    assert half_of_two.tolist() == pytest.approx([by_hand, by_hand])
+
+    # 4.5 % of the gain.
+    half_of_one = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
+    by_hand = 1.6448536 * (0.3**2 + 0.09**2) ** 0.5
+    assert half_of_one.tolist() == pytest.approx([by_hand, by_hand])
+
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
         interval_over_seeds(torch.ones(3))
 
@@ -173,7 +247,8 @@ def test_designs_have_the_documented_numbers_of_coalitions() -> None:
         "pairs+leave-one-out": 37,
         "all": 128,
     }
-    assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
+    for design, count in sizes.items():
+        assert len(few_coalitions(7, design)) == count  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
     assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
     assert len(few_coalitions(3)) == 8  # all

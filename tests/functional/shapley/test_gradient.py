@@ -22,17 +22,22 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(
     n: int, fixed: bool, lr: float
 ) -> None:
     slopes = slopes_of(n)
-    weights = (
-        torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-        if fixed
-        else None
-    )
     masks = all_coalitions(n).double()
-    shares = masks / masks.sum(1, keepdim=True).clamp_min(1) if weights is None else masks * weights
-    found = gradient_shapley(
-        slopes, weighting="uniform" if weights is None else weights, server_lr=lr
-    )
-    np.testing.assert_allclose(found, reference_shapley(-lr * shares @ slopes), rtol=0, atol=1e-12)
+    if fixed:
+        seeded = torch.Generator().manual_seed(3)
+        weights = torch.rand(
+            n,
+            dtype=torch.float64,
+            generator=seeded,
+        )
+        shares = masks * weights
+        values = gradient_shapley(slopes, weighting=weights, server_lr=lr)
+    else:
+        shares = masks / masks.sum(1, keepdim=True).clamp_min(1)
+        values = gradient_shapley(slopes, weighting="uniform", server_lr=lr)
+
+    expected = reference_shapley(-lr * shares @ slopes)
+    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
 
 
 def test_gradient_shapley_with_wrong_arguments_raises() -> None:

@@ -15,9 +15,19 @@ NAN = float("nan")
     ("values", "how", "expected"),
     [
         (
-            [[1.0, 5.0], [2.0, 5.0], [NAN, 5.0], [5.0, NAN]],
+            [
+                [1.0, 5.0],
+                [2.0, 5.0],
+                [NAN, 5.0],
+                [5.0, NAN],
+            ],
             "min-max",
-            [[0, 0.5], [0.25, 0.5], [NAN, 0.5], [1, NAN]],
+            [
+                [0, 0.5],
+                [0.25, 0.5],
+                [NAN, 0.5],
+                [1, NAN],
+            ],
         ),
         ([1e9, 1e9, 1e9], "min-max", [0.5] * 3),
         ([-0.2, -0.2, -0.2 * (1 + 1e-15)], "min-max", [0.5] * 3),
@@ -31,8 +41,13 @@ NAN = float("nan")
 def test_normalized_shapley_values_equal_those_by_hand(
     values: Any, how: Any, expected: Any
 ) -> None:
-    found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    normalized = normalize_shapley(
+        torch.tensor(values, dtype=torch.float64),
+        how,
+    )
+
+    by_hand = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(normalized, by_hand, equal_nan=True)
 
 
 def test_infinite_values_are_not_normalized() -> None:

@@ -43,85 +43,134 @@ def a_federation(n, design="singles", seed=0):
 @pytest.mark.parametrize("design", ["singles", "both", "pairs"])
 def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     trained, outputs, sizes, _ = a_federation(5, design)
-    trained, outputs = trained[1:], outputs[1:].flatten(1).double()
+    trained = trained[1:]
+    outputs = outputs[1:].flatten(1).double()
     masks = all_coalitions(5)[1:]
     kernel = ConstantKernel(4.0) * DotProduct(sigma_0=0.0) + RBF(length_scale=0.5)
-    points = coalition_shares(trained, sizes).numpy()
+
+    interpolated = interpolation_weights(masks, trained, sizes) @ outputs
+
     # The mean by generalized least squares, as in ordinary kriging.
-    inverse = torch.linalg.inv(
-        torch.from_numpy(kernel(points)) + 1e-3 * torch.eye(len(points)).double()
-    )
+    points = coalition_shares(trained, sizes).numpy()
+    noise = 1e-3 * torch.eye(len(points)).double()
+    inverse = torch.linalg.inv(torch.from_numpy(kernel(points)) + noise)
     mean = (inverse.sum(0) @ outputs) / inverse.sum()
-    process = GaussianProcessRegressor(kernel, alpha=1e-3, optimizer=None).fit(
-        points, (outputs - mean).numpy()
-    )
-    expected = mean + torch.from_numpy(process.predict(coalition_shares(masks, sizes).numpy()))
-    found = interpolation_weights(masks, trained, sizes) @ outputs
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    process = GaussianProcessRegressor(kernel, alpha=1e-3, optimizer=None)
+    process.fit(points, (outputs - mean).numpy())
+    predicted = process.predict(coalition_shares(masks, sizes).numpy())
+    expected = mean + torch.from_numpy(predicted)
+    torch.testing.assert_close(interpolated, expected, rtol=0, atol=1e-8)
 
 
 def by_hand(trained, outputs, sizes, accuracy):
     """Return Shapley values of the mean of both games, by the definition and one coalition at a time."""
     n = len(sizes)
-    known = {tuple(mask.nonzero().flatten().tolist()): row for row, mask in enumerate(trained)}
-    full = trained.sum(1) > 0
-    capped = cap_logits(outputs[full].double(), trained[full].sum(1) == 1)
+    row_of_members = {}
+    for row, mask in enumerate(trained):
+        row_of_members[tuple(mask.nonzero().flatten().tolist())] = row
+    is_trained = trained.sum(1) > 0
+    is_single = trained[is_trained].sum(1) == 1
+    capped = cap_logits(outputs[is_trained].double(), is_single)
 
     def utility(members):
-        if members in known:
-            return float(accuracy(outputs[known[members]][None]))
+        if members in row_of_members:
+            row = row_of_members[members]
+            return float(accuracy(outputs[row][None]))
         mask = torch.zeros(1, n, dtype=torch.bool)
         mask[0, list(members)] = True
-        share = sizes[list(members)].double() / sizes[list(members)].sum()
-        mixed = sum(p * outputs[known[(i,)]].double().softmax(-1) for i, p in zip(members, share))
-        interpolated = torch.einsum(
-            "t,tvm->vm", interpolation_weights(mask, trained[full], sizes)[0], capped
-        )
+        samples = sizes[list(members)].double()
+        mixed = 0.0
+        for client, share in zip(members, samples / samples.sum()):
+            single = outputs[row_of_members[(client,)]].double()
+            mixed = mixed + share * single.softmax(-1)
+        weights = interpolation_weights(mask, trained[is_trained], sizes)[0]
+        interpolated = torch.einsum("t,tvm->vm", weights, capped)
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
 
     values = torch.zeros(n, dtype=torch.float64)
-    for i in range(n):
-        others = [j for j in range(n) if j != i]
+    for client in range(n):
+        other_clients = [j for j in range(n) if j != client]
         for size in range(n):
-            for members in itertools.combinations(others, size):
-                gain = utility(tuple(sorted((*members, i)))) - utility(members)
-                values[i] += gain / (n * math.comb(n - 1, size))
+            weight = 1 / (n * math.comb(n - 1, size))
+            for members in itertools.combinations(other_clients, size):
+                joined = tuple(sorted((*members, client)))
+                values[client] += weight * (utility(joined) - utility(members))
     return values
 
 
 @pytest.mark.parametrize("design", ["singles", "both"])
 def test_values_are_those_of_an_enumeration_by_hand(design):
     trained, outputs, sizes, accuracy = a_federation(4, design)
-    found = predicted_shapley(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
-    torch.testing.assert_close(
-        found.values, by_hand(trained, outputs, sizes, accuracy), rtol=0, atol=1e-12
+
+    estimate = predicted_shapley(
+        trained,
+        accuracy(outputs),
+        outputs,
+        sizes,
+        accuracy,
+        logits=True,
     )
-    assert found.evaluations == 16
-    assert not found.stderr.any()
+
+    expected = by_hand(trained, outputs, sizes, accuracy)
+    torch.testing.assert_close(
+        estimate.values,
+        expected,
+        rtol=0,
+        atol=1e-12,
+    )
+    assert estimate.evaluations == 16
+    assert not estimate.stderr.any()
+
+
+def table_utility(masks, utilities):
+    """The game of these coalitions' utilities."""
+    table = {
+        tuple(mask): utility
+        for mask, utility in zip(
+            masks.tolist(),
+            utilities,
+        )
+    }
+
+    def utility(coalitions):
+        return torch.stack([table[tuple(mask)] for mask in coalitions.tolist()])
+
+    return utility
 
 
 def test_values_are_exact_with_all_coalitions():
     trained, outputs, sizes, accuracy = a_federation(4, "all")
     utilities = torch.rand(len(trained), dtype=torch.float64)
-    table = {tuple(mask): u for mask, u in zip(trained.tolist(), utilities)}
-    exact = exact_shapley(
-        lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), 4
-    ).values
-    found = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
-    torch.testing.assert_close(found.values, exact, rtol=0, atol=1e-12)
-    assert found.disagreement.abs().max() < 1e-12
+    exact = exact_shapley(table_utility(trained, utilities), 4).values
+
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
+
+    torch.testing.assert_close(estimate.values, exact, rtol=0, atol=1e-12)
+    assert estimate.disagreement.abs().max() < 1e-12
 
 
 def test_values_sum_to_the_gain_and_follow_the_clients():
     trained, outputs, sizes, accuracy = a_federation(5)
     utilities = accuracy(outputs)
-    found = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
-    torch.testing.assert_close(found.values.sum(), utilities[1] - utilities[0])
     order = torch.tensor([3, 0, 4, 2, 1])
-    moved = predicted_shapley(
-        trained[:, order], utilities, outputs, sizes[order], accuracy, logits=True
+
+    values = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
+    reordered = predicted_shapley(
+        trained[:, order],
+        utilities,
+        outputs,
+        sizes[order],
+        accuracy,
+        logits=True,
     )
-    torch.testing.assert_close(moved.values, found.values[order], rtol=0, atol=1e-12)
+
+    torch.testing.assert_close(values.sum(), utilities[1] - utilities[0])
+    torch.testing.assert_close(
+        reordered.values,
+        values[order],
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_large_logits_of_one_client_are_capped():
@@ -132,10 +181,13 @@ def test_large_logits_of_one_client_are_capped():
     capped = cap_logits(outputs[1:], trained[1:].sum(1) == 1)
     norms = capped.norm(dim=-1).mean(1)
     torch.testing.assert_close(norms[1], CAP * norms[1:].median())
-    much = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
+
+    values = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
     outputs[2] *= 1000
-    more = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
-    torch.testing.assert_close(much, more, rtol=0, atol=1e-9)
+    values_of_larger_logits = predicted_shapley(
+        trained, utilities, outputs, sizes, accuracy, logits=True
+    ).values
+    torch.testing.assert_close(values, values_of_larger_logits, rtol=0, atol=1e-9)
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
@@ -144,60 +196,71 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
 
     def by_class(outputs):
         hits = (outputs.argmax(-1) == y).double()
-        return torch.stack([hits[:, y == label].mean(1) for label in range(CLASSES)], 1)
+        recalls = [hits[:, y == label].mean(1) for label in range(CLASSES)]
+        return torch.stack(recalls, 1)
 
-    found = predicted_shapley(trained, by_class(outputs), outputs, sizes, by_class, logits=True)
-    assert found.values.shape == found.disagreement.shape == (4, CLASSES)
+    utilities = by_class(outputs)
+
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, by_class, logits=True)
+
+    assert estimate.values.shape == estimate.disagreement.shape == (4, CLASSES)
     for label in range(CLASSES):
-        alone = predicted_shapley(
+        of_class = predicted_shapley(
             trained,
-            by_class(outputs)[:, label],
+            utilities[:, label],
             outputs,
             sizes,
-            lambda each, label=label: by_class(each)[:, label],
+            lambda predictions, label=label: by_class(predictions)[:, label],
             logits=True,
         )
-        torch.testing.assert_close(found.values[:, label], alone.values)
+        torch.testing.assert_close(estimate.values[:, label], of_class.values)
 
 
 def test_predicted_values_of_a_linear_regression_are_exact():
     """The members' predictions average linearly where all trained models do: then both games are the true one."""
-    n, y = 4, torch.linspace(-1, 1, SAMPLES)
-    everyone = all_coalitions(n)
-    own, sizes = (
-        torch.randn(n, SAMPLES, generator=torch.Generator().manual_seed(1)),
-        torch.tensor([3, 1, 4, 2]),
+    n = 4
+    y = torch.linspace(-1, 1, SAMPLES)
+    masks = all_coalitions(n)
+    single_outputs = torch.randn(
+        n,
+        SAMPLES,
+        generator=torch.Generator().manual_seed(1),
     )
-    outputs = (coalition_shares(everyone, sizes).float() @ own).double()
+    sizes = torch.tensor([3, 1, 4, 2])
+    outputs = (coalition_shares(masks, sizes).float() @ single_outputs).double()
 
     def negative_error(outputs):
         return -(outputs - y).square().mean(-1)
 
-    table = {tuple(mask): u for mask, u in zip(everyone.tolist(), negative_error(outputs))}
-    exact = exact_shapley(
-        lambda masks: torch.stack([table[tuple(mask)] for mask in masks.tolist()]), n
-    ).values
-    few = everyone.sum(1) <= 1
-    few[-1] = True
-    found = predicted_shapley(
-        everyone[few],
-        negative_error(outputs[few]),
-        outputs[few],
+    utilities = negative_error(outputs)
+    is_trained = masks.sum(1) <= 1
+    is_trained[-1] = True
+
+    estimate = predicted_shapley(
+        masks[is_trained],
+        utilities[is_trained],
+        outputs[is_trained],
         sizes,
         negative_error,
         logits=False,
     )
-    torch.testing.assert_close(found.values, exact, rtol=0.01, atol=0.01)
+
+    exact = exact_shapley(table_utility(masks, utilities), n).values
+    torch.testing.assert_close(estimate.values, exact, rtol=0.01, atol=0.01)
 
 
 def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
     trained, outputs, sizes, accuracy = a_federation(17)
-    found = predicted_shapley(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
-    game = PredictedGame(trained, accuracy(outputs), outputs, sizes, accuracy, logits=True)
+    utilities = accuracy(outputs)
+
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
+
+    game = PredictedGame(trained, utilities, outputs, sizes, accuracy, logits=True)
     exact = exact_shapley(game, 17).values.mean(1)
-    assert found.evaluations <= 2**16
-    assert ((found.values - exact).abs() < 5 * found.stderr).all()
-    assert found.stderr.max() < 0.01
+    assert estimate.evaluations <= 2**16
+    errors = (estimate.values - exact).abs()
+    assert (errors < 5 * estimate.stderr).all()
+    assert estimate.stderr.max() < 0.01
 
 
 def test_whole_layers_accepts_only_complete_coalition_sizes():

@@ -63,24 +63,35 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
 
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
-    n, table = 7, random_table(7, seed=2)
-    game, sample = MemoizedGame(table_game(table), n), PairedSample(n, rng(5))
+    n = 7
+    table = random_table(n, seed=2)
+    game = MemoizedGame(table_game(table), n)
+    sample = PairedSample(n, rng(5))
     sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
+
     values, _ = adjusted_values(fit, game, sample)
 
     halves = torch.cat([layer.masks for layer in sample.layers])
-    ends = torch.stack([torch.zeros(n), torch.ones(n)]).bool()
-    masks = torch.cat([ends, halves, ~halves])
-    fitted, _ = fit(masks, game(masks))
-    residuals = (game(masks) - fitted(masks))[:, 0]
-    sizes = masks.sum(1)
-    chance = torch.tensor([(sizes == s).sum().item() / comb(n, s) for s in sizes.tolist()])
-    expected = fitted.shapley()[:, 0].clone()
-    for mask, s, residual, d in zip(masks, sizes.tolist(), residuals, chance):
-        for i in range(n):
-            weight = 1 / (n * comb(n - 1, s - 1)) if mask[i] else -1 / (n * comb(n - 1, s))
-            expected[i] += weight * residual / d
+    empty_and_grand = torch.stack(
+        [
+            torch.zeros(n),
+            torch.ones(n),
+        ]
+    ).bool()
+    masks = torch.cat([empty_and_grand, halves, ~halves])
+    surrogate, _ = fit(masks, game(masks))
+    residuals = (game(masks) - surrogate(masks))[:, 0]
+    sizes = masks.sum(1).tolist()
+    expected = surrogate.shapley()[:, 0].clone()
+    for mask, size, residual in zip(masks, sizes, residuals):
+        chance = sizes.count(size) / comb(n, size)
+        for player in range(n):
+            if mask[player]:
+                weight = 1 / (n * comb(n - 1, size - 1))
+            else:
+                weight = -1 / (n * comb(n - 1, size))
+            expected[player] += weight * residual / chance
     torch.testing.assert_close(values[:, 0], expected)
 
 
@@ -99,17 +110,18 @@ def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
 def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
-    for more in (0, 7, 300):
+    for extra_pairs in (0, 7, 300):
         sample = PairedSample(n, rng())
         assert sample.capacity == 2 ** (n - 1) - 1
-        total = min(sample.minimum + more, sample.capacity)
+        total = min(sample.minimum + extra_pairs, sample.capacity)
         sample.draw(total)
         assert sum(len(layer.masks) for layer in sample.layers) == total
         for layer in sample.layers:
             rows = set(map(tuple, layer.masks.tolist()))
             assert len(rows) == len(layer.masks)
             assert (layer.masks.sum(dim=1) == layer.size).all()
-            assert not rows & set(map(tuple, (~layer.masks).tolist())), "a pair counted twice"
+            complements = set(map(tuple, (~layer.masks).tolist()))
+            assert not rows & complements, "a pair counted twice"
             assert layer.size > 1 or len(rows) == layer.capacity
 
 
@@ -133,8 +145,23 @@ def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> No
 
 def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
     table = accuracy_table(8)
-    both = torch.stack([table, torch.full_like(table, 0.7), -2 * table], dim=1)
-    estimate = surrogate_shapley(table_game(both), 8, budget=90, generator=rng())
+    constant = torch.full_like(table, 0.7)
+    utilities = torch.stack(
+        [
+            table,
+            constant,
+            -2 * table,
+        ],
+        dim=1,
+    )
+
+    estimate = surrogate_shapley(
+        table_game(utilities),
+        8,
+        budget=90,
+        generator=rng(),
+    )
+
     assert (estimate.values[:, 1] == 0).all()
     assert (estimate.stderr[:, 1] == 0).all()
     torch.testing.assert_close(estimate.values[:, 2], -2 * estimate.values[:, 0])

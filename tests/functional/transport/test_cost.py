@@ -56,14 +56,21 @@ def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
     covariance: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "CHUNK_BYTES", 16 * 25 * rows)
-    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
-    left, right = stacked(x, y, covariance, 3.0), stacked(x2, y2, covariance, 3.0)
-    expected = ((left[:, None] - right[None]) ** 2).sum(-1)
-    found = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    x, y = labeled(0)
+    x2, y2 = labeled(1, m=25)
+
+    costs = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
+    embedding = label_embedding(x, y, covariance=covariance, label_weight=3.0)
+
+    vectors = stacked(x, y, covariance, 3.0)
+    vectors2 = stacked(x2, y2, covariance, 3.0)
+    differences = vectors[:, None] - vectors2[None]
     np.testing.assert_allclose(
-        label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9
+        costs,
+        (differences**2).sum(-1),
+        rtol=1e-9,
     )
+    np.testing.assert_allclose(embedding, vectors, atol=1e-9)
 
 
 def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:

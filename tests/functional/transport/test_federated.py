@@ -45,10 +45,17 @@ def seeded() -> torch.Generator:
 def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
     dim: int, dtype: torch.dtype
 ) -> None:
-    x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
+    x, x2 = (samples.to(dtype) + 7 for samples in gaussians(dim))
+
     result = federated_wasserstein(
-        x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True
+        x,
+        x2,
+        support=150,
+        iterations=20,
+        generator=seeded(),
+        allow_reconstruction=True,
     )
+
     exact = wasserstein_distance(x, x2)
     torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
     assert result.distance >= exact * (1 - 1e-5)
@@ -66,36 +73,51 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
 
 def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None:
     x, x2 = gaussians(4, m=60, m2=50)
-    client, server = TransportClient(x), TransportServer(x2)
+    client = TransportClient(x)
+    server = TransportServer(x2)
     gamma = server.start(20, seeded())
     for _ in range(3):
         eta, distance = client.answer(gamma)
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
-        before, gamma = gamma, server.step(eta, distance)
-        torch.testing.assert_close(server.distance, distance + wasserstein_distance(before, x2))
-    wired = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
-    assert torch.equal(wired.gamma, gamma)
-    assert torch.equal(wired.distance, server.distance)
-    assert torch.equal(wired.eta, server.eta)
+        to_server = wasserstein_distance(gamma, x2)
+        gamma = server.step(eta, distance)
+        torch.testing.assert_close(server.distance, distance + to_server)
+
+    result = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
+
+    assert torch.equal(result.gamma, gamma)
+    assert torch.equal(result.distance, server.distance)
+    assert torch.equal(result.eta, server.eta)
 
 
-def found_samples(support: int) -> float:
+def share_of_reconstructed_samples(support: int) -> float:
     """The share of 40 samples that a server which keeps to the protocol works out of two answers, to 1e-3: each row is
     half of a point of its own, which it takes off, and half of a mean of samples. Where S = m its points are one."""
     x = torch.rand(40, 5, generator=seeded())
-    server = TransportServer(torch.rand(60, 5, generator=torch.Generator().manual_seed(1)))
-    client, found = TransportClient(x, allow_reconstruction=True), []
+    server_x = torch.rand(
+        60,
+        5,
+        generator=torch.Generator().manual_seed(1),
+    )
+    server = TransportServer(server_x)
+    client = TransportClient(x, allow_reconstruction=True)
+    reconstructed = []
     gamma = server.start(support, generator=seeded())
     for _ in range(2):
         eta, distance = client.answer(gamma)
-        found.append(2 * eta - (gamma.mean(0) if support == len(x) else gamma))
+        points = gamma.mean(0) if support == len(x) else gamma
+        reconstructed.append(2 * eta - points)
         gamma = server.step(eta, distance)
-    return float((torch.cdist(torch.cat(found).to(x), x).amin(0) < 1e-3).double().mean())
+    errors = torch.cdist(
+        torch.cat(reconstructed).to(x),
+        x,
+    ).amin(0)
+    return float((errors < 1e-3).double().mean())
 
 
 def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support() -> None:
-    assert found_samples(40) == 1
-    assert found_samples(safe_support(40)) == 0
+    assert share_of_reconstructed_samples(40) == 1
+    assert share_of_reconstructed_samples(safe_support(40)) == 0
 
 
 def three_gaussians() -> list[Tensor]:
@@ -117,21 +139,29 @@ def objective(samples: list[Tensor], points: Tensor) -> float:
 @pytest.mark.slow
 def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
     samples = three_gaussians()
-    start = np.random.default_rng(0).normal(size=(100, 2)) + 3
+    initial = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3
-    reference = torch.from_numpy(
-        ot.lp.free_support_barycenter([x.numpy() for x in samples], masses, start)
-    )
-    found = [barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
-    distances = [float(wasserstein_distance(points, reference)) for points in found]
-    assert distances[0] > distances[1] > distances[2] > distances[3]
+    positions = [x.numpy() for x in samples]
+    reference = torch.from_numpy(ot.lp.free_support_barycenter(positions, masses, initial))
+
+    points = [barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
+
+    distances = [float(wasserstein_distance(x, reference)) for x in points]
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) == 4
     assert distances[3] < 0.3  # both are local solutions, of 100 points each
-    assert objective(samples, found[3]) < 1.005 * objective(samples, reference)
+    assert objective(samples, points[3]) < 1.005 * objective(samples, reference)
 
 
 def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:
-    found = barycenter(three_gaussians(), 25)
-    expected = torch.stack(
-        [wasserstein_distance(x, found.support_points) for x in three_gaussians()]
+    samples = three_gaussians()
+
+    result = barycenter(samples, 25)
+
+    distances = [wasserstein_distance(x, result.support_points) for x in samples]
+    torch.testing.assert_close(
+        result.distances,
+        torch.stack(distances),
+        rtol=1e-2,
+        atol=0,
     )
-    torch.testing.assert_close(found.distances, expected, rtol=1e-2, atol=0)

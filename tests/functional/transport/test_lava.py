@@ -60,28 +60,45 @@ def lava_reference(
 
 @pytest.mark.parametrize("weight", [3.0, 0.0])
 def test_lava_equals_the_duals_of_pot(weight: float) -> None:
-    (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
+    x, y = blobs(40, 0)
+    x2, y2 = blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
     y, _ = flipped(y, 0.2, 4)
-    found = lava(x, y, x2, y2, label_weight=weight, eps=eps)
+
+    values = lava(x, y, x2, y2, label_weight=weight, eps=eps)
+
     expected = lava_reference(x, y, x2, y2, weight, eps)
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-3 * np.abs(expected).max())
-    assert float(found.sum()) == pytest.approx(0, abs=1e-9)
+    tolerance = 1e-3 * np.abs(expected).max()
+    np.testing.assert_allclose(values.numpy(), expected, atol=tolerance)
+    assert float(values.sum()) == pytest.approx(0, abs=1e-9)
 
 
 def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() -> None:
-    (x, y), (x2, y2) = blobs(60, 0), blobs(50, 1)
-    kept = y2 != 2
-    x2, y2 = x2[kept], y2[kept]
-    exact = class_distances(x, y, x2, y2)
-    assert exact.shape == (4, 3)
-    np.testing.assert_allclose(
-        exact, reference_inner(*(t.numpy() for t in (x.double(), y, x2.double(), y2))), rtol=1e-9
+    x, y = blobs(60, 0)
+    x2, y2 = blobs(50, 1)
+    has_class = y2 != 2
+    x2, y2 = x2[has_class], y2[has_class]
+
+    distances = class_distances(x, y, x2, y2)
+    distances_to_itself = class_distances(x, y, x, y)
+
+    assert distances.shape == (4, 3)
+    expected = reference_inner(
+        *(
+            part.numpy()
+            for part in (
+                x.double(),
+                y,
+                x2.double(),
+                y2,
+            )
+        )
     )
-    own = class_distances(x, y, x, y)
-    assert torch.equal(own, own.T)
-    torch.testing.assert_close(own, class_distances(x, y, x.clone(), y))
-    assert (own.diag() == 0).all()
+    np.testing.assert_allclose(distances, expected, rtol=1e-9)
+    assert torch.equal(distances_to_itself, distances_to_itself.T)
+    distances_to_a_copy = class_distances(x, y, x.clone(), y)
+    torch.testing.assert_close(distances_to_itself, distances_to_a_copy)
+    assert (distances_to_itself.diag() == 0).all()
 
 
 def test_lava_values_do_not_depend_on_the_numbering_of_the_classes() -> None:

@@ -44,24 +44,50 @@ def reference(cost: Tensor, eps: float) -> list[np.ndarray]:
 @pytest.mark.slow
 def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials() -> None:
     blur = 0.2
-    (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
+    x, y = labeled(0, m=40)
+    x2, y2 = labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
-    expected = reference(cost, eps)[0] - reference(label_augmented_cost(x, y, x, y), eps)[0]
-    found = debiased(x, x2, blur, y, y2)
-    np.testing.assert_allclose(found - found.mean(), expected, atol=2e-3 * expected.std())
+
+    potential = debiased(x, x2, blur, y, y2)
+
+    cross_potential, _ = reference(cost, eps)
+    own_potential, _ = reference(
+        label_augmented_cost(
+            x,
+            y,
+            x,
+            y,
+        ),
+        eps,
+    )
+    expected = cross_potential - own_potential
+    centered = potential - potential.mean()
+    np.testing.assert_allclose(
+        centered,
+        expected,
+        atol=2e-3 * expected.std(),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
 def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: float) -> None:
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
-    (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
+    x, y = labeled(0, m=40)
+    x2, y2 = labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
-    f, g = entropic_potentials(cost.clone(), eps, 0.7)
-    for found, expected in zip((f, g), reference(cost, eps)):
-        np.testing.assert_allclose(found - found.mean(), expected, atol=1e-4 * expected.std())
+
+    potentials = entropic_potentials(cost.clone(), eps, 0.7)
+
+    for potential, expected in zip(potentials, reference(cost, eps)):
+        centered = potential - potential.mean()
+        np.testing.assert_allclose(
+            centered,
+            expected,
+            atol=1e-4 * expected.std(),
+        )
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
@@ -69,9 +95,12 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
     x, y = labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean())
+
     f = self_potential(cost.clone(), eps, 0.7).numpy()
-    again = -eps * (logsumexp((f - cost.numpy()) / eps, axis=1) - np.log(40))
-    np.testing.assert_allclose(f, again, atol=1e-3 * eps)
+
+    exponents = (f - cost.numpy()) / eps
+    updated = -eps * (logsumexp(exponents, axis=1) - np.log(40))
+    np.testing.assert_allclose(f, updated, atol=1e-3 * eps)
 
 
 def test_potentials_that_do_not_converge_warn() -> None:
@@ -87,10 +116,23 @@ def test_potentials_that_do_not_converge_warn() -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> None:
-    (x, _), (x2, _) = labeled(0), labeled(1, m=25)
+    x, _ = labeled(0)
+    x2, _ = labeled(1, m=25)
+
+    scaled = debiased(
+        scale * x.float(),
+        scale * x2.float(),
+        blur=0.02,
+    )
+
     exact = debiased(x, x2, blur=0.02)
-    found = debiased(scale * x.float(), scale * x2.float(), blur=0.02) / scale**2
-    torch.testing.assert_close(found.double(), exact, atol=0.01 * float(exact.std()), rtol=0)
+    tolerance = 0.01 * float(exact.std())
+    torch.testing.assert_close(
+        (scaled / scale**2).double(),
+        exact,
+        atol=tolerance,
+        rtol=0,
+    )
 
 
 def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
@@ -117,11 +159,23 @@ def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
 
 
 def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
-    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    x, y = blobs(60, 0)
+    x2, y2 = blobs(40, 1)
+    embedding = label_embedding(x2, y2, label_weight=2.0)
+
+    values = client_values(x, y, embedding, label_weight=2.0)
+
     direct = direct_values(x, y, x2, y2, label_weight=2.0)
-    found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)
-    torch.testing.assert_close(found, direct, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(values, direct, atol=1e-2, rtol=1e-2)
+
+
+def test_values_without_labels_are_those_of_the_features() -> None:
+    x, y = blobs(60, 0)
+    x2, y2 = blobs(40, 1)
+
     unlabeled = direct_values(x, None, x2, y2)
+
     torch.testing.assert_close(client_values(x, None, x2), unlabeled)
-    torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabeled)
+    of_embedding = client_values(x, None, label_embedding(x2, y2))
+    torch.testing.assert_close(of_embedding, unlabeled)
     assert torch.equal(direct_values(x, y, x2, None), unlabeled)

@@ -17,12 +17,28 @@ from flsv.utilities.errors import ConfigurationError
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
-    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
+    x, y = labeled(0)
+    x2, y2 = labeled(1, m=25)
+
+    distance = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
+
     squared = label_augmented_cost(x, y, x2, y2, label_weight=2.0).numpy()
-    expected = ot.emd2([], [], squared ** (p / 2)) ** (1 / p)
-    found = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
-    assert float(found) == pytest.approx(expected, rel=1e-9)
-    assert wasserstein_distance(x, x.flip(0), y=y, y2=y.flip(0), p=p) == 0
+    expected = ot.emd2(
+        [],
+        [],
+        squared ** (p / 2),
+    ) ** (1 / p)
+    assert float(distance) == pytest.approx(expected, rel=1e-9)
+    assert (
+        wasserstein_distance(
+            x,
+            x.flip(0),
+            y=y,
+            y2=y.flip(0),
+            p=p,
+        )
+        == 0
+    )
 
 
 def test_contribution_shares_are_proportional_to_inverse_distances() -> None:

@@ -11,16 +11,20 @@ app = ClientApp()
 
 @app.train()
 def fit(message: Message, context: Context) -> Message:
-    net, node = Net(), context.node_config
-    client = (
-        int(node["partition-id"])
-        if "partition-id" in node
-        else ["Boston", "Lyon", "Osaka"].index(node["site"])
-    )
+    net = Net()
+    node = context.node_config
+    if "partition-id" in node:
+        client = int(node["partition-id"])
+    else:
+        client = ["Boston", "Lyon", "Osaka"].index(node["site"])
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     torch.manual_seed(int(message.content["config"]["server-round"]))
-    train(net, batches := load(client))
-    told = MetricRecord({"num-examples": len(batches.dataset), "partition-id": client})
-    return Message(
-        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": told}), reply_to=message
-    )
+    batches = load(client)
+    train(net, batches)
+
+    metrics = {"num-examples": len(batches.dataset), "partition-id": client}
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord(metrics),
+    }
+    return Message(RecordDict(content), reply_to=message)

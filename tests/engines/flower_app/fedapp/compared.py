@@ -15,21 +15,21 @@ app = ServerApp()
 class Halfway(FedAvg):
     """Moves half of the way to the average, in a random order that torch's generator draws, and counts its rounds."""
 
-    done, drawn = 0, 0.0
+    done = 0
 
     def start(self, *args, **kwargs) -> Result:  # type: ignore[no-untyped-def]
         self.done = 10
         return super().start(*args, **kwargs)
 
     def configure_train(self, server_round, arrays, config, grid):  # type: ignore[no-untyped-def]
-        self.before = arrays.to_torch_state_dict()
+        self.model_sent = arrays.to_torch_state_dict()
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         arrays, _ = super().aggregate_train(server_round, replies)
         self.done, noise = self.done + 1, torch.randn(()) / 10
         now = {
-            name: (self.before[name] + value) / 2 + noise
+            name: (self.model_sent[name] + value) / 2 + noise
             for name, value in arrays.to_torch_state_dict().items()
         }
         return ArrayRecord(now), MetricRecord({"noise": noise.item()})
@@ -45,29 +45,33 @@ class Kept:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages, **options) -> list[Message]:  # type: ignore[no-untyped-def]
-        if not (messages := list(messages)):
+        messages = list(messages)
+        if not messages:
             return []
         sent = messages[0].content["arrays"].to_torch_state_dict()
         replies = list(self._grid.send_and_receive(messages=messages, **options))
-        replies.sort(key=lambda each: each.content["metrics"]["partition-id"])
-        states = [
-            (r.content["arrays"].to_torch_state_dict(), r.content["metrics"]["num-examples"])
-            for r in replies
-        ]
-        self.rounds.append((sent, *zip(*states)))
+        replies.sort(key=lambda reply: reply.content["metrics"]["partition-id"])
+        states = []
+        counts = []
+        for reply in replies:
+            states.append(reply.content["arrays"].to_torch_state_dict())
+            counts.append(reply.content["metrics"]["num-examples"])
+        self.rounds.append((sent, tuple(states), tuple(counts)))
         return replies
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    kept = {}
+    results = {}
     for make in (FedAvg, FedAdam, Halfway):
         for valued in (False, True):
             torch.manual_seed(0)
-            net, recorded = Net(), Kept(grid)
-            start = ArrayRecord(net.state_dict())
+            net = Net()
+            recorded = Kept(grid)
             strategy = make(
-                fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS
+                fraction_evaluate=0.0,
+                min_train_nodes=CLIENTS,
+                min_available_nodes=CLIENTS,
             )
             if valued:
                 metrics = {
@@ -79,14 +83,17 @@ def main(grid: Grid, context: Context) -> None:
                     strategy, net, val_loader(), metrics=metrics, folder=folder
                 )
             result = strategy.start(
-                recorded, start, num_rounds=context.run_config["num-server-rounds"]
+                recorded,
+                ArrayRecord(net.state_dict()),
+                num_rounds=context.run_config["num-server-rounds"],
             )
-            told = {index: dict(record) for index, record in result.train_metrics_clientapp.items()}
-            trained = result.arrays.to_torch_state_dict()
-            kept[make.__name__, valued] = (
+            records = {}
+            for index, record in result.train_metrics_clientapp.items():
+                records[index] = dict(record)
+            results[make.__name__, valued] = (
                 recorded.rounds,
-                trained,
-                told,
+                result.arrays.to_torch_state_dict(),
+                records,
                 getattr(strategy, "done", 0),
             )
-    torch.save(kept, f"{context.run_config['folder']}/kept.pt")
+    torch.save(results, f"{context.run_config['folder']}/kept.pt")
