@@ -67,13 +67,15 @@ def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(met
 
 def test_collaborative_fairness_equals_numpys_correlation() -> None:
     draw = np.random.default_rng(0)
-    x = torch.from_numpy(draw.normal(size=7))
-    y = torch.from_numpy(draw.normal(size=7))
+    contributions = draw.normal(size=7)
+    rewards = draw.normal(size=7)
+    x = torch.from_numpy(contributions)
+    y = torch.from_numpy(rewards)
 
     fairness = collaborative_fairness(x, y)
     opposite = collaborative_fairness(x, -3 * x + 1)
 
-    correlations = np.corrcoef(x, y)
+    correlations = np.corrcoef(contributions, rewards)
     expected = correlations[0, 1]
     assert float(fairness) == pytest.approx(expected)
     assert float(opposite) == pytest.approx(-1)
