@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -71,7 +71,7 @@ class SiteTable:
     """A site's training rows: its columns as read, and the numbers of rows of each class."""
 
     site: str
-    columns: pd.DataFrame
+    columns: pd.DataFrame = field(default_factory=pd.DataFrame)
     class_counts: Sequence[int] = ()
 
 
@@ -127,7 +127,7 @@ def find_doubts(
                         )
                     )
     doubts += _rows_twice(sites)
-    doubts += _classes(sites, class_names)
+    doubts += doubts_of_classes(sites, class_names)
     return sorted(_once(doubts), key=lambda doubt: -doubt.strength)
 
 
@@ -216,7 +216,7 @@ def _scale(
         logarithm = (1 - weight) * logarithms[0] + weight * logarithms[1]
         yield (
             STRONG * size / allowed,
-            _ratio_text(math.exp(logarithm)),
+            ratio_text(math.exp(logarithm)),
         )
         return
 
@@ -233,7 +233,7 @@ def _interquartile_range(
     return float(upper - lower)
 
 
-def _ratio_text(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
     text = f"values are {ratio:.3g} times those of the other sites"
@@ -325,7 +325,7 @@ def _rows_twice(
                 yield Doubt(STRONG * excess / MOST_TWICE, site.site, "all columns", text)
 
 
-def _classes(
+def doubts_of_classes(
     sites: Sequence[SiteTable],
     class_names: Sequence[str],
 ) -> Iterator[Doubt]:

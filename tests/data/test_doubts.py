@@ -1,11 +1,16 @@
 """Doubts about tables: each kind of fault is named at its site, and clean splits have none."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn import datasets
 
-from flsv.data.doubts import SiteTable, find_doubts
+from flsv.data.doubts import Doubt, SiteTable, find_doubts
+from flsv.data.sources.agreed import ColumnSummary, TableSummary
+from flsv.data.sources.summaries import frequent, moments_of_enough
+from flsv.data.sources.summary_doubts import doubts_of_summaries
 
 
 def a_table(rows: int, seed: int) -> pd.DataFrame:
@@ -66,14 +71,41 @@ FAULTS = {
 }
 
 
+def doubts_by_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
+    return find_doubts([SiteTable(site, table) for site, table in tables.items()])
+
+
+def doubts_without_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
+    """By what sites tell about their tables, of which each has five rows at least."""
+    summaries = {}
+    num_rows = {}
+    for site, table in tables.items():
+        columns = {name: summary_of(table[name]) for name in table.columns}
+        summaries[site] = TableSummary(settings={}, columns=columns)
+        num_rows[site] = len(table)
+    return doubts_of_summaries(summaries, num_rows)
+
+
+def summary_of(values: pd.Series) -> ColumnSummary:
+    present = values.dropna()
+    missing = len(values) - len(present)
+    if pd.api.types.is_numeric_dtype(values):
+        moments = moments_of_enough(present.to_numpy(dtype=float), min_rows=5)
+        return ColumnSummary("numbers", missing, moments=moments)
+    return ColumnSummary("categories", missing, categories=frequent(present, min_rows=5))
+
+
+LOOKS = [doubts_by_rows, doubts_without_rows]
+
+
+@pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_one_site_is_its_only_doubt(
-    fault,
-) -> None:
-    tables = [a_table(120, seed) for seed in range(3)]
-    fault(tables[1])
-    sites = [SiteTable(name, table) for name, table in zip(["Lyon", "Bonn", "Graz"], tables)]
-    (doubt,) = find_doubts(sites)
+def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
+    tables = {site: a_table(120, seed) for seed, site in enumerate(["Lyon", "Bonn", "Graz"])}
+    fault(tables["Bonn"])
+
+    (doubt,) = look(tables)
+
     column, text = FAULTS[fault]
     assert (doubt.site, doubt.column) == (
         "Bonn",
@@ -124,7 +156,8 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
     ],
 )
 @pytest.mark.parametrize("num_sites", [2, 5])
-def test_clean_splits_have_no_doubt(name: str, num_sites: int) -> None:
+@pytest.mark.parametrize("look", LOOKS)
+def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
     if name == "made":
         table = a_table(600, seed=9)
     else:
@@ -132,5 +165,23 @@ def test_clean_splits_have_no_doubt(name: str, num_sites: int) -> None:
     draw = np.random.default_rng(num_sites)
     sizes = np.arange(1, num_sites + 1) / np.arange(1, num_sites + 1).sum()
     owners = draw.choice(num_sites, len(table), p=sizes)
-    sites = [SiteTable(str(index), table[owners == index]) for index in range(num_sites)]
-    assert find_doubts(sites) == []
+    tables = {f"site {index}": table[owners == index] for index in range(num_sites)}
+
+    assert look(tables) == []
+
+
+def test_shares_of_classes_are_compared_without_rows() -> None:
+    counts = {
+        "Lyon": {"no": 80, "yes": 40},
+        "Bonn": {"no": 85, "yes": 35},
+        "Graz": {"no": 158},  # of 2 rows it tells nothing
+    }
+    summaries = {}
+    num_rows = {}
+    for site, classes in counts.items():
+        summaries[site] = TableSummary(settings={}, columns={}, classes=classes)
+        num_rows[site] = sum(classes.values())
+
+    (doubt,) = doubts_of_summaries(summaries, num_rows)
+
+    assert (doubt.site, doubt.text) == ("Graz", "0 % are yes, 31 % at the other sites")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from flsv.data import FederatedDataModule
 from flsv.data.sources.agreed import AgreedEncoder, TableSummary
 from flsv.engines.remote.messages import (
@@ -23,6 +25,9 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 #: Name of the question in which a site tells about its table, as a site's policy may list it.
 TABLE_SUMMARY = "flsv.engines.remote.tables:table_summary"
+#: Files beside the book: the encoder of the sites' tables, and the doubts about these.
+ENCODER_FILE = "encoder.json"
+DOUBTS_FILE = "doubts.csv"
 #: What a site says of its table before there is an encoder.
 WAITS = "waits"
 
@@ -126,22 +131,19 @@ def check_states(states: Mapping[str, str | None]) -> None:
     )
 
 
-def encoder_of_replies(
+def summaries_of_replies(
     replies: Mapping[str, Reply],
     num_rows: Mapping[str, int],
-) -> AgreedEncoder:
-    """Make one encoder of all sites' replies to the question.
+) -> dict[str, TableSummary]:
+    """Return what all sites have told about their tables.
 
     Args:
         replies: each site's reply, by its name.
         num_rows: each site's announced number of training rows.
 
     Raises:
-        ConfigurationError: a site does not answer, or tables do not fit together. The message says what to do.
+        ConfigurationError: a site does not answer. The message says what to do.
     """
-    # Only who has tables needs pandas.
-    from flsv.data.sources.summaries import encoder_of_sites
-
     summaries = {}
     for site, reply in replies.items():
         try:
@@ -153,7 +155,41 @@ def encoder_of_replies(
                 "encoder. Mend it, and start this server again."
             ) from error
         summaries[site] = summary
-    return encoder_of_sites(summaries)
+    return summaries
+
+
+def agree_on_encoder(
+    summaries: Mapping[str, TableSummary],
+    num_rows: Mapping[str, int],
+    folder: Path,
+) -> AgreedEncoder:
+    """Make one encoder for all sites' tables, and write it and the doubts about the tables into a folder.
+
+    Raises:
+        ConfigurationError: the tables do not fit together. The message says what to do.
+    """
+    # Only who has tables needs pandas.
+    import pandas as pd
+
+    from flsv.data.sources.summaries import encoder_of_sites
+    from flsv.data.sources.summary_doubts import doubts_of_summaries
+
+    encoder = encoder_of_sites(summaries)
+    rows = []
+    for doubt in doubts_of_summaries(summaries, num_rows):
+        rows.append((doubt.strength, doubt.site, doubt.column, doubt.text))
+    doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt"])
+    with replacing(folder / DOUBTS_FILE) as file:
+        file.write(doubts.to_csv(index=False).encode())
+    if rows:
+        table = doubts[["column", "site", "doubt"]].to_string(index=False)
+        rank_zero_warn(
+            f"Doubts about the sites' tables, the worst first: ask the sites\n\n{table}\n"
+        )
+
+    with replacing(folder / ENCODER_FILE) as file:
+        file.write(json.dumps(encoder.to_plain(), indent=1).encode())
+    return encoder
 
 
 def _check_rows(summary: TableSummary, num_rows: int) -> None:
@@ -178,12 +214,6 @@ def read_encoder(path: Path) -> AgreedEncoder | None:
         raise ConfigurationError(
             f"{path} cannot be read: {error!s:.200}. Delete the run's folder, and start anew."
         ) from error
-
-
-def write_encoder(encoder: AgreedEncoder, path: Path) -> None:
-    """Write the encoder on which sites have agreed into a file."""
-    with replacing(path) as file:
-        file.write(json.dumps(encoder.to_plain(), indent=1).encode())
 
 
 def packet_of_summary(summary: TableSummary) -> Packet:

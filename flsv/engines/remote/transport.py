@@ -40,13 +40,14 @@ from flsv.engines.remote.messages import (
     fault_of,
 )
 from flsv.engines.remote.tables import (
+    ENCODER_FILE,
     TABLE_SUMMARY,
     WAITS,
+    agree_on_encoder,
     check_states,
-    encoder_of_replies,
     read_encoder,
     read_state,
-    write_encoder,
+    summaries_of_replies,
 )
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
@@ -54,8 +55,6 @@ from flsv.utilities.errors import ConfigurationError
 Address = int
 #: Seconds between two log lines about the sites for which the server waits.
 PAUSE = 15.0
-#: File beside the book with the encoder of the sites' tables.
-ENCODER_FILE = "encoder.json"
 #: Largest number of samples of a site in a split, unless the operator sets another one.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
@@ -185,8 +184,8 @@ class Directory:
             num_rows = {}
             for site, name in enumerate(self.names):
                 num_rows[name] = self.sizes[site]["train"]
-            self.encoder = encoder_of_replies(replies, num_rows)
-            write_encoder(self.encoder, self._encoder_file)
+            summaries = summaries_of_replies(replies, num_rows)
+            self.encoder = agree_on_encoder(summaries, num_rows, self._encoder_file.parent)
             self._greeted.clear()
             self.refresh(strict=True)
             self._check_states()

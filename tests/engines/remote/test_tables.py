@@ -127,6 +127,19 @@ def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> N
         assert "rare" not in json.dumps(reply.plain)
 
 
+def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) -> None:
+    tables = hospitals()
+    tables[NAMES[1]]["age"] *= 12
+    federation = Hospitals(tmp_path, tables)
+
+    with pytest.warns(UserWarning, match="Doubts about the sites' tables"):
+        federation.directory()
+
+    doubts = pd.read_csv(tmp_path / "doubts.csv").set_index(["site", "column"])["doubt"]
+    assert "as between months and years" in doubts[NAMES[1], "age"]
+    assert doubts["Osaka", "lab"] == "100 % are missing, 15 % at the other sites"
+
+
 def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_path: Path) -> None:
     encoder = Hospitals(tmp_path, hospitals()).directory().encoder
     changed = {**hospitals(), "Lyon": hospital("Lyon")[:50]}

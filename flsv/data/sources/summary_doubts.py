@@ -1,0 +1,170 @@
+"""Doubts about the tables of sites, from what each site has told about its table and without a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from flsv.data.doubts import (
+    FEWEST,
+    LEAST_RATIO,
+    MOST_MISSING,
+    MOST_OWN,
+    MOST_SHIFT,
+    STRONG,
+    Doubt,
+    SiteTable,
+    doubts_of_classes,
+    ratio_text,
+)
+from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
+
+#: Interquartile range of normal numbers, in their standard deviations.
+_RANGE_OF_NORMAL = 1.35
+#: Standard error of the logarithm of a standard deviation, times the root of the number of values, of skewed values.
+_ERROR_OF_LOGARITHM = 2.0
+
+
+@dataclass(frozen=True)
+class _SiteColumn:
+    """A site's summary of a column, and its number of rows."""
+
+    summary: ColumnSummary
+    num_rows: int
+
+    @property
+    def missing_share(self) -> float:
+        return self.summary.missing / self.num_rows
+
+
+def doubts_of_summaries(
+    summaries: Mapping[str, TableSummary],
+    num_rows: Mapping[str, int],
+) -> list[Doubt]:
+    """Compare sites' tables by their summaries, and return all doubts, the strongest first.
+
+    Means and deviations take the place of medians and interquartile ranges in :func:`flsv.data.doubts.find_doubts`, so
+    that a few wrong rows of a site can raise or hide a doubt. Numbers of cases and rows that are there twice are not
+    seen.
+
+    Args:
+        summaries: what each site has told, by its name.
+        num_rows: each site's number of training rows.
+    """
+    doubts: list[Doubt] = []
+    if len(summaries) < 2:
+        return doubts
+
+    any_summary = next(iter(summaries.values()))
+    for name in any_summary.columns:
+        columns = {}
+        for site, summary in summaries.items():
+            if name in summary.columns:
+                columns[site] = _SiteColumn(summary.columns[name], num_rows[site])
+        doubts += _doubts_of_column(name, columns)
+
+    if any_summary.classes is not None:
+        class_names = sorted(
+            {label for summary in summaries.values() for label in summary.classes or {}}
+        )
+        doubts += doubts_of_classes(_class_counts(summaries, class_names), class_names)
+    return sorted(doubts, key=lambda doubt: -doubt.strength)
+
+
+def _class_counts(
+    summaries: Mapping[str, TableSummary],
+    class_names: Sequence[str],
+) -> list[SiteTable]:
+    tables = []
+    for site, summary in summaries.items():
+        counts = [(summary.classes or {}).get(label, 0) for label in class_names]
+        tables.append(SiteTable(site, class_counts=counts))
+    return tables
+
+
+def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator[Doubt]:
+    """Compare each site's column with those of all others. Of one unit that differs only the farthest site is told."""
+    doubts_of_scale = []
+    for site, column in columns.items():
+        other_columns = [columns[partner] for partner in columns if partner != site]
+        rows_of_others = sum(partner.num_rows for partner in other_columns)
+        if min(column.num_rows, rows_of_others) < FEWEST:
+            continue
+        for strength, text in _missing(column, other_columns):
+            yield Doubt(strength, site, name, text)
+        for strength, text in _own_categories(column, other_columns):
+            yield Doubt(strength, site, name, text)
+        for strength, text in _scale(column, other_columns):
+            doubts_of_scale.append(Doubt(strength, site, name, text))
+    if doubts_of_scale:
+        yield max(doubts_of_scale, key=lambda doubt: doubt.strength)
+
+
+def _missing(
+    column: _SiteColumn, other_columns: Sequence[_SiteColumn]
+) -> Iterator[tuple[float, str]]:
+    missing_rows = sum(partner.summary.missing for partner in other_columns)
+    usual_share = missing_rows / sum(partner.num_rows for partner in other_columns)
+    difference = column.missing_share - usual_share
+    if difference > MOST_MISSING:
+        share = f"{100 * column.missing_share:.0f} %"
+        text = f"{share} are missing, {100 * usual_share:.0f} % at the other sites"
+        yield difference / MOST_MISSING, text
+
+
+def _own_categories(
+    column: _SiteColumn,
+    other_columns: Sequence[_SiteColumn],
+) -> Iterator[tuple[float, str]]:
+    categories = column.summary.categories
+    if not categories:
+        return
+    usual_categories: set[str] = set()
+    for partner in other_columns:
+        usual_categories.update(partner.summary.categories or {})
+
+    unusual = [word for word in categories if word not in usual_categories]
+    unusual.sort(key=lambda word: -categories[word])
+    share = sum(categories[word] for word in unusual) / sum(categories.values())
+    if share > MOST_OWN:
+        text = f"only this site has {', '.join(unusual[:3])} ({100 * share:.0f} % of its values)"
+        yield share / MOST_OWN / 4, text
+
+
+def _scale(
+    column: _SiteColumn,
+    other_columns: Sequence[_SiteColumn],
+) -> Iterator[tuple[float, str]]:
+    """Find another unit or another origin of a site's numbers, or one number alone."""
+    moments = column.summary.moments
+    usual_moments = Moments()
+    for partner in other_columns:
+        if partner.summary.moments is not None:
+            usual_moments += partner.summary.moments
+    if moments is None or min(moments.count, usual_moments.count) < FEWEST:
+        return
+
+    deviation = moments.deviation
+    usual_deviation = usual_moments.deviation
+    if deviation == 0 and usual_deviation > 0:
+        yield 2 * STRONG, f"all values are {moments.mean:.4g}, at the other sites they differ"
+        return
+    if usual_deviation == 0:
+        return
+
+    allowed = math.log(LEAST_RATIO) + 3 * _ERROR_OF_LOGARITHM / math.sqrt(moments.count)
+    logarithm_of_deviations = math.log(deviation / usual_deviation)
+    if moments.mean * usual_moments.mean > 0:
+        logarithm_of_means = math.log(moments.mean / usual_moments.mean)
+        are_alike = abs(logarithm_of_deviations - logarithm_of_means) < math.log(2)
+        logarithm = (logarithm_of_deviations + logarithm_of_means) / 2
+        if are_alike and abs(logarithm) > allowed:
+            yield STRONG * abs(logarithm) / allowed, ratio_text(math.exp(logarithm))
+            return
+
+    most_shift = MOST_SHIFT * _RANGE_OF_NORMAL
+    shift = abs(moments.mean - usual_moments.mean) / max(deviation, usual_deviation)
+    if shift > most_shift:
+        text = f"mean is {moments.mean:.4g}, at the other sites {usual_moments.mean:.4g}"
+        yield shift / most_shift, f"{text}, far outside the usual spread"
