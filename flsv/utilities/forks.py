@@ -12,19 +12,24 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 #: The C library, or None where a process cannot be forked.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _FIXED = 0x10  # MAP_FIXED
-#: Size in bytes up to which a fork copies a file that is mapped into memory.
+#: Mapped files of more bytes are not copied at a fork, but mapped anew.
 _COPIED = 2**28
-#: Classes of threads that may run at a fork: TensorBoard's writer and the monitor of progress bars hold no lock that a
-#: child needs.
-_HARMLESS = ("_AsyncWriterThread", "TMonitor")
+#: Beginnings of the paths of memory that belongs to a graphics card's driver.
+_DEVICE_MEMORY = ("/dev/dri", "/dev/nvidia")
+#: Classes of threads that may run at a fork, since they hold no lock that a child needs: TensorBoard's writer and the
+#: monitor of progress bars.
+_THREADS_WITHOUT_LOCKS = ("_AsyncWriterThread", "TMonitor")
 
 #: Seconds after which the fork is ended that only tries a backward pass.
 TRIAL_S = 10
@@ -47,18 +52,19 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
         return "a process of a torch.distributed group cannot be forked"
     if multiprocessing.active_children():
         return "the process has children, such as persistent workers of a loader, which a fork would share"
-    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
-    if foreign := [each.name for each in others if type(each).__name__ not in _HARMLESS]:
-        return f"the process runs other threads ({foreign[0]}), which a fork has not"
+    for thread in threading.enumerate():
+        if thread is threading.current_thread():
+            continue
+        if type(thread).__name__ not in _THREADS_WITHOUT_LOCKS:
+            return f"the process runs other threads ({thread.name}), which a fork has not"
     if has_accelerator() and not _fork_differentiates():
         return "this machine has an accelerator, and the process has trained before, so that a fork cannot train"
     return None
 
 
 def has_accelerator() -> bool:
-    return bool(
-        getattr(torch, "accelerator", torch.cuda).is_available()
-    )  # torch 2.4 knows CUDA's only
+    accelerators = getattr(torch, "accelerator", torch.cuda)  # torch 2.4 knows CUDA's only
+    return bool(accelerators.is_available())
 
 
 def _fork_differentiates() -> bool:
@@ -68,6 +74,7 @@ def _fork_differentiates() -> bool:
         _, status = os.waitpid(child, 0)
         return status == 0
     try:
+        # A fork without autograd's threads would wait for them for ever: the alarm ends it.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(TRIAL_S)
         torch.ones(1, requires_grad=True).sum().backward()
@@ -78,55 +85,97 @@ def _fork_differentiates() -> bool:
 
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    num_local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, num_cores // num_local_processes)
+
+
+class _ProcessStatus(NamedTuple):
+    """A process's state, a letter, its parent's id, and the processor times that it has used."""
+
+    state: str
+    parent: int
+    times: tuple[str, str]
+
+
+def times_while_asleep(pid: int) -> object:
+    """Return the processor times of a process and its descendants if all of them sleep, otherwise None.
+
+    If two calls return the same, none of them has used a processor in between.
+    """
+    # Mostly the process itself is running: then no other has to be read.
+    if not _is_asleep(_status_of(pid)):
+        return None
+    statuses = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            status = _status_of(int(name))
+            if status is not None:
+                statuses[int(name)] = status
+
+    family = _with_descendants(pid, statuses)
+    if not all(_is_asleep(statuses.get(member)) for member in family):
+        return None
+    return [(member, statuses[member].times) for member in sorted(family)]
+
+
+def _status_of(pid: int) -> _ProcessStatus | None:
+    """Read a process's status, None if it has ended or the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The fields follow the program's name in parentheses: state, parent, ..., times in user and system mode.
+    fields = text.rpartition(") ")[2].split()
+    return _ProcessStatus(
+        state=fields[0],
+        parent=int(fields[1]),
+        times=(fields[11], fields[12]),
     )
-    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def asleep(pid: int) -> object:
-    """Return the processor times of a sleeping process and its descendants. None if one of them is running."""
-    found: dict[int, list[str]] = {}
-    # That of the process itself is usually the only one that is read.
-    for name in (f"{pid}", *filter(str.isdigit, os.listdir("/proc"))) if LIBC is not None else ():
-        with suppress(OSError), open(f"/proc/{name}/stat") as file:
-            found[int(name)] = (
-                file.read().rpartition(") ")[2].split()
-            )  # state, parent, ..., [11:13] time
-        if pid not in found or found[pid][0] != "S":
-            return None
-    own, before = [pid], 0
-    while before < len(own):
-        before, own = len(own), [pid, *(each for each, of in found.items() if int(of[1]) in own)]
-    awake = any(found[each][0] not in "SZ" for each in own)
-    return None if awake or LIBC is None else sorted((each, *found[each][11:13]) for each in own)
+def _is_asleep(status: _ProcessStatus | None) -> bool:
+    return status is not None and status.state in ("S", "Z")
+
+
+def _with_descendants(pid: int, statuses: Mapping[int, _ProcessStatus]) -> set[int]:
+    family = {pid}
+    num_known = 0
+    while num_known < len(family):
+        num_known = len(family)
+        for member, status in statuses.items():
+            if status.parent in family:
+                family.add(member)
+    return family
 
 
 def quiet_fork() -> int:
     """Fork this process without output. Return the child's process id, or 0 in the child."""
-    parent, drawn = os.getpid(), random.getstate()
-    read, write = os.pipe()
+    parent = os.getpid()
+    random_state = random.getstate()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of threads, see why_not_fork
         child = os.fork()
     if child:
-        os.close(write)
-        os.read(read, 1)  # until the child has its own positions in files
-        os.close(read)
+        os.close(write_end)
+        # The read returns when the child has closed its end: from then on it shares no position in a file.
+        os.read(read_end, 1)
+        os.close(read_end)
         return child
     try:
-        os.close(read)
+        os.close(read_end)
         as_a_child(parent)
-        gc.freeze()  # a collection would copy the memory of all objects
-        random.setstate(drawn)  # Python seeds it anew in a fork
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in range(3):
-            os.dup2(null, standard)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        _own_memory()
-        _own_descriptors()
+        gc.freeze()  # a garbage collection would copy the memory of all objects
+        random.setstate(random_state)  # Python seeds it anew in a fork
+        _silence_standard_streams()
+        _copy_shared_memory()
+        _copy_open_files()
         torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-        os.close(write)
+        os.close(write_end)
     except BaseException:
         os._exit(1)
     return 0
@@ -137,59 +186,120 @@ def as_a_child(parent: int) -> None:
     os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
     if LIBC is not None:
         LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:
+        has_ended_before = os.getppid() != parent
+        if has_ended_before:
             os._exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _own_descriptors() -> None:
-    """Replace a fork's shared open files by copies, and those opened only for writing by the null device."""
+def _silence_standard_streams() -> None:
+    null_device = os.open(os.devnull, os.O_RDWR)
+    for standard_stream in range(3):
+        os.dup2(null_device, standard_stream)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+
+
+def _copy_open_files() -> None:
+    """Replace a fork's open files by files of its own, since it shares their positions with its parent."""
+    folder = "/proc/self/fd"
+    if not os.path.isdir(folder):
+        return
+    for name in os.listdir(folder):
+        path = f"{folder}/{name}"
+        with suppress(OSError):
+            if os.path.isfile(path):
+                _replace_open_file(int(name), path)
+
+
+def _replace_open_file(descriptor: int, path: str) -> None:
+    """Replace an open file by one that is opened anew for reading, by a copy if it is open for both, or by the null
+    device if it is open for writing only."""
     import fcntl  # not on all systems
 
-    folder = "/proc/self/fd"
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        number = int(name)
-        with suppress(OSError):
-            if not os.path.isfile(f"{folder}/{name}"):
-                continue
-            flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
-            if flags & os.O_ACCMODE == os.O_RDWR:
-                own = os.memfd_create(name)
-                size = os.fstat(number).st_size
-                while (done := os.lseek(own, 0, os.SEEK_END)) < size and os.sendfile(
-                    own, number, done, size - done
-                ):
-                    pass
-            else:
-                read = flags & os.O_ACCMODE == os.O_RDONLY
-                own = os.open(f"{folder}/{name}" if read else os.devnull, flags & os.O_ACCMODE)
-            os.lseek(own, place, os.SEEK_SET)
-            fcntl.fcntl(own, fcntl.F_SETFL, flags)
-            os.dup2(own, number)
-            os.close(own)
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    access = flags & os.O_ACCMODE
+    if access == os.O_RDWR:
+        replacement = _copy_to_memory(descriptor)
+    elif access == os.O_RDONLY:
+        replacement = os.open(path, access)
+    else:
+        replacement = os.open(os.devnull, access)
+
+    os.lseek(replacement, position, os.SEEK_SET)
+    fcntl.fcntl(replacement, fcntl.F_SETFL, flags)
+    os.dup2(replacement, descriptor)
+    os.close(replacement)
 
 
-def _own_memory() -> None:
-    """Replace memory that this process shares with its parent by private copies."""
-    # A large file in memory is not copied before this process writes to it.
-    assert LIBC is not None
-    maps = "/proc/self/maps"
-    for line in open(maps).read().splitlines() if os.path.isfile(maps) else ():  # noqa: SIM115
-        place, rights, offset, _, _, *path = line.split(maxsplit=5)
-        if not rights.startswith("rw-s") or (
-            path and path[0].startswith(("/dev/dri", "/dev/nvidia"))
-        ):
+def _copy_to_memory(descriptor: int) -> int:
+    """Return the descriptor of a file in memory with the content of an open file."""
+    copy = os.memfd_create("copy")
+    size = os.fstat(descriptor).st_size
+    num_copied = 0
+    while num_copied < size:
+        num_bytes = os.sendfile(copy, descriptor, num_copied, size - num_copied)
+        if num_bytes == 0:  # the file has become shorter
+            break
+        num_copied += num_bytes
+    return copy
+
+
+def _copy_shared_memory() -> None:
+    """Replace memory that this process shares with its parent, such as a mapped file, by private copies."""
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        return
+    for line in maps.read_text().splitlines():
+        addresses, rights, offset, _, _, *path = line.split(maxsplit=5)
+        path_of_file = path[0] if path else ""
+        is_shared = rights.startswith("rw-s")
+        if not is_shared or path_of_file.startswith(_DEVICE_MEMORY):
             continue
-        start, end = (int(each, 16) for each in place.split("-"))
-        large = end - start > _COPIED and path and os.path.isfile(path[0])
-        file = os.open(path[0], os.O_RDONLY) if large else -1
-        before = ctypes.string_at(start, end - start) if file < 0 else b""
-        kind = _FIXED | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
-        sizes = (ctypes.c_size_t(end - start), mmap.PROT_READ | mmap.PROT_WRITE, kind, file)
-        LIBC.mmap(
-            ctypes.c_void_p(start), *sizes, ctypes.c_long(int(offset, 16) if file >= 0 else 0)
-        )
-        ctypes.memmove(start, before, len(before))
-        if file >= 0:
-            os.close(file)
+        first_byte, end_byte = addresses.split("-")
+        address = int(first_byte, 16)
+        size = int(end_byte, 16) - address
+        if size > _COPIED and os.path.isfile(path_of_file):
+            _map_file(address, size, path=path_of_file, offset=int(offset, 16))
+        else:
+            _copy_memory(address, size)
+
+
+def _copy_memory(address: int, size: int) -> None:
+    """Replace shared memory by private memory with the same content."""
+    content = ctypes.string_at(address, size)
+    _map_memory(address, size, flags=mmap.MAP_ANONYMOUS, descriptor=-1, offset=0)
+    ctypes.memmove(address, content, size)
+
+
+def _map_file(
+    address: int,
+    size: int,
+    *,
+    path: str,
+    offset: int,
+) -> None:
+    """Replace the shared memory of a mapped file by private memory, of which only what is written to is copied."""
+    descriptor = os.open(path, os.O_RDONLY)
+    _map_memory(address, size, flags=0, descriptor=descriptor, offset=offset)
+    os.close(descriptor)
+
+
+def _map_memory(
+    address: int,
+    size: int,
+    *,
+    flags: int,
+    descriptor: int,
+    offset: int,
+) -> None:
+    assert LIBC is not None
+    LIBC.mmap(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(size),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        flags | mmap.MAP_PRIVATE | _FIXED,
+        descriptor,
+        ctypes.c_long(offset),
+    )

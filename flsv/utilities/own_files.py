@@ -17,10 +17,17 @@ import torch
 
 from flsv.utilities.forks import LIBC
 
-_NEW_NAMESPACES = (0x00020000, 0x10020000)  # CLONE_NEWNS, which root may, and CLONE_NEWUSER with it
-_PRIVATE, _BIND, _READ_ONLY, _RECURSIVE = 0x44000, 0x1000, 1, 0x8000
-#: Top folders that are only read.
-_SYSTEM = (
+# Flags of unshare(2), mount(2) and mount_setattr(2).
+_NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
+_NEW_USER = 0x10000000  # CLONE_NEWUSER
+_PRIVATE = 0x44000  # MS_PRIVATE | MS_REC
+_BIND = 0x1000  # MS_BIND
+_READ_ONLY = 1  # MOUNT_ATTR_RDONLY
+_RECURSIVE = 0x8000  # AT_RECURSIVE
+_SET_MOUNT_ATTRIBUTES = 442  # the number of the system call mount_setattr
+
+#: Folders of the root that a process may only read.
+_SYSTEM_FOLDERS = (
     "bin",
     "boot",
     "dev",
@@ -35,8 +42,7 @@ _SYSTEM = (
     "sys",
     "usr",
 )
-_SET_MOUNT_ATTRIBUTES = 442
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: First letters of the names of folders that processes own.
 OWN = ".coalitions"
 
@@ -44,133 +50,180 @@ OWN = ".coalitions"
 @contextmanager
 def own_folder(root: Path | None = None) -> Iterator[Path]:
     """Yield a new folder, and delete it at the end. Folders that killed processes left are deleted first."""
-    root = (
-        root if root is not None and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
-    ).absolute()
-    with ExitStack() as held:
+    if root is None or not os.access(root, os.W_OK):
+        root = Path(tempfile.gettempdir())
+    root = root.absolute()
+    with ExitStack() as locks:
         with _locked(root):
-            for left in root.glob(f"{OWN}*"):
-                with (
-                    suppress(OSError),
-                    _locked(left, fcntl.LOCK_NB),
-                ):  # its process lives, or is another user's
-                    shutil.rmtree(left)
+            for folder_found in root.glob(f"{OWN}*"):
+                _delete_unless_locked(folder_found)
             folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root))
-            held.enter_context(_locked(folder))
+            locks.enter_context(_locked(folder))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _delete_unless_locked(folder: Path) -> None:
+    """Delete a process's folder, unless the process lives or the folder is another user's."""
+    with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
+        shutil.rmtree(folder)
+
+
 @contextmanager
-def _locked(folder: Path, more: int = 0) -> Iterator[None]:
+def _locked(folder: Path, flags: int = 0) -> Iterator[None]:
     """Lock a folder for this process and its forks, and with ``LOCK_NB`` raise OSError if it is locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | more)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         except OSError:  # a network's file system may have no locks of folders
-            if more:
+            if flags:
                 raise
         yield
     finally:
         os.close(descriptor)
 
 
-def own_view(folders: Iterable[str], own: str) -> None:
-    """Redirect this fork's writes to ``folders`` into memory, mounted at ``own``. Other processes do not see them."""
-    user, group, here = os.getuid(), os.getgid(), os.getcwd()
-    if _call("unshare", _NEW_NAMESPACES[0], failing=False):
-        _call("unshare", _NEW_NAMESPACES[1])
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
-            Path("/proc/self", name).write_text(text)
-    _mount(None, "/", None, _PRIVATE)
-    lower = _opened([here, tempfile.gettempdir(), *folders])
-    _mount("tmpfs", own, "tmpfs")
-    drafts = f"/proc/self/fd/{os.open(own, os.O_PATH)}"
-    _read_only("/", _RECURSIVE)
-    for kept in (drafts, "/dev/shm"):
+def own_view(folders: Iterable[str], mount_point: str) -> None:
+    """Redirect this fork's writes to ``folders`` into memory at ``mount_point``. Other processes do not see them."""
+    working_folder = os.getcwd()
+    _enter_new_mount_namespace()
+    folders_to_cover = [working_folder, tempfile.gettempdir(), *folders]
+    descriptors = _open_folders(folders_to_cover)
+    _mount("tmpfs", mount_point, "tmpfs")
+    memory = f"/proc/self/fd/{os.open(mount_point, os.O_PATH)}"
+
+    # What is covered below stays writable, as do the files in memory.
+    _set_read_only("/", flags=_RECURSIVE)
+    for folder in (memory, "/dev/shm"):
         with suppress(OSError):
-            _read_only(kept, 0, clear=True)
-    for number, (place, held) in enumerate(lower.items()):
-        top, source = f"{drafts}/{number}", f"/proc/self/fd/{held}"
-        os.makedirs(f"{top}/upper")
-        os.mkdir(f"{top}/work")
-        with suppress(
-            OSError
-        ):  # a file system that cannot be covered is seen as it is, but not written to
-            try:
-                _mount(
-                    "overlay",
-                    place,
-                    "overlay",
-                    0,
-                    f"lowerdir={source},upperdir={top}/upper,workdir={top}/work",
-                )
-            except OSError:
-                _mount(source, place, None, _BIND)
-        os.close(held)
-    os.chdir(here)
+            _set_writable(folder)
+
+    for number, (folder, descriptor) in enumerate(descriptors.items()):
+        # A file system that cannot be covered is seen as it is, but not written to.
+        with suppress(OSError):
+            _cover(folder, f"/proc/self/fd/{descriptor}", drafts=f"{memory}/{number}")
+        os.close(descriptor)
+    os.chdir(working_folder)
 
 
-def no_writes(own: str) -> None:
-    """Make Python raise PermissionError when this process writes outside the folder ``own``."""
+def _enter_new_mount_namespace() -> None:
+    """Give this process mounts of its own, which other processes do not see."""
+    user = os.getuid()
+    group = os.getgid()
+    if _call("unshare", _NEW_MOUNTS, raises=False) != 0:
+        # Without root's rights, a process may mount in a namespace of users, in which it keeps its ids.
+        _call("unshare", _NEW_USER | _NEW_MOUNTS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _mount(None, "/", None, flags=_PRIVATE)
+
+
+def _open_folders(folders: Iterable[str]) -> dict[str, int]:
+    """Open the folders to cover, as ``{folder: descriptor}``, outer folders first: those of the root except the
+    system's, and in these the mounted ones and ``folders``."""
+    paths = set()
+    for name in os.listdir("/"):
+        if name not in _SYSTEM_FOLDERS and not os.path.islink(f"/{name}"):
+            paths.add(f"/{name}")
+
+    # A write into an overlay copies the folders above, which fails for other users' folders: hence `folders` are
+    # covered themselves. Mounted folders are not seen through the overlay of a folder above.
+    inner_paths = [os.path.realpath(folder) for folder in folders]
+    inner_paths += _mounted_folders()
+    for path in inner_paths:
+        folder_of_root = path.split("/")[1]
+        if f"/{folder_of_root}" in paths:
+            paths.add(path)
+
+    descriptors = {}
+    for path in sorted(paths):
+        with suppress(OSError):
+            descriptors[path] = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    return descriptors
+
+
+def _mounted_folders() -> list[str]:
+    folders = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        _, _, _, _, folder, *_ = line.split()
+        folders.append(folder)
+    return folders
+
+
+def _cover(folder: str, source: str, drafts: str) -> None:
+    """Mount an overlay of ``source`` on a folder, so that what is written there goes to ``drafts``, or else
+    ``source`` itself."""
+    os.makedirs(f"{drafts}/upper")
+    os.mkdir(f"{drafts}/work")
+    options = f"lowerdir={source},upperdir={drafts}/upper,workdir={drafts}/work"
+    try:
+        _mount("overlay", folder, "overlay", options=options)
+    except OSError:
+        _mount(source, folder, None, flags=_BIND)
+
+
+def no_writes(permitted_folder: str) -> None:
+    """Make Python raise PermissionError when this process writes outside of a folder."""
     # For systems without `own_view`.
-    tempfile.tempdir, allowed = own, (os.path.realpath(own), "/dev")
+    tempfile.tempdir = permitted_folder
+    writable_folders = (os.path.realpath(permitted_folder), "/dev")
 
-    def checked(path: Any) -> Any:
-        if isinstance(path, str | bytes | os.PathLike) and not os.path.realpath(
-            os.fsdecode(path)
-        ).startswith(allowed):
+    def check_path(path: Any) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        path = os.fsdecode(path)
+        if not os.path.realpath(path).startswith(writable_folders):
             raise PermissionError(
-                f"it writes {os.fsdecode(path)}, and this system gives a process no view of files of its own "
-                "(namespaces of users). Write no files in hooks, or value the run by flsv retrain"
+                f"it writes {path}, and this system gives a process no view of files of its own (namespaces of users). "
+                "Write no files in hooks, or value the run by flsv retrain"
             )
-        return path
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
-            checked(arguments[0])
+    def check_event(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open":
+            return
+        path, _, flags = arguments
+        if isinstance(flags, int) and flags & _WRITING:
+            check_path(path)
 
-    sys.addaudithook(hook)
+    sys.addaudithook(check_event)
+
+    # torch.save opens files without Python.
     serialization: Any = torch.serialization
-    opened = serialization._open_zipfile_writer  # it opens files without Python
-    serialization._open_zipfile_writer = lambda name: opened(checked(name))
+    open_zip_file = serialization._open_zipfile_writer
+
+    def open_checked(name: Any) -> Any:
+        check_path(name)
+        return open_zip_file(name)
+
+    serialization._open_zipfile_writer = open_checked
 
 
-def _opened(folders: Iterable[str]) -> dict[str, int]:
-    """Open the folders whose writes are redirected, as ``{folder: descriptor}``, outer folders first."""
-    tops = {
-        f"/{name}"
-        for name in os.listdir("/")
-        if name not in _SYSTEM and not os.path.islink(f"/{name}")
-    }
-    mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
-    # A folder is copied with its owner when something is written below it, and users cannot copy those of others.
-    below = {
-        each
-        for each in {*mounted, *map(os.path.realpath, folders)}
-        if f"/{each.split('/')[1]}" in tops
-    }
-    held = {}
-    for place in sorted(tops | below):
-        with suppress(OSError):
-            held[place] = os.open(place, os.O_PATH | os.O_DIRECTORY)
-    return held
+def _set_read_only(folder: str, flags: int) -> None:
+    _set_mount_attributes(folder, flags, set_attributes=_READ_ONLY, cleared_attributes=0)
 
 
-def _read_only(place: str, flags: int, clear: bool = False) -> None:
-    attributes = (ctypes.c_uint64 * 4)(*((0, _READ_ONLY) if clear else (_READ_ONLY, 0)))
+def _set_writable(folder: str) -> None:
+    _set_mount_attributes(folder, 0, set_attributes=0, cleared_attributes=_READ_ONLY)
+
+
+def _set_mount_attributes(
+    folder: str,
+    flags: int,
+    *,
+    set_attributes: int,
+    cleared_attributes: int,
+) -> None:
+    # struct mount_attr of mount_setattr(2): what to set, what to clear, and two other fields.
+    attributes = (ctypes.c_uint64 * 4)(set_attributes, cleared_attributes)
     _call(
         "syscall",
         _SET_MOUNT_ATTRIBUTES,
         -1,
-        place.encode(),
+        folder.encode(),
         flags,
         attributes,
         ctypes.sizeof(attributes),
@@ -178,18 +231,35 @@ def _read_only(place: str, flags: int, clear: bool = False) -> None:
 
 
 def _mount(
-    source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None
+    source: str | None,
+    target: str,
+    kind: str | None,
+    *,
+    flags: int = 0,
+    options: str | None = None,
 ) -> None:
-    given = [None if each is None else each.encode() for each in (source, target, kind, options)]
-    _call("mount", *given[:3], ctypes.c_ulong(flags), given[3])
+    _call(
+        "mount",
+        _encode(source),
+        _encode(target),
+        _encode(kind),
+        ctypes.c_ulong(flags),
+        _encode(options),
+    )
 
 
-def _call(name: str, *arguments: Any, failing: bool = True) -> int:
-    """Call a function of the C library, and with ``failing`` raise OSError if it fails."""
+def _encode(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    return text.encode()
+
+
+def _call(name: str, *arguments: Any, raises: bool = True) -> int:
+    """Call a function of the C library. With ``raises``, raise OSError if it fails."""
     if LIBC is None:
         raise OSError("there are no namespaces on this system")
     status: int = getattr(LIBC, name)(*arguments)
-    if status and failing:
+    if status and raises:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return status

@@ -26,7 +26,7 @@ import joblib
 from joblib._parallel_backends import LokyBackend
 from joblib.parallel import get_active_backend
 
-from flsv.utilities.forks import as_a_child, asleep, quiet_fork
+from flsv.utilities.forks import as_a_child, quiet_fork, times_while_asleep
 
 Name = TypeVar("Name", bound=Hashable)
 #: A function without arguments, to run in a fork, or a command line and its input, to run in a fresh process.
@@ -405,7 +405,7 @@ class _Child:
         now = time.monotonic()
         since_last_look = now - self._last_look
         if since_last_look >= LOOK_S:
-            state_of_sleep = asleep(self._pid)
+            state_of_sleep = times_while_asleep(self._pid)
             if state_of_sleep is not None and state_of_sleep == self._state_of_sleep:
                 # Longer only if all processes were halted.
                 self._slept += min(since_last_look, 2 * LOOK_S)
