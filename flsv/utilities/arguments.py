@@ -88,10 +88,10 @@ class ReadOnlyArguments:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._read_only:
-            kind = type(self).__name__
-            shown = reprlib.repr(value)
-            instead = self._instead.format(f"{name}={shown}")
+            class_name = type(self).__name__
+            value_text = reprlib.repr(value)
+            remedy = self._instead.format(f"{name}={value_text}")
             raise ConfigurationError(
-                f"{kind}.{name} = {shown} comes too late: it is read when a {kind} is made. {instead}"
+                f"{class_name}.{name} = {value_text} comes too late: it is read when a {class_name} is made. {remedy}"
             )
         super().__setattr__(name, value)

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +16,9 @@ from flsv.utilities.errors import ConfigurationError
 
 def check_writable(folder: Path) -> None:
     """Raise an error unless files can be written into a folder. It need not exist yet."""
-    candidates = (folder, *folder.absolute().parents)
-    existing_folder = next(candidate for candidate in candidates if candidate.exists())
+    existing_folder = folder.absolute()
+    while not existing_folder.exists():
+        existing_folder = existing_folder.parent
     try:
         with tempfile.TemporaryFile(dir=existing_folder):
             return
@@ -47,16 +49,17 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise _naming(error, path) from error
+        raise _add_path(error, path) from error
     _sync_folder(path.parent)
 
 
 def set_aside(path: Path) -> Path:
     """Rename a file to its name and the first free number, and return its new path."""
-    number = 1
-    while (copy := path.with_name(f"{path.stem}_{number}{path.suffix}")).exists():
-        number += 1
-    return path.rename(copy)
+    for number in count(1):
+        new_path = path.with_name(f"{path.stem}_{number}{path.suffix}")
+        if not new_path.exists():
+            break
+    return path.rename(new_path)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -72,13 +75,14 @@ def append(path: Path, data: bytes) -> None:
         except BaseException as error:
             with suppress(OSError):
                 file.truncate(end)
-            raise _naming(error, path) from error
+            raise _add_path(error, path) from error
 
 
 def whole_lines(path: Path) -> list[str]:
     """Read a text file's lines, except a last line without its line end."""
     lines = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    complete_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(complete_lines, 1):
         try:
             text = line.removesuffix(b"\r").decode()
         except UnicodeDecodeError as error:
@@ -93,7 +97,7 @@ def whole_lines(path: Path) -> list[str]:
     return lines
 
 
-def _naming(error: BaseException, path: Path) -> BaseException:
+def _add_path(error: BaseException, path: Path) -> BaseException:
     """Return an error of the file system with the file's name, and any other error as it is."""
     if not isinstance(error, OSError):
         return error
@@ -104,8 +108,8 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to the disk, so that a move within it survives a power cut."""
     with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)

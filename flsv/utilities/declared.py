@@ -53,14 +53,15 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 def checked(thing: _T) -> _T:
     """Decorate a function or a class to check the arguments of each call by their annotations."""
     if not isinstance(thing, type):
-        return _checking(thing, ())
+        return _add_checks(thing, ())
     rules = vars(thing).get("rules", ())
     # mypy: a class's constructor
-    thing.__init__ = _checking(thing.__init__, rules)  # type: ignore[misc]
+    thing.__init__ = _add_checks(thing.__init__, rules)  # type: ignore[misc]
     return thing
 
 
-def _checking(function: Any, rules: Rules) -> Any:
+def _add_checks(function: Any, rules: Rules) -> Any:
+    """Return a function that checks its arguments, and then calls ``function``."""
     signature = inspect.signature(function)
     is_constructor = function.__name__ == "__init__"
 
@@ -81,8 +82,10 @@ def _checking(function: Any, rules: Rules) -> Any:
         bound.apply_defaults()
         for holds, message in rules:
             if not holds(types.SimpleNamespace(**bound.arguments)):
-                shown = _shown(signature, bound.arguments)
-                raise ConfigurationError(f"{owner}({shown}): {message.format(**bound.arguments)}")
+                arguments = _format_changed(signature, bound.arguments)
+                raise ConfigurationError(
+                    f"{owner}({arguments}): {message.format(**bound.arguments)}"
+                )
         return function(*args, **kwargs)
 
     return call
@@ -105,19 +108,19 @@ class ValidatedArguments:
         for name in signature.parameters:
             if hasattr(self, name):
                 arguments[name] = getattr(self, name)
-        return f"{type(self).__name__}({_shown(signature, arguments)})"
+        return f"{type(self).__name__}({_format_changed(signature, arguments)})"
 
 
-def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
+def _format_changed(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
     """Format the arguments that differ from their defaults."""
-    shown = []
+    assignments = []
     for name, default in _defaults(signature).items():
         if name not in arguments:
             continue
         text = repr(arguments[name])
         if text != repr(default):
-            shown.append(f"{name}={text}")
-    return ", ".join(shown)
+            assignments.append(f"{name}={text}")
+    return ", ".join(assignments)
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def check_argument(
     """Convert a value to a plain Python value, or raise ConfigurationError if ``hint`` does not allow it."""
     choices = _choices(hint)
     try:
-        return _first(choices, value)
+        return _convert_by_first(choices, value)
     except ValueError:
         expected = " ".join([f"{_in_words(choices)}.", *_remarks(hint)])
         raise ConfigurationError(
@@ -182,11 +185,11 @@ def _in_words(choices: Sequence[_Choice]) -> str:
     return " or ".join(description for _, description in choices)
 
 
-def _first(choices: Sequence[_Choice], value: Any) -> Any:
+def _convert_by_first(choices: Sequence[_Choice], value: Any) -> Any:
     """Convert a value by the first of ``choices`` that allows it."""
-    for read, _ in choices:
+    for convert, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            return read(value)
+            return convert(value)
     raise ValueError
 
 
@@ -220,33 +223,33 @@ def _choices(hint: Any) -> list[_Choice]:
     if _is_list(hint):
         return [_list_of(_choices(parts[0]))]
     if kind is Callable:
-        return [(_that(callable), "a function")]
+        return [(_require(callable), "a function")]
     if hint in _PLAIN:
         return [_PLAIN[hint]]
 
     is_protocol = getattr(hint, "_is_protocol", False)
     if isinstance(hint, type) and hint is not Any and not is_protocol:
-        is_instance = _that(lambda value: isinstance(value, hint))
-        return [(is_instance, f"a {hint.__name__}")]
-    is_no_plain_value = _that(lambda value: not isinstance(value, str | Number | None))
-    return [(is_no_plain_value, str(hint))]
+        require_instance = _require(lambda value: isinstance(value, hint))
+        return [(require_instance, f"a {hint.__name__}")]
+    require_object = _require(lambda value: not isinstance(value, str | Number | None))
+    return [(require_object, str(hint))]
 
 
-def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def _require(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
     """Return a function that returns its argument, or raises ValueError unless ``holds`` is true of it."""
 
-    def read(value: Any) -> Any:
+    def check(value: Any) -> Any:
         if not holds(value):
             raise ValueError
         return value
 
-    return read
+    return check
 
 
-_int64 = _that(lambda value: abs(value) < 2**63)
+_require_int64 = _require(lambda value: abs(value) < 2**63)
 
 
-def _number(value: Any) -> Any:
+def _require_number(value: Any) -> Any:
     """Return the value, or raise TypeError if it is a bool."""
     dtype = str(getattr(value, "dtype", ""))
     if isinstance(value, bool) or dtype.endswith("bool"):
@@ -254,8 +257,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _finite(value: Any) -> int | float:
-    if not math.isfinite(_number(value)):
+def _to_finite_number(value: Any) -> int | float:
+    if not math.isfinite(_require_number(value)):
         raise ValueError
     with contextlib.suppress(TypeError):
         return operator.index(value)
@@ -265,18 +268,18 @@ def _finite(value: Any) -> int | float:
 _UNIONS = (Union, types.UnionType)
 
 
-def _whole(value: Any) -> int:
-    number = operator.index(_number(value))
-    return _int64(number)
+def _to_whole_number(value: Any) -> int:
+    number = operator.index(_require_number(value))
+    return _require_int64(number)
 
 
-_is_bool = _that(lambda value: isinstance(value, bool))
-_is_none = _that(lambda value: value is None)
+_require_bool = _require(lambda value: isinstance(value, bool))
+_require_none = _require(lambda value: value is None)
 _PLAIN: Mapping[Any, _Choice] = {
-    float: (_finite, "a finite number"),
-    int: (_whole, "a whole number"),
-    bool: (_is_bool, "True or False"),
-    types.NoneType: (_is_none, "None"),
+    float: (_to_finite_number, "a finite number"),
+    int: (_to_whole_number, "a whole number"),
+    bool: (_require_bool, "True or False"),
+    types.NoneType: (_require_none, "None"),
 }
 
 
@@ -288,32 +291,34 @@ def _one_of(option: Any) -> _Choice:
     def is_option(value: Any) -> bool:
         return isinstance(value, type(option)) and value == option
 
-    return _that(is_option), description
+    return _require(is_option), description
 
 
 def _list_of(choices: Sequence[_Choice]) -> _Choice:
-    def read(values: Any) -> Any:
+    def convert(values: Any) -> Any:
         entries = values
         if hasattr(values, "tolist"):  # arrays of NumPy, torch and pandas
             entries = values.tolist()
         if isinstance(entries, str | bytes):
             raise TypeError
-        converted = [_first(choices, entry) for entry in entries]
-        if isinstance(values, list | tuple) and all(map(operator.is_, converted, values)):
+        converted = [_convert_by_first(choices, entry) for entry in entries]
+        is_same = isinstance(values, list | tuple) and all(map(operator.is_, converted, values))
+        if is_same:
             return values
         return converted
 
-    return read, f"a list (each: {_in_words(choices)})"
+    return convert, f"a list (each: {_in_words(choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
-    read, description = choice
+    """Return the kind of values of ``choice`` that lie within bounds."""
+    convert, description = choice
     bounds = []
     words = []
     for marker in markers:
-        attribute, holds, word = _BOUNDS[type(marker)]
+        attribute, compare, word = _BOUNDS[type(marker)]
         bound = getattr(marker, attribute)
-        bounds.append((holds, bound))
+        bounds.append((compare, bound))
         words.append(f" {word} {bound:g}")
 
     if len(markers) == 2:
@@ -325,8 +330,14 @@ def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     else:
         description += "".join(words)
 
-    is_within = _that(lambda value: all(holds(value, bound) for holds, bound in bounds))
-    return lambda value: is_within(read(value)), description
+    def convert_and_check(value: Any) -> Any:
+        converted = convert(value)
+        for compare, bound in bounds:
+            if not compare(converted, bound):
+                raise ValueError
+        return converted
+
+    return convert_and_check, description
 
 
 def _remarks(hint: Any) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 #: Largest number of rows that a table in a notebook shows.
-MOST = 20
+MAX_ROWS = 20
 
 #: Beginning of a performance's title if the clients judge the models.
 CLIENTS = "clients' "
@@ -57,9 +57,9 @@ def html_table(
         return f"<tr>{''.join(tagged)}</tr>"
 
     table_rows = [row_of(head, "th")]
-    for cells in rows[:MOST]:
+    for cells in rows[:MAX_ROWS]:
         table_rows.append(row_of(cells, "td"))
     table = f"<b>{html.escape(title)}</b><table>{''.join(table_rows)}</table>"
-    if len(rows) > MOST:
-        table += f"<p>and {len(rows) - MOST} more</p>"
+    if len(rows) > MAX_ROWS:
+        table += f"<p>and {len(rows) - MAX_ROWS} more</p>"
     return table

@@ -49,12 +49,13 @@ def need_classes(
 def check_lightning(*things: Any) -> None:
     """Raise ConfigurationError for an object of the package ``pytorch_lightning`` instead of ``lightning``."""
     for thing in things:
-        kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
-        if any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
-            raise ConfigurationError(
-                f"{kinds[0].__name__} is a class of the package pytorch_lightning, not of lightning. Everywhere, write "
-                "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`."
-            )
+        cls = thing if isinstance(thing, type) else type(thing)
+        for base in cls.__mro__:
+            if base.__module__.startswith("pytorch_lightning."):
+                raise ConfigurationError(
+                    f"{cls.__name__} is a class of the package pytorch_lightning, not of lightning. Everywhere, write "
+                    "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`."
+                )
 
 
 def listed(

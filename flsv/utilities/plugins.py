@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,30 +18,42 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
     classes = []
     for entry in entry_points(group=group):
         try:
-            kind = entry.load()
-            if not (isinstance(kind, type) and issubclass(kind, base)):
-                raise TypeError(f"expected a subclass of {base.__module__}.{base.__qualname__}")
+            classes.append(_load_class(entry, base))
         except Exception as error:  # importing runs another package's code
-            package = entry.dist.name if entry.dist is not None else entry.module
+            package = entry.module
+            if entry.dist is not None:
+                package = entry.dist.name
             warnings.warn(
-                f"{package} brings {entry.value} as one of {group}, and it is left out: {type(error).__name__}: "
+                f"{package} brings {entry.value} as one of {group}, but it is left out: {type(error).__name__}: "
                 f"{error}. Update the package, or remove it.",
                 stacklevel=2,
             )
-        else:
-            classes.append(kind)
     return tuple(classes)
 
 
-def why_no_class(path: str) -> str:
-    """Describe the error of importing the class at ``path``. Return "" if its module can be imported."""
-    module_name, _, name = path.rpartition(".")
+def _load_class(entry: EntryPoint, base: type) -> Any:
+    loaded_object = entry.load()
+    if not isinstance(loaded_object, type) or not issubclass(loaded_object, base):
+        raise TypeError(f"expected a subclass of {base.__module__}.{base.__qualname__}")
+    return loaded_object
+
+
+def import_error_text(path: str) -> str:
+    """Return a sentence on why the module of the class at ``path`` cannot be imported, or "" if it can.
+
+    Raises:
+        ConfigurationError: the class is of the package ``pytorch_lightning`` instead of ``lightning``.
+    """
+    module_name, _, class_name = path.rpartition(".")
     package, _, _ = module_name.partition(".")
-    kind = None
+    if not module_name:
+        return ""
     try:
-        if module_name and find_spec(package) is not None:
-            kind = getattr(import_module(module_name), name, None)
+        if find_spec(package) is None:
+            return ""
+        module = import_module(module_name)
     except Exception as error:  # importing runs the user's code
         return f" {module_name} cannot be imported ({type(error).__name__}: {error})."
-    check_lightning(kind)
+    if hasattr(module, class_name):
+        check_lightning(getattr(module, class_name))
     return ""

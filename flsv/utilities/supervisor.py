@@ -191,10 +191,11 @@ class FreshProcess:
 
     def close(self) -> None:
         """End the process."""
-        child, self._child = self._child, None
-        if child is not None:
-            self._link.close()
-            child.kill()
+        if self._child is None:
+            return
+        self._link.close()
+        self._child.kill()
+        self._child = None
 
 
 def by_workers() -> bool:
@@ -210,18 +211,19 @@ def supervise_by_joblib(
     """Run tasks in fresh processes on the workers of ``joblib.parallel_config``. ``jobs`` is ignored."""
     path = sys.path
     folder = os.getcwd()
-    calls = (joblib.delayed(_at_worker)(name, task, limit_s, path, folder) for name, task in tasks)
+    run_at_worker = joblib.delayed(_run_at_worker)
+    calls = (run_at_worker(name, task, limit_s, path, folder) for name, task in tasks)
     yield from joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
 
 
-def _at_worker(
+def _run_at_worker(
     name: Name,
     task: Callable[[], Any],
     limit_s: float | None,
     path: list[str],
     folder: str,
 ) -> Any:
-    # What others run in this worker keeps its path and folder.
+    # In a process of its own, so that the worker's path and folder stay for what others run there.
     command = _command(partial(_run_in, folder, task), path)
     (answer_with_name,) = supervise([(name, command)], 1, limit_s)
     return answer_with_name
@@ -254,7 +256,7 @@ def run_fresh() -> None:
     number = int(os.environ[ANSWER])
     task_bytes = sys.stdin.buffer.read()
     if task_bytes:
-        _work(pickle.loads(task_bytes), number)
+        _run_task(pickle.loads(task_bytes), number)
     link = Connection(number)
     with suppress(EOFError):
         while True:
@@ -329,10 +331,10 @@ class _Child:
     ) -> None:
         self.name = name
         self._limit_s = limit_s
-        self._until: float | None = None
-        self._hang_s = HANG_S
+        self._deadline: float | None = None
         if limit_s is not None:
-            self._until = time.monotonic() + limit_s
+            self._deadline = time.monotonic() + limit_s
+        self._hang_s = HANG_S
         if limit_s:
             self._hang_s = min(HANG_S, HANG_SHARE * limit_s)
         self._hang_s = max(LOOK_S, self._hang_s)
@@ -351,7 +353,7 @@ class _Child:
         if callable(task):
             self._pid = quiet_fork()
             if not self._pid:
-                _work(task, write)  # only a task that goes on returns, by an exception
+                _run_task(task, write)  # returns only for a task that raises GoOn
         else:
             command, task_bytes = task
             self._process = self._start(command, task_bytes, write, answer_to)
@@ -388,7 +390,7 @@ class _Child:
         """Read the child's output, end it if it takes too long, and return whether it has ended."""
         self._read()
         if self._poll() is None:
-            if self._until is not None and time.monotonic() > self._until:
+            if self._deadline is not None and time.monotonic() > self._deadline:
                 self._reason_of_kill = f"it took longer than {self._limit_s:.0f} s"
             elif self._hangs():
                 self._reason_of_kill = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
@@ -396,8 +398,8 @@ class _Child:
                 self.kill()
         if self._poll() is None:
             return False
-        self._end()
-        self._read()  # what it sent last
+        self._kill_group()  # what the child has started
+        self._read()  # what it has sent between the first read and its end
         return True
 
     def _hangs(self) -> bool:
@@ -427,7 +429,7 @@ class _Child:
                 return value
             return ChildFailed(value)
         except Exception:  # nothing, or a part of an answer
-            failure = ChildFailed(self._reason_of_kill or self._last_words())
+            failure = ChildFailed(self._reason_of_kill or self._describe_end())
             failure.killed = (self._status or 0) < 0
             return failure
         finally:
@@ -436,15 +438,17 @@ class _Child:
 
     def kill(self) -> None:
         """Kill the child and the processes that it started."""
-        self._end()
+        self._kill_group()
         while self._poll() is None:
             time.sleep(0.01)
 
-    def _end(self) -> None:
-        for kill in (os.killpg, os.kill):
+    def _kill_group(self) -> None:
+        """Send SIGKILL to the child, unless it has ended, and to the processes that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if self._status is None:  # a child that has just begun may not lead its group yet
             with suppress(ProcessLookupError, PermissionError):
-                if kill is os.killpg or self._status is None:
-                    kill(self._pid, signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
@@ -465,8 +469,8 @@ class _Child:
                 self._status = os.waitstatus_to_exitcode(status)
         return self._status
 
-    def _last_words(self) -> str:
-        """Describe how the child ended."""
+    def _describe_end(self) -> str:
+        """Say how the child ended, with the last line of its output."""
         status = self._status or 0
         last_line = ""
         if self._output is not None:
@@ -481,7 +485,7 @@ class _Child:
         return f"its process ended with status {status} and no answer{last_line}"
 
 
-def _work(task: Callable[[], Any], write: int) -> None:
+def _run_task(task: Callable[[], Any], write: int) -> None:
     """Run a task in this fork, write its answer or error to the pipe ``write``, and end the process."""
     global _answer_to
     _answer_to = write

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.plugins import why_no_class
+from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -136,14 +136,16 @@ def load_image_data(
     """
     if name in KINDS:
         return vision(name, root, download)
-    if name in ("digits", "gaussians"):
-        return digits() if name == "digits" else gaussians()
-    place = find_place(name, root)
-    if place is not None and place.is_dir():
-        return folder(place, image_size)
-    if place is not None and place.suffix.lower() == ".npz":
-        return npz(place)
-    hint = why_no_class(name)
+    if name == "digits":
+        return digits()
+    if name == "gaussians":
+        return gaussians()
+    path = find_place(name, root)
+    if path is not None and path.is_dir():
+        return folder(path, image_size)
+    if path is not None and path.suffix.lower() == ".npz":
+        return npz(path)
+    hint = import_error_text(name)
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
