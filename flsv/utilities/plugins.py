@@ -24,7 +24,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
             if entry.dist is not None:
                 package = entry.dist.name
             warnings.warn(
-                f"{package} brings {entry.value} as one of {group}, but it is left out: {type(error).__name__}: "
+                f"{package} brings {entry.value} as one of {group}, and it is left out: {type(error).__name__}: "
                 f"{error}. Update the package, or remove it.",
                 stacklevel=2,
             )
