@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import count_answers
-from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     ALONE,
@@ -422,11 +420,9 @@ class Engine:
         """Prepare for training, before Lightning's hooks are patched."""
 
     def _mine(self) -> Sequence[int]:
-        """Return the ids of the clients whose data are in this process."""
         return range(self._state.num_clients)
 
     def _batches(self) -> Any:
-        """Return the batches on which clients train."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
@@ -437,23 +433,6 @@ class Engine:
             round_index=self._state.round_index,
             lengths=self._steps.lengths,
         )
-
-
-class IdleEngine(Engine):
-    """Base class of engines that train outside of Lightning's loop. The loop gets one idle batch per round."""
-
-    def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        super().begin_training(buffers)
-        # This comes after all checks, which look at the module's own hooks.
-        patches = PatchedAttributes(idle_patches(self.trainer))
-        self._undo.callback(patches.restore)
-
-    def loader(self) -> Any:
-        return IdleBatch()
-
-    def finish_epoch(self) -> None:
-        self.loop.train_epoch(idle=True)
-        super().finish_epoch()
 
 
 def where(

@@ -128,7 +128,6 @@ class RankGroup(Ranks):
 
 
 def _packed(value: Any) -> Tensor:
-    """Serialize a value with ``torch.save`` into a uint8 tensor."""
     file = io.BytesIO()
     # Clones: saving a view would save all of its base tensor.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)

@@ -92,7 +92,6 @@ class ScoringOfARun:
         )
 
     def _judges(self, measure: ModelScore) -> ClientJudges:
-        """Return what lets the clients score coalitions' models, after a try."""
         if self.clients_here:
             self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=MIN_HELD_OUT)
         judges = ClientJudges(
@@ -107,7 +106,6 @@ class ScoringOfARun:
         return judges
 
     def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
-        """Return the evaluator of classifiers on the server's validation set, for the metrics of these names."""
         try:
             return self.manager.evaluator(all_on_device(self.trainer, validation))
         except ConfigurationError as error:
@@ -204,7 +202,6 @@ def _check_forward(
     batch: Any,
     num_classes: int,
 ) -> None:
-    """Check that a module returns logits ``[B, M]`` for a batch."""
     x, y = checked_pair(batch, num_classes)
     try:
         logits = module(x)

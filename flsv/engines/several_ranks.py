@@ -143,11 +143,9 @@ class SeveralRanks(Engine):
         add(self.trainer, everywhere - own)
 
     def _vectors(self) -> dict[int, Tensor]:
-        """Return ``{client id: model [P]}`` of the updates on this rank."""
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, parts: Sequence[Mapping[str, Any]], exchange_name: str) -> None:
-        """Replace this rank's updates by those of all ranks, ``parts``, in the cohort's order."""
         told = {
             update.client_id: (rank, update)
             for rank, part in enumerate(parts)
@@ -228,7 +226,6 @@ class SeveralRanks(Engine):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """Send the clients' states between rounds from all ranks to rank 0."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.all_gather(self._kept, "what clients keep")
@@ -241,11 +238,9 @@ class SeveralRanks(Engine):
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    """Merge the ranks' dictionaries by client id, sorted."""
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
 
 
 def _checksum(value: Tensor) -> int:
-    """Return a checksum of a tensor's bytes."""
     return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

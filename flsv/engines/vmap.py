@@ -34,7 +34,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import Counted, add
 from flsv.core.parameter_space import ParameterSpace
-from flsv.engines.engine import IdleEngine
+from flsv.engines.idle_engine import IdleEngine
 from flsv.games.lent_module import lent
 from flsv.training.algorithms import ClientContext
 from flsv.training.batched import (
@@ -348,17 +348,14 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of a module's parameters and buffers, by name."""
     return {name: tensor.detach().clone() for name, tensor in _named(module)}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
 
 
 def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
-    """Return the first batches of the first client with samples, as ``training_step`` gets them from ``own``."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
     # A generator, which Iterable.__iter__ need not be.

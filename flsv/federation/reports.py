@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.configuration.identity import hyperparameters
@@ -37,7 +36,6 @@ from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
-from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
@@ -148,6 +146,9 @@ class RunReports:
 
     def _loggers(self, settings: Mapping[str, Any]) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the trainer's loggers."""
+        if not self._trainer.loggers:
+            return []
+        logger_sinks: Any = resolve_name("flsv.results.tensorboard")
         first_round = self._state.round_index
         names: dict[str, Any] = {
             "client_names": self._data.client_names,
@@ -168,14 +169,16 @@ class RunReports:
             if first_round == 0 or is_tensorboard:
                 logger.log_hyperparams(all_settings)
             # In a fast_dev_run a logger's experiment is a dummy.
-            if is_tensorboard and isinstance(logger.experiment, SummaryWriter):
-                board = TensorBoard(logger, self._metrics, per_class=per_class, **names)
+            if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
+                board = logger_sinks.TensorBoard(
+                    logger, self._metrics, per_class=per_class, **names
+                )
                 board.begin(first_round, all_settings, self._draw_partition)
                 sinks.append(board)
             else:
                 tracked_loggers.append(logger)
         if tracked_loggers:
-            sinks.append(Trackers(tracked_loggers, per_class=per_class, **names))
+            sinks.append(logger_sinks.Trackers(tracked_loggers, per_class=per_class, **names))
         return sinks
 
     def _draw_partition(self) -> Figure:
@@ -234,8 +237,7 @@ class RunReports:
         # once the loggers have them.
         new_results = [result for result in results if not self._is_logged(result)]
         for sink in sorted(self.sinks, key=lambda sink: isinstance(sink, CSV)):
-            is_logger = isinstance(sink, TensorBoard | Trackers)
-            sink.write_late(new_results if is_logger else results)
+            sink.write_late(new_results if sink.is_logger else results)
             sink.flush()
         for index in sorted(values_by_round):
             self._federation.metrics.contributions.update(values_by_round[index])
@@ -287,7 +289,7 @@ class RunReports:
         is_due = self._config.reporting.draws(index, rounds=index + 1)
         draws_end = is_due and not self._draws(index)
         for sink in self.sinks:
-            if isinstance(sink, TensorBoard) and draws_end:
+            if draws_end:
                 sink.draw(result)
             sink.finish(result)
 

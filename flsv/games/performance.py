@@ -39,13 +39,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any, Literal, TypeGuard
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.games.output_metric import scores_class_1
 from flsv.scores.class_scores import CLASS_SCORES, ClassScore
 from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS
@@ -141,7 +141,8 @@ def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     """Return whether a measure is a positive class's score, as F1 is."""
     if not isinstance(measure, ModelScore) or not isinstance(measure.of, Metric):
         return False
-    return scores_class_1(measure.of)
+    scores_class_1 = resolve_name("flsv.games.output_metric:scores_class_1")
+    return bool(scores_class_1(measure.of))
 
 
 def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:

@@ -143,6 +143,9 @@ class Sink:
         ...         print(result.round_index, len(result.changes))
     """
 
+    #: Whether it writes to a logger, which cannot replace what it holds.
+    is_logger = False
+
     def begin_round(self, index: int) -> None:
         """Prepare for round ``index``, counted from 0. It is called before any callback's ``on_train_epoch_start``."""
 
@@ -151,6 +154,9 @@ class Sink:
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         """Process values of earlier rounds that became known now. A resumed run passes them again."""
+
+    def draw(self, result: RunResult) -> None:
+        """Draw the values of a run whose last round was not drawn."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

@@ -64,6 +64,8 @@ class TensorBoard(Sink):
     #: Of the final numbers. None without a run: rounds of another framework have no settings and no end.
     _result_writer: SummaryWriter | None = None
 
+    is_logger = True
+
     def __init__(
         self,
         logger: TensorBoardLogger,
@@ -248,6 +250,8 @@ class TensorBoard(Sink):
 
 class Trackers(Sink):
     """Sink that writes curves, and pictures where possible, to all loggers except TensorBoard."""
+
+    is_logger = True
 
     def __init__(
         self,

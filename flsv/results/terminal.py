@@ -12,7 +12,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import pandas
@@ -32,15 +33,10 @@ from flsv.results.text import (
     shares_in,
     with_intervals,
 )
-from flsv.results.verdict import (
-    PaymentFacts,
-    Verdict,
-    game_facts,
-    matrix_of,
-    value_errors,
-    verdict_of,
-)
 from flsv.utilities.charts import shortened_name
+
+if TYPE_CHECKING:
+    from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MOST = 20
@@ -78,14 +74,16 @@ def print_contributions(
         print(line)
 
 
-def _sentences(result: RunResult, clients: int) -> list[str]:
+def _sentences(result: RunResult, num_clients: int) -> list[str]:
     """Return sentences on the values, the model's performance, and the values that it logged."""
-    lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
+    lines = []
+    if not result.columns:
+        lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
     for name in result.to_pay_by[:1]:
-        values, low, high = with_ends(result.table, name, clients)
-        verdict = verdict_of_run(result, name, values, low, high)
-        if any(end == end for end in low):
+        values, low, high = with_ends(result.table, name, num_clients)
+        if any(bound == bound for bound in low):
             lines.append(BRACKETS)
+        verdict = _verdict(result, name, values, low, high)
         verdict = verdict.without(("one_seed", "alone"))  # the line on retraining answers these
         if verdict.reasons:
             lines.append(verdict.text)
@@ -93,31 +91,15 @@ def _sentences(result: RunResult, clients: int) -> list[str]:
         lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
     if result.logged:
-        lines.append(
-            f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}"
-        )
+        logged_values = [f"{name} {value:.4g}" for name, value in result.logged.items()]
+        lines.append(f"Model:   {', '.join(logged_values)}")
     return lines
 
 
-def verdict_of_run(
-    result: RunResult,
-    metric: str,
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-) -> Verdict:
-    """Decide whether a budget may be shared out by the values of a run that has ended."""
-    record = result.learning_record
-    case_rows = record.get("paid_in", {}).get(metric, {}).get("case_covariance")
-    facts = PaymentFacts(
-        values=values,
-        errors=value_errors(low, high, case_covariance=matrix_of(case_rows or [])),
-        **{
-            "source": "scores" if metric in result.trained else "none",
-            **game_facts(record, metric),
-        },
-    )
-    return verdict_of(facts)
+def _verdict(result: RunResult, *arguments: Any) -> Verdict:
+    """Decide whether a budget may be shared out by a metric's values."""
+    verdict_of_run = resolve_name("flsv.results.verdict:verdict_of_run")
+    return verdict_of_run(result, *arguments)  # type: ignore[no-any-return]
 
 
 def _filled(line: str) -> str:
@@ -143,7 +125,7 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
         columns[metric] = with_intervals(values, low, high)
         if metric not in result.to_pay_by[:1]:
             continue
-        verdict = verdict_of_run(result, metric, values, low, high)
+        verdict = _verdict(result, metric, values, low, high)
         if not verdict.forbids:
             columns["share"] = [percent(share) for share in shares_in(values)]
     return columns

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flsv.functional.intervals import LEVEL, t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
+from flsv.results.round_result import RunResult
 from flsv.results.text import WORDS, is_small_gain, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
@@ -240,3 +241,27 @@ def matrix_of(
     if not rows or not all(rows):
         return None
     return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)
+
+
+def verdict_of_run(
+    result: RunResult,
+    metric: str,
+    values: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+) -> Verdict:
+    """Decide whether a budget may be shared out by the values of a run that has ended."""
+    record = result.learning_record
+    payment_record = record.get("paid_in", {}).get(metric, {})
+    case_rows = payment_record.get("case_covariance") or []
+    facts: dict[str, Any] = {
+        "source": "scores" if metric in result.trained else "none",
+    }
+    facts.update(game_facts(record, metric))
+    return verdict_of(
+        PaymentFacts(
+            values=values,
+            errors=value_errors(low, high, case_covariance=matrix_of(case_rows)),
+            **facts,
+        )
+    )

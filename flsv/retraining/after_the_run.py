@@ -245,7 +245,6 @@ class AfterTheRun:
         )
 
     def _store(self, run: EndedRun, predicting: set[str]) -> UtilityStore:
-        """Return the store of coalitions' utilities in the run's folder, and outputs by the measures ``predicting``."""
         ranks = ranks_of(run.trainer)
         path = None
         if run.folder is not None:
@@ -316,7 +315,6 @@ class AfterTheRun:
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
-        """Return the end of a message about ``error``: what the user can do."""
         if not isinstance(error, Unproved):
             pickling = ""
             if self._beginning.not_pickled:
@@ -335,7 +333,6 @@ class AfterTheRun:
 
 
 def _rest(run: EndedRun) -> str:
-    """Return the end of a message about interrupted trainings: how to do the rest."""
     if run.folder is None:
         return ", and none is kept, since the run has no folder."
     return f", and kept in {run.folder}. flsv retrain trains the rest."

@@ -155,7 +155,6 @@ class GlobalModelScoring(L.Callback):
                 self._score(module, index)
 
     def _end(self, trainer: L.Trainer) -> None:
-        """Score the model after all hooks at the end of training."""
         self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
     def _evaluated(self, module: L.LightningModule) -> list[Scores]:
@@ -323,7 +322,6 @@ class CoalitionScoring(GlobalModelScoring):
         return scores_of_rounds
 
     def _outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
-        """Return the models' outputs ``[r, V, ...]`` by performance, of those that are computed from outputs."""
         outputs = {}
         for name, measure in self._scored.items():
             position = self._scored_measures.index(measure)
@@ -334,7 +332,6 @@ class CoalitionScoring(GlobalModelScoring):
         return outputs
 
     def _utility(self, scores: list[Scores], name: str) -> Tensor:
-        """Return a model's utility by the performance ``name``, selected from its ``scores``."""
         position = self._scored_measures.index(self._scored[name])
         return utility_of(scores[position], self._measures_by_name[name])[0].cpu()
 

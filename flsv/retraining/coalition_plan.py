@@ -219,7 +219,6 @@ class CoalitionPlan(RunExtension):
         )
 
     def _planned_place(self, masks: Tensor) -> str:
-        """Describe where coalitions will be trained, and at what cost."""
         if self._elsewhere:
             return "trained by the sites, beside the run"
         process = ""
@@ -229,7 +228,6 @@ class CoalitionPlan(RunExtension):
         return f"trained after the run, each by a fit of its own,{process} which costs {cost}"
 
     def _estimated(self, masks: Tensor, games: Any) -> str:
-        """Return a sentence on how the scores of untrained coalitions are obtained."""
         if len(masks) == 2 ** masks.shape[1]:
             return ""
         if not whole_layers(masks):
@@ -325,7 +323,6 @@ class CoalitionPlan(RunExtension):
         return trainings.train(run)
 
     def _estimated_time(self, run: EndedRun, masks: Tensor) -> str:
-        """Describe the time that the coalitions' trainings will take, estimated from the run's own rounds."""
         run_seconds = file_time() - self._beginning.trains_since
         jobs = 1
         if run.trainer.strategy.root_device.type == "cpu":

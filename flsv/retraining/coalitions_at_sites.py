@@ -192,7 +192,6 @@ class CoalitionsAtSites(Strategy):
         self._last_model = round.server_vector
 
     def _check_unchanged(self, round: Round) -> None:
-        """Raise ConfigurationError if the run's model has changed since its last round."""
         if self._last_model is None:
             return
         last_model = self._last_model.to(round.global_vector)
@@ -381,7 +380,6 @@ class _Coalition:
             round.channel.messages += server.channel.messages
 
     def _finish(self, updates: Any, broken_clients: Any, round: Round) -> None:
-        """Aggregate the clients' updates to the coalition's next model."""
         coalition_round = self._server.receive(
             updates,
             torch.stack([update.vector for update in updates]),

@@ -87,7 +87,6 @@ class FitResult:
 
 
 def _numbers(utility: Tensor) -> list[float]:
-    """Return a utility, one number or one for each class, as a list."""
     return utility.view(-1).tolist()  # type: ignore[no-any-return]
 
 

@@ -130,7 +130,6 @@ def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
 
 
 def _measures_of(federation: Federation) -> dict[str, Any]:
-    """Return the performance measures by name."""
     measure = federation.measure
     if isinstance(measure, str | ModelScore):
         return {UTILITY: measure}

@@ -194,7 +194,6 @@ def _defining_modules(parts: Any) -> set[str]:
 
 
 def _referred_to(module: ModuleType) -> set[str]:
-    """Return the names of the modules to which a module refers in its globals or its functions' imports."""
     names = set()
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):
@@ -215,7 +214,6 @@ def _functions_of(value: Any) -> list[FunctionType]:
 
 
 def _names_in(module: ModuleType, module_name: str) -> Iterator[Name]:
-    """Yield the names of a module's globals, and of its classes' attributes."""
     for name, value in _attributes_of(module, module_name):
         is_of_python = name.path.startswith("__")
         if not is_of_python and not isinstance(value, ModuleType):
@@ -254,7 +252,6 @@ def _replaced_in_libraries() -> list[Name]:
 
 
 def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name, Any]]:
-    """Yield name and value of each global of a module, and of each attribute of its classes."""
     for attribute, value in list(vars(module).items()):
         yield Name(module_name, attribute), value
         # isinstance would ask the value itself, and deprecated ones warn of every question.
@@ -272,7 +269,6 @@ def _is_own_function(value: Any) -> bool:
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Return whether a module is the program's, not a library's."""
     path = getattr(module, "__file__", None)
     return isinstance(path, str) and _is_own_file(path)
 

@@ -128,7 +128,6 @@ def package_of(frame: FrameType) -> str:
 
 
 def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
-    """Return the folders that a logger's stand-in tells."""
     folders = {}
     for name in _FOLDERS:
         logger_folder = getattr(logger, name)
@@ -367,7 +366,6 @@ class ChangedFiles:
             return False
 
     def _is_changed(self, path: str) -> bool:
-        """Return whether a file, or a named pipe, was changed between the two times."""
         try:
             status = os.stat(path)
         except (OSError, ValueError):
@@ -382,7 +380,6 @@ def _is_device(path: str) -> bool:
 
 
 def _path(name: Any) -> str:
-    """Return the path of a file by its name or descriptor."""
     if isinstance(name, int):
         name = f"/proc/self/fd/{name}"
     text = os.fsdecode(name)

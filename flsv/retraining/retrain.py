@@ -200,7 +200,6 @@ def _say(text: str) -> None:
 
 
 def _check(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if a trainer has been fitted."""
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "

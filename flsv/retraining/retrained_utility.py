@@ -163,7 +163,6 @@ class RetrainedUtility:
             self._exchange(coalitions, "coalitions' trainings")
 
     def _exchange(self, coalitions: list[Members], exchange_name: str) -> None:
-        """Exchange results of ``coalitions``, so that every rank has those of all ranks."""
         scores = {}
         seconds = {}
         for members in ((), *coalitions):

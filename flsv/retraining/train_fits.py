@@ -295,7 +295,6 @@ class CoalitionTraining:
 
 
 def _models_of(proof: Proof, result: FitResult) -> tuple[FitModels, Tensor]:
-    """Return the models of the proof's training, and the run's model ``[P]``."""
     models = result.models
     assert models is not None
     run_model = proof.run_model

@@ -88,7 +88,6 @@ class UtilityStore:
         settings: Mapping[str, Any] | None,
         anew: bool,
     ) -> ResultFile:
-        """Open the file of utilities, which has a column of rounds if utilities are stored by round."""
         columns: dict[str, Cell] = {
             "seed": parse_int,
             "coalition": read_members,
@@ -248,7 +247,6 @@ def _cells(
     members: Members,
     rows: Mapping[int, Row],
 ) -> list[list[object]]:
-    """Return the lines of the file with a coalition's rows."""
     lines = []
     for round_index, row in rows.items():
         line: list[object] = [seed, members_text(members)]
@@ -262,7 +260,6 @@ def _cells(
 
 
 def _position(training: Training) -> tuple[int, int, Members]:
-    """Return by what rows are sorted: seed, size of the coalition, members."""
     seed, members = training
     return seed, len(members), members
 

@@ -40,7 +40,8 @@ from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.engine import IdleEngine, Instruct
+from flsv.engines.engine import Instruct
+from flsv.engines.idle_engine import IdleEngine
 from flsv.engines.remote.messages import (
     GARBLED,
     LOSS,
@@ -187,7 +188,6 @@ class RemoteFederation(IdleEngine):
         return models
 
     def _make_manager(self) -> ClientManager:
-        """Make a :class:`ClientManager` whose ``clients`` are the sites."""
         manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
@@ -200,7 +200,6 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
-        """Let the sites train, and collect their updates."""
         start = self.global_vector
         updates, self.broken = self._remote.train(self._instructions, start.device, self.space)
         if not updates and not self.broken:
@@ -511,7 +510,6 @@ class RemoteSites:
         }
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Record a site's fault in the federation's state, and return a message about it."""
         # A site's words may hold any character, such as line breaks or halves of characters.
         printable = [
             "".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)

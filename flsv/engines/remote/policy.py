@@ -147,7 +147,6 @@ class SitePolicy:
 
 
 def _spent(ledger: Path) -> tuple[int, float]:
-    """Read a site's number of updates so far, and the sum of their 1 / noise_multiplier^2."""
     with suppress(*GARBLED):
         spent = (
             json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}

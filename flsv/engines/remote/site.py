@@ -175,7 +175,6 @@ class Site:
         return Packet("hello", {"sizes": sizes, "table": state_of_table(data)})
 
     def _agree(self, packet: Packet) -> Packet:
-        """Reply with what this site tells about its table."""
         self.policy.check_listed(TABLE_SUMMARY)
         return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
@@ -247,7 +246,6 @@ class Site:
         return visit.noise_alone()
 
     def _test(self, packet: Packet) -> Packet:
-        """Reply with the scores of this site's own model on its test samples."""
         kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)

@@ -196,7 +196,6 @@ class Directory:
             )
 
     def _summaries(self) -> dict[str, Reply]:
-        """Ask all sites about their tables, and return the replies by the sites' names."""
         packets = {}
         for site in self._greeted:
             packets[site] = Packet("agree", {"client": site, "question": TABLE_SUMMARY})
@@ -306,7 +305,6 @@ class Directory:
         return addresses
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store the numbers of samples in a site's reply to the first message."""
         name = self.names[site]
         try:
             plain = check_done(reply).plain
@@ -389,7 +387,6 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a short hash of the package's source files."""
     # It detects changes between checkouts of one version.
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
