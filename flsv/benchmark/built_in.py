@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -49,29 +50,31 @@ class BuiltInData(L.LightningDataModule):
         val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.3,
     ) -> None:
         super().__init__()
-        numbers = name in REGRESSIONS
-        if numbers and (merge > 1 or keep is not None):
+        has_classes = name not in REGRESSIONS
+        if not has_classes and (merge > 1 or keep is not None):
             raise ConfigurationError(
                 f"BuiltInData({name!r}): merge and keep are of classes, and it has none."
             )
         inputs, targets = LOADERS[name](return_X_y=True)
-        if not numbers:
+        if has_classes:
             targets = np.maximum(targets - (merge - 1), 0)
-            kept = _kept_rows(targets, keep)
-            inputs, targets = inputs[kept], targets[kept]
-        train, val = train_test_split(
+            rows = _rows_by_share(targets, keep)
+            inputs = inputs[rows]
+            targets = targets[rows]
+        train_rows, val_rows = train_test_split(
             np.arange(len(targets)),
             test_size=val_fraction,
-            stratify=None if numbers else targets,
+            stratify=targets if has_classes else None,
             random_state=0,
         )
-        features = _scaled(inputs, train)
-        wanted = (
-            _scaled(targets[:, None], train)[:, 0] if numbers else torch.from_numpy(targets).long()
-        )
-        self.train_set, self.val_set = (
-            TensorDataset(features[rows], wanted[rows]) for rows in (train, val)
-        )
+
+        x = _standardized(inputs, train_rows)
+        if has_classes:
+            y = torch.from_numpy(targets).long()
+        else:
+            y = _standardized(targets[:, None], train_rows)[:, 0]
+        self.train_set = TensorDataset(x[train_rows], y[train_rows])
+        self.val_set = TensorDataset(x[val_rows], y[val_rows])
 
     def train_dataloader(self) -> DataLoader:
         """Return a loader of shuffled training batches of 32 samples."""
@@ -82,14 +85,15 @@ class BuiltInData(L.LightningDataModule):
         return DataLoader(self.val_set, batch_size=len(self.val_set))
 
 
-def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
-    mean, deviation = columns[rows].mean(0), columns[rows].std(0)
-    return torch.tensor(
-        (columns - mean) / np.where(deviation > 0, deviation, 1), dtype=torch.float32
-    )
+def _standardized(columns: np.ndarray, rows: np.ndarray) -> Tensor:
+    """Subtract the columns' mean over these rows, and divide by their deviation."""
+    mean = columns[rows].mean(0)
+    deviation = columns[rows].std(0)
+    divisor = np.where(deviation > 0, deviation, 1)
+    return torch.tensor((columns - mean) / divisor, dtype=torch.float32)
 
 
-def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
+def _rows_by_share(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
     """Return the indices of each class's first samples: its fraction in ``keep``, at least two."""
     if keep is None:
         return np.arange(len(targets))
@@ -98,10 +102,12 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
         raise ConfigurationError(
             f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes."
         )
-    rows = [np.flatnonzero(targets == c) for c in range(classes)]
-    return np.sort(
-        np.concatenate([of[: max(2, round(share * len(of)))] for of, share in zip(rows, keep)])
-    )
+    rows = []
+    for class_index, share in enumerate(keep):
+        class_rows = np.flatnonzero(targets == class_index)
+        count = max(2, round(share * len(class_rows)))
+        rows.append(class_rows[:count])
+    return np.sort(np.concatenate(rows))
 
 
 class Duplicates(Corruption):
@@ -141,10 +147,11 @@ class Duplicates(Corruption):
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        own = max(1, -int(-self.unique * len(x) // 1))
+        num_unique = max(1, math.ceil(self.unique * len(x)))
         order = torch.randperm(len(x), generator=generator)
+        # Each sample is replaced by one of the first in this order.
         source = order.clone()
-        source[order] = order[torch.arange(len(x)) % own]
+        source[order] = order[torch.arange(len(x)) % num_unique]
         return x[source], y[source]
 
 
@@ -168,9 +175,10 @@ class LostInputs(Corruption):
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        kept = x.flatten(1).clone()
-        kept[:, round(kept.shape[1] * (1 - self.share)) :] = 0
-        return kept.view_as(x), y
+        inputs = x.flatten(1).clone()
+        num_kept = round(inputs.shape[1] * (1 - self.share))
+        inputs[:, num_kept:] = 0
+        return inputs.view_as(x), y
 
 
 class TurnedInputs(Corruption):

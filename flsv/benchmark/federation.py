@@ -93,15 +93,16 @@ class Federation:
 
     def check(self) -> None:
         """Raise ConfigurationError if data, module, attacks or performance cannot be created."""
-        clients = len(self.num_samples)
+        num_clients = len(self.num_samples)
         for kind, bad in self.bad.items():
-            if beyond := [client for client in bad if client >= clients]:
+            unknown = [client for client in bad if client >= num_clients]
+            if unknown:
                 raise ConfigurationError(
-                    f"{self.name}: bad={{{kind}: {list(bad)}}}, and there is no client {beyond[0]}: the clients are 0 "
-                    f"to {clients - 1}."
+                    f"{self.name}: bad={{{kind}: {list(bad)}}}, and there is no client {unknown[0]}: the clients are 0 "
+                    f"to {num_clients - 1}."
                 )
         for attack in self.attackers():
-            attack.chosen(clients)
+            attack.chosen(num_clients)
         self.module()
         performance_of(self.name, self.performance, self.mode)
 
@@ -114,7 +115,9 @@ class Federation:
     def missing(self) -> list[str]:
         """Return the files that the federation needs and that do not exist."""
         root = os.environ.get(ROOT)
-        return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
+        if root is None:
+            return list(self.needs)
+        return [path for path in self.needs if not Path(root, path).exists()]
 
     @cached_property
     def classifies(self) -> bool:
@@ -154,9 +157,11 @@ class Federation:
             )
         section = copy.deepcopy(dict(self.data))
         if self.needs:
-            section["files"] = {**section.get("files", {}), "root": os.environ[ROOT]}
-            if isinstance(section.get("source"), dict):
-                section["source"].setdefault("init_args", {})["root"] = os.environ[ROOT]
+            root = os.environ[ROOT]
+            section["files"] = {**section.get("files", {}), "root": root}
+            source = section.get("source")
+            if isinstance(source, dict):
+                source.setdefault("init_args", {})["root"] = root
         data = self._built(FederatedDataModule, section)
         data.prepare_data()
         data.setup("fit")
@@ -169,9 +174,8 @@ class Federation:
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
-        return replace(
-            self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}}
-        )
+        splits_with_val = {**splits, "client_val": CLIENT_VAL_FRACTION}
+        return replace(self, data={**self.data, "splits": splits_with_val})
 
     def module(self) -> L.LightningModule:
         """Return a new LightningModule, whose network is built when training starts."""
@@ -195,11 +199,12 @@ class Federation:
 
     def badness(self) -> dict[str, torch.Tensor]:
         """Return ``{kind: mask}``, each bool ``[n]``, True for clients with this kind of fault."""
-        found = {}
+        masks = {}
         for kind, clients in self.bad.items():
-            found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
-            found[kind][list(clients)] = True
-        return found
+            mask = torch.zeros(len(self.num_samples), dtype=torch.bool)
+            mask[list(clients)] = True
+            masks[kind] = mask
+        return masks
 
     def _built(self, kind: Any, section: Any) -> Any:
         """Build the object of type ``kind`` that a section of the file describes."""
@@ -225,7 +230,9 @@ def federation(name: str) -> Federation:
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    path = FOLDER / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
     if not path.is_file():
         raise ConfigurationError(
             f"there is no federation {name!r}: expected a YAML file or one of {names()}."
@@ -233,39 +240,46 @@ def federation(name: str) -> Federation:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-        whole = {"title": path.stem, "set": "held_out", **said, "name": path.stem}
-        parser.parse_object(copy.deepcopy(whole))
+        fields_of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        arguments = {"title": path.stem, "set": "held_out", **fields_of_file, "name": path.stem}
+        parser.parse_object(copy.deepcopy(arguments))
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
         raise ConfigurationError(
             f"{path} is no federation: {' '.join(str(error).split())}"
         ) from error
-    return Federation(**whole)
+    return Federation(**arguments)
 
 
-def names(which: str | None = None) -> list[str]:
+def names(set_name: str | None = None) -> list[str]:
     """Return the names of the package's federations, or of those in one set, such as ``"tuning"``."""
-    found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
-    return found if which is None else [name for name in found if federation(name).set == which]
+    all_names = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
+    if set_name is None:
+        return all_names
+    return [name for name in all_names if federation(name).set == set_name]
 
 
-def available_federations(given: Sequence[str], say: Callable[[str], None]) -> list[Federation]:
-    """Read federations ``given`` by names, sets and files. Leave out those without data, and ``say`` which."""
-    wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
-    found = []
-    for name in dict.fromkeys(wanted):
-        each = federation(name)
-        if each.available:
-            found.append(each)
-        else:
-            say(
-                f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT."
-            )
-    if not found:
+def available_federations(
+    requested: Sequence[str],
+    say: Callable[[str], None],
+) -> list[Federation]:
+    """Read federations by names, sets and files. Leave out those without data, and ``say`` which."""
+    requested_names: dict[str, None] = {}
+    for name_or_set in requested:
+        members = names(name_or_set) if name_or_set in SETS else [name_or_set]
+        requested_names.update(dict.fromkeys(members))
+
+    federations = []
+    for candidate in map(federation, requested_names):
+        if candidate.available:
+            federations.append(candidate)
+            continue
+        missing = ", ".join(candidate.missing)
+        say(f"{candidate.name} is left out: {missing} is not there. Set FLSV_DATA_ROOT.")
+    if not federations:
         raise ConfigurationError(
             "there is no federation to run: the data of none of those asked for are there."
         )
-    return found
+    return federations
 
 
 @contextmanager

@@ -114,32 +114,33 @@ class Entry:
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.NEEDS`."""
-        made_by, own = self._made_by, tuple[str, ...]()
-        rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
+        arguments = dict(self.arguments)
+        if "rounds" in inspect.signature(self._made_by).parameters:
+            arguments.setdefault("rounds", 1)
+        needs = set(self.needs)
         with suppress(TypeError, ValueError):  # raised in the first federation
-            own = needs_of(made_by(**{**rounds, **self.arguments}))
-        return tuple(need for need in NEEDS if need in {*self.needs, *own})
+            metric = self._made_by(**arguments)
+            needs.update(needs_of(metric))
+        return tuple(need for need in NEEDS if need in needs)
 
     @property
-    def own(self) -> bool:
+    def is_users(self) -> bool:
         """Return whether the metric is not part of flsv, so that its code may change."""
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
         """Return a fingerprint of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
-        said = (self.made_by, dict(self.arguments), self.client_algorithm)
-        return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[
-            :12
-        ]
+        settings = (self.made_by, dict(self.arguments), self.client_algorithm)
+        text = f"{described(settings)} {source_of(self._made_by)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
-        return (
-            {}
-            if self.client_algorithm is None
-            else {"client_algorithm": _located(self.client_algorithm)()}
-        )
+        if self.client_algorithm is None:
+            return {}
+        algorithm_class = _located(self.client_algorithm)
+        return {"client_algorithm": algorithm_class()}
 
     def build(self, federation: Federation) -> Metric:
         """Build a new metric for a federation."""
@@ -147,37 +148,47 @@ class Entry:
             raise ConfigurationError(
                 f"{self.title}: the samples of {federation.name} have no classes."
             )
-        made_by, given = self._made_by, dict(self.arguments)
-        takes = inspect.signature(made_by).parameters
-        known = {name: getattr(federation, name) for name in ("performance", "mode", "rounds")}
-        known["loss"] = None if federation.classifies else federation.performance
-        given |= {
-            name: value for name, value in known.items() if name in takes and name not in given
+        federation_arguments = {
+            "performance": federation.performance,
+            "mode": federation.mode,
+            "rounds": federation.rounds,
+            "loss": None if federation.classifies else federation.performance,
         }
+        arguments = dict(self.arguments)
+        parameters = inspect.signature(self._made_by).parameters
+        for name, value in federation_arguments.items():
+            if name in parameters:
+                arguments.setdefault(name, value)
+
         try:
-            made = made_by(**given)
+            metric = self._made_by(**arguments)
         except ConfigurationError:
             raise
         except (TypeError, ValueError) as error:  # torchmetrics raises them for unknown keywords
             raise WrongArguments(f"{self.title}: {error}") from error
-        if not isinstance(made, Metric):
+        if not isinstance(metric, Metric):
             raise WrongArguments(
                 f"{self.made_by} is no metric: expected a subclass of flsv.metrics.ContributionMetric, or another "
                 "torchmetrics metric whose update names what a flsv.Round has."
             )
-        return made
+        return metric
 
 
 def identity_of(
-    federations: Mapping[str, Federation], entries: Mapping[str, Entry]
+    federations: Mapping[str, Federation],
+    entries: Mapping[str, Entry],
 ) -> Callable[[str, str], str]:
     """Return a function ``f(federation, metric)`` that returns a fingerprint of all that the values depend on."""
-    where = {}
-    for name, each in federations.items():
-        where[name] = each.identity.key
-        each.release()
-    what = {name: each.identity() for name, each in entries.items()}
-    return lambda federation, metric: f"{where.get(federation)}-{what.get(metric)}"
+    federation_keys = {}
+    for name, federation in federations.items():
+        federation_keys[name] = federation.identity.key
+        federation.release()
+    metric_keys = {name: entry.identity() for name, entry in entries.items()}
+
+    def identity(federation: str, metric: str) -> str:
+        return f"{federation_keys.get(federation)}-{metric_keys.get(metric)}"
+
+    return identity
 
 
 def _located(path: str) -> Any:
@@ -204,30 +215,54 @@ def entry(name: str) -> tuple[str, Entry]:
         return name, METRICS[name]
     try:
         call = ast.parse(name, mode="eval").body
-        keywords = call.keywords if isinstance(call, ast.Call) else []
-        if isinstance(call, ast.Call) and (
-            call.args or None in [keyword.arg for keyword in keywords]
-        ):
-            raise ValueError("arguments are given by name")
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+        arguments = _literal_arguments(call) if isinstance(call, ast.Call) else {}
     except (SyntaxError, ValueError) as error:
         raise ConfigurationError(
             f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5)."
         ) from error
     path = name.partition("(")[0]
     _located(path)
-    like = next((each for each in METRICS.values() if each.made_by == path), Entry("", path))
-    short = name[path.rfind(".") + 1 :]
-    return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
+    # What another entry of the class needs, this one needs, too.
+    needs: tuple[str, ...] = ()
+    client_algorithm = None
+    for packaged in METRICS.values():
+        if packaged.made_by == path:
+            needs = packaged.needs
+            client_algorithm = packaged.client_algorithm
+            break
+
+    short_name = name[path.rfind(".") + 1 :]
+    return short_name, Entry(
+        short_name,
+        path,
+        arguments=arguments,
+        needs=needs,
+        client_algorithm=client_algorithm,
+    )
+
+
+def _literal_arguments(call: ast.Call) -> dict[str, Any]:
+    arguments = {}
+    if call.args:
+        raise ValueError("arguments are given by name")
+    for keyword in call.keywords:
+        if keyword.arg is None:  # **options
+            raise ValueError("arguments are given by name")
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return arguments
+
+
+def _packaged_metrics() -> dict[str, Entry]:
+    path = Path(__file__).with_name("metrics.yaml")
+    entries = {}
+    for name, fields in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        fields["needs"] = tuple(fields.get("needs", ()))
+        entries[name] = Entry(**fields)
+    return entries
 
 
 #: Metrics with which your own metric is compared: numbers of samples, training losses, one metric without and one with
 #: validation data.
 BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
-METRICS = {
-    name: Entry(**{**said, "needs": tuple(said.get("needs", ()))})
-    for name, said in yaml.safe_load(
-        Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
-    ).items()
-}
+METRICS = _packaged_metrics()
 """Entries by the name that ``--metric`` takes, see ``metrics.yaml``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,78 +25,97 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
     if not entries:
         return _fit(federation, {}, seed)
     result = Values()
-    companies: dict[tuple[str, bool], dict[str, Entry]] = {}
-    for name, each in entries.items():
+    # Metrics that can share a training run.
+    groups: dict[tuple[str, bool], dict[str, Entry]] = {}
+    for name, entry in entries.items():
         try:
-            made = each.build(federation)
-            if isinstance(made, ContributionMetric):
-                made.check(federation.num_samples)
-            coalitions = str(made.coalitions) if isinstance(made, ShadowShapley) else ""
-            by_clients = isinstance(made, ContributionMetric) and made.evaluates
-            companies.setdefault((each.client_algorithm or coalitions, by_clients), {})[name] = each
+            key = _run_of_metric(entry, federation)
         except WrongArguments:
             raise
         except Exception as error:
             result.record_error(name, error)
-    for key in sorted(companies):
-        company = companies[key]
-        where = federation.with_client_validation if key[1] else federation
+        else:
+            groups.setdefault(key, {})[name] = entry
+
+    for key, group in sorted(groups.items(), key=itemgetter(0)):
+        _, evaluated_by_clients = key
+        variant = federation.with_client_validation if evaluated_by_clients else federation
         try:
-            result.add(_fit(where, company, seed))
+            result.add(_fit(variant, group, seed))
             continue
         except Exception as error:
-            fault = error
-        if len(company) > 1:  # an error concerns one metric alone
-            for name, each in company.items():
-                result.add(run_metrics(federation, {name: each}, seed))
+            group_error = error
+        if len(group) > 1:  # an error concerns one metric alone
+            for name, entry in group.items():
+                result.add(run_metrics(federation, {name: entry}, seed))
         else:
             _fit(federation, {}, seed)  # raises unless the metric is to blame
-            result.record_error(next(iter(company)), fault)
+            (name,) = group
+            result.record_error(name, group_error)
     return result
+
+
+def _run_of_metric(entry: Entry, federation: Federation) -> tuple[str, bool]:
+    """Return the client algorithm or coalitions that a metric requires, and whether clients evaluate models for it."""
+    metric = entry.build(federation)
+    requirement = entry.client_algorithm or ""
+    if isinstance(metric, ShadowShapley) and not requirement:
+        requirement = str(metric.coalitions)
+    if not isinstance(metric, ContributionMetric):
+        return requirement, False
+    metric.check(federation.num_samples)
+    return requirement, metric.evaluates
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
     gc.collect()  # the trainer, module and data of the previous run refer to each other, and are large
-    metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
+    metrics: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     # Metrics' names in tables may have brackets, but names of metrics in a loop may not.
-    keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
-    given = next((each.options() for each in entries.values()), {})
+    keys = {}
+    for position, (name, entry) in enumerate(entries.items()):
+        metrics[name] = entry.build(federation)
+        keys[name] = f"metric_{position}"
+        options = options or entry.options()
+    reporting = Reporting(per_class=False, figures=0, table=False, files=False)
     loop = FederatedLoop(
         metrics={keys[name]: metric for name, metric in metrics.items()},
         filters=[],
         uploads=[*federation.attackers()],
         local_epochs=federation.local_epochs,
-        reporting=Reporting(per_class=False, figures=0, table=False, files=False),
+        reporting=reporting,
         seed=seed,
-        **given,
+        **options,
     )
     clock = _Clock(loop)
     with isolated_rngs(seed, "benchmark"), quiet():
         trainer = federation.trainer(loop)
-        start = time.process_time()
+        start_time = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
-        found = Values(fit=time.process_time() - start)
+        result = Values(fit=time.process_time() - start_time)
+
+    contributions = loop.contribution_metrics.contributions
     for name, metric in metrics.items():
-        found.values[name] = overall(
-            metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu()
-        )
-        found.evaluations[name] = int(getattr(metric, "evaluations", 0))
+        values = contributions[keys[name]].detach().cpu()
+        result.values[name] = overall(metric, values)
+        result.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if len(metrics) == 1:
-            found.seconds[name] = clock.seconds
-    return found
+            result.seconds[name] = clock.seconds
+    return result
 
 
 class _Clock:
     """Stopwatch of the processor time that a loop's metrics take, including evaluations."""
 
     def __init__(self, loop: FederatedLoop) -> None:
-        self.seconds, self._update = 0.0, loop.contribution_metrics.update
+        self.seconds = 0.0
+        self._update = loop.contribution_metrics.update
         loop.contribution_metrics.update = self  # type: ignore[method-assign, assignment]  # wrapped on purpose
 
     def __call__(self, *args: Any) -> None:
-        start = time.process_time()
+        start_time = time.process_time()
         self._update(*args)
-        self.seconds += time.process_time() - start
+        self.seconds += time.process_time() - start_time
 
 
 def bench(
@@ -107,20 +127,26 @@ def bench(
     say: Any = print,
 ) -> BenchResults:
     """Run all metrics in all federations with several seeds. Values stored in ``folder`` are reused."""
-    results = BenchResults(
-        folder, identity_of({name: each for name, (each, _) in federations.items()}, entries)
-    )
-    done, total = 0, seeds * len(federations)
-    # One federation after the other: the data of all of them at once are some gigabytes.
+    federation_by_name = {}
     for name, (federation, _) in federations.items():
+        federation_by_name[name] = federation
+    results = BenchResults(folder, identity_of(federation_by_name, entries))
+    run_number = 0
+    num_runs = seeds * len(federations)
+    # One federation after the other: the data of all of them at once are some gigabytes.
+    for name, federation in federation_by_name.items():
         for seed in range(seeds):
-            done += 1
-            todo = {m: each for m, each in entries.items() if (name, seed, m) not in results.values}
-            if not todo:
+            run_number += 1
+            missing = {}
+            for metric, entry in entries.items():
+                if (name, seed, metric) not in results.values:
+                    missing[metric] = entry
+            if not missing:
                 continue
-            found = run_metrics(federation, todo, seed)
-            results.add(name, seed, found)
-            at = f"{done} of {total}: {name}, seed {seed}"
-            say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s")
+
+            run = run_metrics(federation, missing, seed)
+            results.add(name, seed, run)
+            progress = f"{run_number} of {num_runs}: {name}, seed {seed}"
+            say(f"{progress}: {len(run.values)} metrics, {run.fit:.1f} s")
         federation.release()
     return results

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,12 @@ def spearman(values: Tensor, truth: Tensor) -> float:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
         1.0
     """
-    # 0 if all values are equal.
-    pair = _filled(values), _filled(truth)
-    return (
-        float(stats.spearmanr(*pair).statistic)
-        if all(len(each.unique()) > 1 for each in pair)
-        else 0.0
-    )
+    values = _filled(values)
+    truth = _filled(truth)
+    for vector in (values, truth):
+        if len(vector.unique()) < 2:
+            return 0.0  # it is not defined if all numbers are equal
+    return float(stats.spearmanr(values, truth).statistic)
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
@@ -51,7 +51,8 @@ def share_error(values: Tensor, truth: Tensor) -> float:
         >>> share_error(torch.tensor([1.0, 1.0, -3.0]), torch.tensor([3.0, 1.0, 0.0]))
         0.25
     """
-    return float((shares(values) - shares(truth)).abs().sum() / 2)
+    differences = shares(values) - shares(truth)
+    return float(differences.abs().sum() / 2)
 
 
 def shares(values: Tensor) -> Tensor:
@@ -61,9 +62,12 @@ def shares(values: Tensor) -> Tensor:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
         tensor([0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
-    positive = values.double().nan_to_num(0, 0, 0).clamp(min=0)
+    finite = values.double().nan_to_num(0, 0, 0)
+    positive = finite.clamp(min=0)
     total = positive.sum()
-    return positive / total if total > 0 else torch.full_like(positive, 1 / len(positive))
+    if total > 0:
+        return positive / total
+    return torch.full_like(positive, 1 / len(positive))
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
@@ -73,27 +77,27 @@ def auroc(values: Tensor, bad: Tensor) -> float:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
         1.0
     """
-    return NAN if bad.all() or not bad.any() else float(roc_auc_score(bad, -_filled(values)))
+    if bad.all() or not bad.any():
+        return NAN
+    return float(roc_auc_score(bad, -_filled(values)))
 
 
 def _filled(values: Tensor) -> Tensor:
     """Convert values to float64, and replace NaN and infinity by the smallest finite value."""
     values = values.detach().cpu().double()
-    known = values[values.isfinite()]
-    return values.where(
-        values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64)
-    )
+    is_finite = values.isfinite()
+    if not is_finite.any():
+        return torch.zeros_like(values)
+    return values.where(is_finite, values[is_finite].min())
 
 
 #: Columns of values.csv, and the function that reads the cells of each.
 COLUMNS: dict[str, Cell] = {
-    **{
-        "federation": str,
-        "seed": parse_int,
-        "metric": str,
-        "client": parse_int,
-        "value": number_or_nan,
-    },
+    "federation": str,
+    "seed": parse_int,
+    "metric": str,
+    "client": parse_int,
+    "value": number_or_nan,
     "identity": str,
 }
 Key = tuple[str, int, str]
@@ -125,12 +129,12 @@ class Values:
         else:
             self.failed[metric] = "".join(traceback.format_exception(error))
 
-    def add(self, other: Values) -> None:
-        """Add the results ``other`` of another fit."""
-        for name, found in vars(other).items():
+    def add(self, results: Values) -> None:
+        """Add the results of another fit."""
+        for name, result in vars(results).items():
             if name != "fit":
-                getattr(self, name).update(found)
-        self.fit += other.fit
+                getattr(self, name).update(result)
+        self.fit += results.fit
 
 
 class BenchResults:
@@ -145,35 +149,54 @@ class BenchResults:
         self.failed: dict[Key, str] = {}
         self.values: dict[Key, Tensor] = {}
         self.refused: dict[Key, str] = {}
-        self._kept = None if folder is None else ResultFile(folder / "values.csv", COLUMNS, key=3)
-        rows: dict[Key, list[float]] = {}
-        for row in self._kept.rows if self._kept is not None else ():
-            key = (row["federation"], row["seed"], row["metric"])
-            if row["identity"] == identity(row["federation"], row["metric"]):
-                rows.setdefault(key, []).append(row["value"])
-        self.values |= {
-            key: torch.tensor(found, dtype=torch.float64) for key, found in rows.items()
-        }
+        self._file: ResultFile | None = None
+        if folder is not None:
+            self._file = ResultFile(folder / "values.csv", COLUMNS, key=3)
+            self._read(self._file.rows)
 
-    def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
+    def _read(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        numbers: dict[Key, list[float]] = {}
+        for row in rows:
+            federation = row["federation"]
+            metric = row["metric"]
+            if row["identity"] == self._identity(federation, metric):
+                key = (federation, row["seed"], metric)
+                numbers.setdefault(key, [])
+                numbers[key].append(row["value"])
+        for key, values in numbers.items():
+            self.values[key] = torch.tensor(values, dtype=torch.float64)
+
+    def runs(
+        self,
+        federation: str,
+        metric: str,
+    ) -> dict[int, Tensor]:
         """Return ``{seed: values}``, a metric's values in a federation, sorted by seed."""
-        found = {
-            seed: each
-            for (name, seed, of), each in self.values.items()
-            if (name, of) == (federation, metric)
-        }
-        return dict(sorted(found.items()))
+        values_by_seed = {}
+        for key in sorted(self.values):
+            key_federation, seed, key_metric = key
+            if key_federation == federation and key_metric == metric:
+                values_by_seed[seed] = self.values[key]
+        return values_by_seed
 
-    def add(self, federation: str, seed: int, run: Values) -> None:
+    def add(
+        self,
+        federation: str,
+        seed: int,
+        run: Values,
+    ) -> None:
         """Add and store the results ``run`` of metrics in one run of a federation."""
         rows: list[list[Any]] = []
-        self.failed |= {(federation, seed, name): why for name, why in run.failed.items()}
-        self.refused |= {(federation, seed, name): why for name, why in run.refused.items()}
-        for name, values in run.values.items():
-            key = (federation, seed, name)
+        for metric, reason in run.failed.items():
+            self.failed[federation, seed, metric] = reason
+        for metric, reason in run.refused.items():
+            self.refused[federation, seed, metric] = reason
+        for metric, values in run.values.items():
+            key = (federation, seed, metric)
             self.values[key] = values.double()
+            identity = self._identity(federation, metric)
             for client, value in enumerate(values.tolist()):
-                cell = "" if value != value else f"{value:.8g}"
-                rows.append([*key, client, cell, self._identity(federation, name)])
-        if self._kept is not None:
-            self._kept.add(rows)
+                cell = "" if math.isnan(value) else f"{value:.8g}"
+                rows.append([*key, client, cell, identity])
+        if self._file is not None:
+            self._file.add(rows)

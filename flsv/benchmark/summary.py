@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -19,7 +20,8 @@ from flsv.benchmark.truth import Truth
 from flsv.utilities.csv_files import Cell, number_or_nan
 from flsv.utilities.result_file import ResultFile
 
-Known = Mapping[str, tuple[Federation, Truth]]
+#: Federations by name, each with its truth.
+FederationTruths = Mapping[str, tuple[Federation, Truth]]
 #: Columns of costs.csv, and the function that reads the cells of each.
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
@@ -28,18 +30,18 @@ COST_COLUMNS: dict[str, Cell] = {
 #: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
 #: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
 BY_SET = [
-    *(
-        "set",
-        "metric",
-        "rank_correlation",
-        "interval",
-        "of_ceiling",
-        "lead",
-        "lead_interval",
-        "worst",
-        "where",
-    ),
-    *("misallocated", "federations", "ms_a_round"),
+    "set",
+    "metric",
+    "rank_correlation",
+    "interval",
+    "of_ceiling",
+    "lead",
+    "lead_interval",
+    "worst",
+    "where",
+    "misallocated",
+    "federations",
+    "ms_a_round",
 ]
 
 
@@ -55,79 +57,110 @@ class Cost:
     training: float
 
 
-def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
+def summarize(
+    results: BenchResults,
+    federations: FederationTruths,
+    metrics: Iterable[str],
+) -> DataFrame:
     """Summarize the metrics' scores over sets and all federations, the best metric first."""
-    scores = scores_of(results, federations)
-    ranks = by_federation(scores)
-    means = (
-        scores.groupby(["metric", "federation"])[["spearman", "error"]]
-        .mean()
-        .groupby("metric")
-        .mean()
-    )
-    sets = Series({name: each.set for name, (each, _) in federations.items()})
-    table = ranks.T.groupby(sets).mean().T.reindex(columns=SETS)
-    table = table.assign(all=means["spearman"], error=means["error"])
-    table["worst"], table["where"] = ranks.min(axis=1), ranks.idxmin(axis=1)
-    table["federations"] = ranks.notna().sum(axis=1)
-    kinds = [name for name in scores if name.startswith("auroc ")]
-    table[kinds] = scores.groupby("metric")[kinds].mean()
-    for metric in table.index:
-        table.loc[metric, "interval"] = _interval(scores[scores["metric"] == metric])
-    table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
-    return table.sort_values("all", ascending=False, kind="stable")
+    scores = scores_of(results, federations)  # a row per metric, federation and seed
+    correlations = by_federation(scores)  # [metrics, federations], means over seeds
+    set_names = {name: federation.set for name, (federation, _) in federations.items()}
+
+    # A column per set of federations, then one for all.
+    summary = correlations.T.groupby(Series(set_names)).mean().T.reindex(columns=SETS)
+    means_of_federations = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
+    means = means_of_federations.groupby("metric").mean()
+    summary = summary.assign(all=means["spearman"], error=means["error"])
+
+    summary["worst"] = correlations.min(axis=1)
+    summary["where"] = correlations.idxmin(axis=1)
+    summary["federations"] = correlations.notna().sum(axis=1)
+
+    auroc_columns = _auroc_columns(scores)
+    summary[auroc_columns] = scores.groupby("metric")[auroc_columns].mean()
+    for metric in summary.index:
+        scores_of_metric = scores[scores["metric"] == metric]
+        summary.loc[metric, "interval"] = _interval(scores_of_metric)
+
+    summary = summary.reindex([*metrics]).fillna({"where": "", "federations": 0})
+    return summary.sort_values("all", ascending=False, kind="stable")
+
+
+def _auroc_columns(table: DataFrame) -> list[str]:
+    return [name for name in table if name.startswith("auroc ")]
 
 
 def by_set(
-    results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]
+    results: BenchResults,
+    federations: FederationTruths,
+    metrics: Iterable[str],
+    costs: Mapping[str, Cost],
 ) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
-    names, parts = [*metrics], []
-    for which in SETS:
-        some = {name: each for name, each in federations.items() if each[0].set == which}
-        if not some:
+    metrics = list(metrics)
+    summaries = []
+    for set_name in SETS:
+        members = {}
+        for name, (federation, truth) in federations.items():
+            if federation.set == set_name:
+                members[name] = federation, truth
+        if not members:
             continue
-        table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
-        table = table.assign(
-            set=which,
-            of_ceiling=table["all"] / Series(truth.ceiling for _, truth in some.values()).mean(),
-        )
-        for metric, following in pairwise(table.index[table["federations"] > 0]):
-            lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
-            table.loc[metric, "lead"] = lead.mean()
-            table.loc[metric, "lead_interval"] = stats.t.ppf(0.95, len(lead) - 1) * lead.sem()
-        parts.append(table)
-    table = pandas.concat(parts).rename(
-        columns={"all": "rank_correlation", "error": "misallocated"}
-    )
-    table["ms_a_round"] = [
-        1000 * costs[name].seconds if name in costs else NAN for name in table.index
-    ]
-    kinds = [name for name in table if name.startswith("auroc ")]
-    return table.rename_axis("metric").reset_index().reindex(columns=[*BY_SET, *kinds])
+
+        summary = summarize(results, members, metrics)
+        ceilings = Series(truth.ceiling for _, truth in members.values())
+        summary["set"] = set_name
+        summary["of_ceiling"] = summary["all"] / ceilings.mean()
+
+        correlations = by_federation(scores_of(results, members))
+        ranking = summary.index[summary["federations"] > 0]
+        for metric, next_metric in pairwise(ranking):
+            lead = (correlations.loc[metric] - correlations.loc[next_metric]).dropna()
+            quantile = stats.t.ppf(0.95, len(lead) - 1)
+            summary.loc[metric, "lead"] = lead.mean()
+            summary.loc[metric, "lead_interval"] = quantile * lead.sem()
+        summaries.append(summary)
+
+    table = pandas.concat(summaries)
+    table = table.rename(columns={"all": "rank_correlation", "error": "misallocated"})
+    table["ms_a_round"] = NAN
+    for metric in table.index:
+        if metric in costs:
+            table.loc[metric, "ms_a_round"] = 1000 * costs[metric].seconds
+    columns = [*BY_SET, *_auroc_columns(table)]
+    return table.rename_axis("metric").reset_index().reindex(columns=columns)
 
 
 def two_digits(value: float) -> str:
     """Format a number with two decimals, NaN as empty."""
-    return "" if value != value else f"{value:.2f}"
+    return "" if math.isnan(value) else f"{value:.2f}"
 
 
-def scores_of(results: BenchResults, federations: Known) -> DataFrame:
+def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame:
     """Compare the values of each run with the truth. Return a table with a row per run and a column per score."""
-    kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
         if name not in federations:
             continue
         federation, truth = federations[name]
-        row = {"federation": name, "seed": seed, "metric": metric}
-        row |= {"spearman": spearman(values, truth.mean), "error": share_error(values, truth.mean)}
-        rows.append(
-            row
-            | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()}
-        )
-    head = ["federation", "seed", "metric", "spearman", "error"]
-    return DataFrame(rows, columns=[*head, *(f"auroc {kind}" for kind in kinds)])
+        row = {
+            "federation": name,
+            "seed": seed,
+            "metric": metric,
+            "spearman": spearman(values, truth.mean),
+            "error": share_error(values, truth.mean),
+        }
+        for kind, is_bad in federation.badness().items():
+            row[f"auroc {kind}"] = auroc(values, is_bad)
+        rows.append(row)
+
+    kinds = set[str]()
+    for federation, _ in federations.values():
+        kinds.update(federation.bad)
+    columns = ["federation", "seed", "metric", "spearman", "error"]
+    columns += [f"auroc {kind}" for kind in sorted(kinds)]
+    return DataFrame(rows, columns=columns)
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
@@ -142,43 +175,59 @@ def costs(
     say: Callable[[str], None] = print,
 ) -> dict[str, Cost]:
     """Measure each metric's cost per round in a training run of its own, or read it from ``path``."""
-    own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
-    kept = None if path is None else ResultFile(path, COST_COLUMNS)
-    rows = (
-        []
-        if kept is None
-        else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
+    identities = {}
+    for name, entry in entries.items():
+        identities[name] = f"{entry.identity()} {federation.identity.key}"
+
+    measured: dict[str, Cost] = {}
+    file = None if path is None else ResultFile(path, COST_COLUMNS)
+    for row in [] if file is None else file.rows:
+        name = row["metric"]
+        if row["identity"] == identities.get(name):
+            measured[name] = Cost(row["seconds"], row["evaluations"], row["training"])
+
+    for name, entry in entries.items():
+        if name in measured:
+            continue
+        cost = _cost_of(name, entry, federation)
+        if cost is None:
+            continue
+        measured[name] = cost
+        say(f"{name}: {1000 * cost.seconds:.1f} ms a round")
+        if file is not None:
+            numbers = [f"{number:.6g}" for number in astuple(cost)]
+            file.add([[name, *numbers, identities[name]]])
+    return measured
+
+
+def _cost_of(name: str, entry: Entry, federation: Federation) -> Cost | None:
+    """Measure a metric's cost, None if it has no values in this federation."""
+    run = run_metrics(federation, {name: entry}, seed=0)
+    if name in run.refused or name in run.failed:
+        return None
+    seconds = run.seconds.get(name, NAN)
+    if entry.client_algorithm is not None:
+        # The metric's cost at the clients is part of the training.
+        plain_run = run_metrics(federation, {}, seed=0)
+        seconds = max(seconds, run.fit - plain_run.fit)
+    training = max(run.fit - run.seconds.get(name, 0.0), 0.0) if run.fit else 0.0
+
+    rounds = federation.rounds
+    return Cost(
+        seconds=seconds / rounds,
+        evaluations=run.evaluations.get(name, 0) / rounds,
+        training=training / rounds,
     )
-    known = {
-        row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows
-    }
-    for name, each in entries.items():
-        if name in known:
-            continue
-        found = run_metrics(federation, {name: each}, seed=0)
-        if name in found.refused or name in found.failed:
-            continue
-        seconds, rounds = found.seconds.get(name, NAN), federation.rounds
-        if (
-            each.client_algorithm is not None
-        ):  # the metric's cost at the clients is part of the training
-            seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
-        training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
-        known[name] = Cost(
-            seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds
-        )
-        say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
-        if kept is not None:
-            kept.add([[name, *(f"{number:.6g}" for number in astuple(known[name])), own[name]]])
-    return known
 
 
 def _interval(runs: DataFrame) -> float:
     """Compute half the 90 % t-interval's width of a metric's mean rank correlation."""
     scores = runs.groupby("federation")["spearman"]
-    counts, spreads = scores.count(), scores.var()
+    counts = scores.count()
+    spreads = scores.var()
     if spreads.isna().all():
         return NAN
     variances = spreads.fillna(spreads.mean()) / counts
     freedom = int((counts - 1).sum())
-    return float(stats.t.ppf(0.95, freedom) * variances.sum() ** 0.5 / len(counts))
+    quantile = stats.t.ppf(0.95, freedom)
+    return float(quantile * variances.sum() ** 0.5 / len(counts))

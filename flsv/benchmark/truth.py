@@ -81,9 +81,15 @@ class Truth:
     @property
     def ceiling(self) -> float:
         """Mean rank correlation of a seed's values with the mean of the other seeds."""
-        values = self.values
-        others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
-        return fmean(map(spearman, values, others)) if len(values) > 1 else NAN
+        num_seeds = len(self.values)
+        if num_seeds < 2:
+            return NAN
+        correlations = []
+        for position, values in enumerate(self.values):
+            is_peer = torch.arange(num_seeds) != position
+            mean_of_peers = self.values[is_peer].mean(0)
+            correlations.append(spearman(values, mean_of_peers))
+        return fmean(correlations)
 
 
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
@@ -99,35 +105,35 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
         ConfigurationError: there is no table, the table was made with other settings, or coalitions are missing in it.
     """
     path = folder / f"{federation.name}.csv"
-    make = "flsv.benchmark.make_truth(federation, folder)"
+    command = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
         raise ConfigurationError(
-            f"there is no truth of {federation.name} ({path}): make it, {make}"
+            f"there is no truth of {federation.name} ({path}): make it, {command}"
         )
     store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
     if not store.seeds:
         raise ConfigurationError(
-            f"{path} holds no coalition yet. Go on with the command that makes it, {make}."
+            f"{path} holds no coalition yet. Go on with the command that makes it, {command}."
         )
-    clients = 1 + max(
-        client
-        for seed in store.seeds
-        for members in store.coalitions(seed)
-        for client in (0, *members)
-    )
-    masks = all_coalitions(clients)
-    missing = [
-        (seed, each) for seed in store.seeds for each in store.missing(seed, members_of(masks))
-    ]
+
+    last_client = 0
+    for seed in store.seeds:
+        for members in store.coalitions(seed):
+            last_client = max([last_client, *members])
+    masks = all_coalitions(last_client + 1)
+    missing = []
+    for seed in store.seeds:
+        for members in store.missing(seed, members_of(masks)):
+            missing.append((seed, members))
     if missing:
         seed, members = missing[0]
         raise ConfigurationError(
             f"{path}: {len(missing)} of {len(store.seeds) * len(masks)} coalitions are missing, such as "
-            f"{list(members)} of seed {seed}. Go on with the command that makes it, {make}."
+            f"{list(members)} of seed {seed}. Go on with the command that makes it, {command}."
         )
-    return exact_truth(
-        store.seeds, torch.stack([store.table(seed, masks)[:, 0] for seed in store.seeds])
-    )
+
+    utilities = [store.table(seed, masks)[:, 0] for seed in store.seeds]
+    return exact_truth(store.seeds, torch.stack(utilities))
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
@@ -151,29 +157,26 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
             f"is {MOST_CLIENTS} clients."
         )
-    store, trained = (
-        UtilityStore(
-            folder / f"{federation.name}.csv", [UTILITY], truth_settings(federation, folder)
-        ),
-        0,
-    )
+    path = folder / f"{federation.name}.csv"
+    store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
     masks = all_coalitions(clients)
+    num_trained = 0
     for seed in seeds:
-        trained += len(store.missing(seed, members_of(masks)))
+        num_trained += len(store.missing(seed, members_of(masks)))
         _train(federation, masks, seed, store)
     federation.release()
-    return trained
+    return num_trained
 
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     """Return ``{name: fingerprint}`` of the settings on which a coalition's utility depends."""
-    said = {
-        name: getattr(federation, name)
-        for name in ("rounds", "data", "model", "performance", "mode", "attacks")
-    }
-    text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
-    own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
-    return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
+    names = ("rounds", "data", "model", "performance", "mode", "attacks", "local_epochs")
+    options = {name: getattr(federation, name) for name in names}
+    text = json.dumps(options, sort_keys=True)
+    settings = {"settings": hashlib.sha256(text.encode()).hexdigest()[:12]}
+    if folder != FOLDER:
+        settings["data and versions"] = federation.identity.key
+    return settings
 
 
 def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor:

@@ -32,7 +32,7 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import (
     Cost,
-    Known,
+    FederationTruths,
     by_federation,
     by_set,
     costs,
@@ -95,48 +95,63 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    say, entries = printer(quiet), dict(map(entry, options.metric or METRICS))
-    if any(candidate.own for candidate in entries.values()):
-        entries |= {name: METRICS[name] for name in BASELINES}
-    with FolderLock(options.out):
-        truths = _known(options, say)
-        seeds = options.seeds or (1 if options.quick else 3)
-        results = bench(truths, entries, seeds=seeds, folder=options.out, say=say)
-        cost = {} if options.quick else _costs(truths, entries, options.out / "costs.csv", say)
-        summary = _report(options.out, results, truths, entries, cost)
+    say = printer(quiet)
+    entries = dict(map(entry, options.metric or METRICS))
+    if any(description.is_users for description in entries.values()):
+        for name in BASELINES:
+            entries[name] = METRICS[name]
+    out = options.out
+    seeds = options.seeds or (1 if options.quick else 3)
+    with FolderLock(out):
+        federations = _federations(options, say)
+        results = bench(
+            federations,
+            entries,
+            seeds=seeds,
+            folder=out,
+            say=say,
+        )
+        files = ["benchmark.csv", "federations.csv", "values.csv"]
+        cost: Mapping[str, Cost] = {}
+        if not options.quick:
+            cost = _costs(federations, entries, out / "costs.csv", say)
+            files.insert(2, "costs.csv")
+        summary = _report(out, results, federations, entries, cost)
         if not quiet:
-            _show(summary, truths)
-        files = [
-            "benchmark.csv",
-            "federations.csv",
-            *([] if options.quick else ["costs.csv"]),
-            "values.csv",
-        ]
-        print(f"Written: {display_path(options.out)} ({', '.join(files)})")
+            _show(summary, federations)
+        print(f"Written: {display_path(out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
 
-def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
+def _federations(
+    options: argparse.Namespace,
+    say: Callable[[str], None],
+) -> FederationTruths:
     """Return the requested federations and their true values, ``{name: (federation, truth)}``."""
-    asked = available_federations(options.federations or (QUICK if options.quick else SETS), say)
-    for each in asked:
-        if each.name not in names():
-            each.check()
-    return {
-        each.name: (each, _truth(each, options.out, options.truth_seeds or len(SEEDS)))
-        for each in asked
-    }
+    default_names = QUICK if options.quick else SETS
+    requested = available_federations(options.federations or default_names, say)
+    packaged_names = names()
+    for candidate in requested:
+        if candidate.name not in packaged_names:
+            candidate.check()
+
+    num_seeds = options.truth_seeds or len(SEEDS)
+    federations = {}
+    for candidate in requested:
+        federations[candidate.name] = candidate, _truth(candidate, options.out, num_seeds)
+    return federations
 
 
-def _truth(each: Federation, out: Path, seeds: int) -> Truth:
+def _truth(candidate: Federation, out: Path, seeds: int) -> Truth:
     """Return a federation's true values: packaged ones, or values of coalitions that are trained now."""
-    if each.name in names() and each == federation(each.name):
-        return truth_table(each)
+    name = candidate.name
+    if name in names() and candidate == federation(name):
+        return truth_table(candidate)
     folder = out / "truths"
-    if not (folder / f"{each.name}.csv").is_file():
-        print(f"{each.name}: training all of its coalitions, {seeds} times.", flush=True)
-    make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
-    return truth_table(each, folder)
+    if not (folder / f"{name}.csv").is_file():
+        print(f"{name}: training all of its coalitions, {seeds} times.", flush=True)
+    make_truth(candidate, folder, range(SEEDS[0], SEEDS[0] + seeds))
+    return truth_table(candidate, folder)
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
@@ -155,55 +170,69 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path,
     results: BenchResults,
-    known: Known,
+    federations: FederationTruths,
     entries: Mapping[str, Entry],
     cost: Mapping[str, Cost],
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
-    summary = summarize(results, known, entries)
-    table = by_set(results, known, entries, cost)
+    summary = summarize(results, federations, entries)
+    table = by_set(results, federations, entries, cost)
     table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
-    ranks = by_federation(scores_of(results, known)).T.assign(
-        ceiling={name: each.ceiling for name, (_, each) in known.items()}
-    )
-    ranks.to_csv(out / "federations.csv", float_format="%.3f")
+
+    correlations = by_federation(scores_of(results, federations))
+    ceilings = {}
+    for name, (_, truth) in federations.items():
+        ceilings[name] = truth.ceiling
+    by_name = correlations.T.assign(ceiling=ceilings)
+    by_name.to_csv(out / "federations.csv", float_format="%.3f")
     return summary
 
 
 def _costs(
-    known: Known, entries: Mapping[str, Entry], path: Path, say: Callable[[str], None]
+    federations: FederationTruths,
+    entries: Mapping[str, Entry],
+    path: Path,
+    say: Callable[[str], None],
 ) -> Mapping[str, Cost]:
     """Measure each metric's cost, ``{metric: cost}``, in the federation :data:`COSTS_IN`, or else the user's own."""
-    own = [each for name, (each, _) in known.items() if name not in names()]
-    return costs(
-        known[COSTS_IN][0] if COSTS_IN in known else (*own, federation(COSTS_IN))[0],
-        entries,
-        path,
-        say=say,
-    )
+    users_names = [name for name in federations if name not in names()]
+    if COSTS_IN in federations:
+        measured, _ = federations[COSTS_IN]
+    elif users_names:
+        measured, _ = federations[users_names[0]]
+    else:
+        measured = federation(COSTS_IN)
+    return costs(measured, entries, path, say=say)
 
 
 def _list() -> None:
-    found = [federation(name) for name in names()]
-    metrics = {"what it is": [each.title for each in METRICS.values()]}
-    metrics["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
-    columns: dict[str, list[str]] = {"what it is": [each.title for each in found]}
-    columns["set"] = [each.set.replace("_", " ") for each in found]
-    columns["data"] = ["there" if each.available else "not there" for each in found]
+    metrics: dict[str, list[str]] = {"what it is": [], "needs": []}
+    for description in METRICS.values():
+        metrics["what it is"].append(description.title)
+        metrics["needs"].append(", ".join(description.needed) or "nothing")
     print_table("Metrics", list(METRICS), metrics, corner="metric")
-    print_table("Federations", names(), columns, corner="federation")
+
+    federations: dict[str, list[str]] = {"what it is": [], "set": [], "data": []}
+    for packaged in map(federation, names()):
+        federations["what it is"].append(packaged.title)
+        federations["set"].append(packaged.set.replace("_", " "))
+        federations["data"].append("there" if packaged.available else "not there")
+    print_table("Federations", names(), federations, corner="federation")
 
 
-def _show(summary: DataFrame, known: Known) -> None:
-    title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}"
-    ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
-    sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns: dict[str, list[str]] = {
-        which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets
-    }
+def _show(summary: DataFrame, federations: FederationTruths) -> None:
+    count = f"{len(federations)} federations" if len(federations) > 1 else "1 federation"
+    title = f"Rank correlation with the retrained Shapley values, {count}"
+    ceilings = [truth.ceiling for _, truth in federations.values()]
+    ceiling = sum(ceilings) / len(federations)
+
+    columns: dict[str, list[str]] = {}
+    set_names = {member.set for member, _ in federations.values()}
+    for set_name in SETS:
+        if set_name in set_names:
+            columns[set_name.replace("_", " ")] = ["", *summary[set_name].map(two_digits)]
     columns["all"] = [two_digits(ceiling), *summary["all"].map(two_digits)]
-    columns["worst"] = [
-        "",
-        *(f"{two_digits(row['worst'])} {row['where']}" for _, row in summary.iterrows()),
-    ]
+    columns["worst"] = [""]
+    for _, row in summary.iterrows():
+        columns["worst"].append(f"{two_digits(row['worst'])} {row['where']}")
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

@@ -132,9 +132,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_counts: Tensor | None = None
         if self._sized:
             self._create_states()
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ContributionMetric)]
-        taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-        self._read_only = frozenset(taken & vars(self).keys() - self._defaults.keys())
+        argument_names = set[str]()
+        for metric_class in type(self).__mro__:
+            if issubclass(metric_class, ContributionMetric):
+                argument_names.update(inspect.signature(metric_class.__init__).parameters)
+        # The states of torchmetrics may change.
+        self._read_only = frozenset(argument_names & vars(self).keys() - self._defaults.keys())
 
     def bind(
         self,
@@ -158,10 +161,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             ConfigurationError: the metric was constructed with another number of clients or classes.
         """
         for name, value in (("num_clients", num_clients), ("num_classes", num_classes)):
-            mine = getattr(self, name)
-            if mine is not None and mine != value:
+            argument = getattr(self, name)
+            if argument is not None and argument != value:
                 raise ConfigurationError(
-                    f"{type(self).__name__}({name}={mine}) does not fit the federation, which has {name}={value}. "
+                    f"{type(self).__name__}({name}={argument}) does not fit the federation, which has {name}={value}. "
                     f"Leave {name} out: it is taken from the data."
                 )
         self.class_names = class_names
@@ -251,16 +254,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
         if not isinstance(incoming, type(self)):
             return
-        mine, theirs = _settings(self), _settings(incoming)
-        differ = [
-            f"{n}={mine[n]!r} and {theirs[n]!r}"
-            for n in mine
-            if n in theirs and mine[n] != theirs[n]
-        ]
-        if differ:
+        incoming_settings = _settings(incoming)
+        differences = []
+        for name, setting in _settings(self).items():
+            if name in incoming_settings and incoming_settings[name] != setting:
+                differences.append(f"{name}={setting!r} and {incoming_settings[name]!r}")
+        if differences:
             raise ConfigurationError(
-                f"{type(self).__name__} metrics with {', '.join(differ)} cannot be merged: their values do not mean "
-                "the same. Give both the same arguments."
+                f"{type(self).__name__} metrics with {', '.join(differences)} cannot be merged: their values do not "
+                "mean the same. Give both the same arguments."
             )
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -135,8 +135,9 @@ class ClassSpecificShapley(ContributionMetric):
         assert num_classes is not None
         reduction = partial(momentum_merge, momentum=self.momentum)
         # A further column for the samples, with the same momentum, where values are weighted by them.
-        start = torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1)
-        self.add_state("history", start, dist_reduce_fx=reduction)
+        num_columns = num_classes + self._weighs
+        no_history = torch.zeros(num_clients, 2 * num_columns + 1)
+        self.add_state("history", no_history, dist_reduce_fx=reduction)
 
     def update(
         self,
@@ -182,8 +183,7 @@ class ClassSpecificShapley(ContributionMetric):
         multiply it by the moving average of the client's number of samples. NaN for clients that never took part.
         """
         mean = super().per_client(value)
-        return (
-            mean * momentum_value(self.history, self.momentum)[:, -1].to(mean)
-            if self._weighs
-            else mean
-        )
+        if not self._weighs:
+            return mean
+        num_samples = momentum_value(self.history, self.momentum)[:, -1]
+        return mean * num_samples.to(mean)

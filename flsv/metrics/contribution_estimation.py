@@ -56,9 +56,11 @@ def leave_self_out(
     """
     assert local.start is not None
     assert local.sent is not None
-    others = without_own(aggregate, local.sent, weight)
-    model = local.start if others is None else others
-    return local.told("score", local.utility(model[None], performance)[0])
+    model = without_own(aggregate, local.sent, weight)
+    if model is None:
+        model = local.start
+    score = local.utility(model[None], performance)[0]
+    return local.told("score", score)
 
 
 declare_answer(leave_self_out, _score)
@@ -80,8 +82,10 @@ def scores_without_own(
     def ask(client: Client) -> Tensor | None:
         try:
             answer = client.ask(question, aggregate, weight_of[client.id])
-        except NoAnswer as why:
-            warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
+        except NoAnswer as reason:
+            warnings.warn(
+                f"{reason} Its score of the others is missing in this round.", stacklevel=2
+            )
             return None
         return answer.double()
 
@@ -257,13 +261,18 @@ class ContributionEstimation(ContributionMetric):
 
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
-        seen = self.seen > 0
+        took_part = self.seen > 0
         value = torch.full_like(self.cosines, float("nan"))
-        if seen.any():
+        if took_part.any():
             cosines, scores = self._means()
-            means = cosines[seen].cpu(), scores[seen].cpu()
-            estimates = contribution_estimates(*means, self.combine, self.floor, self.cap)
-            value[seen] = estimates.to(value)
+            estimates = contribution_estimates(
+                cosines[took_part].cpu(),
+                scores[took_part].cpu(),
+                self.combine,
+                self.floor,
+                self.cap,
+            )
+            value[took_part] = estimates.to(value)
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -274,5 +283,7 @@ class ContributionEstimation(ContributionMetric):
         return {"cosine": cosines, "error": 1 - scores}
 
     def _means(self) -> tuple[Tensor, Tensor]:
-        means = self.cosines / self.seen, self.scores / (self.seen + 1)
-        return means[0], means[1].masked_fill(self.seen == 0, float("nan"))
+        mean_cosines = self.cosines / self.seen
+        # A prior score of 0 counts as one round.
+        mean_scores = self.scores / (self.seen + 1)
+        return mean_cosines, mean_scores.masked_fill(self.seen == 0, float("nan"))

@@ -125,20 +125,29 @@ class CosineGradientShapley(ContributionMetric):
                 weights.
         """
         matrix = self._matrix(client_ids, client_updates)
-        samples = torch.ones_like(client_ids) if num_samples is None else num_samples
-        before = cohort_reputation(self.reputation, client_ids, samples)
-        weights = (
-            normalized(before) if aggregation_weights is None else aggregation_weights.double()
-        )
+        if num_samples is None:
+            num_samples = torch.ones_like(client_ids)
+        old_reputation = cohort_reputation(self.reputation, client_ids, num_samples)
+        if aggregation_weights is None:
+            weights = normalized(old_reputation)
+        else:
+            weights = aggregation_weights.double()
+
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))
-        begins = self.init == "zero" and bool(self.reputation.isnan().all())  # no past to weigh
-        after = updated_reputation(
-            None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor
+        has_no_history = bool(self.reputation.isnan().all())
+        past_reputation = None
+        if self.init != "zero" or not has_no_history:
+            past_reputation = old_reputation.to(phi.device)
+        new_reputation = updated_reputation(
+            past_reputation, phi, alpha=self.alpha, floor=self.floor
         )
-        self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
+
         # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
-        self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
+        scaled_reputation = new_reputation * old_reputation.sum()
+        self.reputation = self.reputation.clone()
+        self.reputation[client_ids] = scaled_reputation.to(self.reputation)
+        self.phi = self.phi.clone()
         self.phi[client_ids] = phi.to(self.phi)
 
     def compute(self) -> Tensor:

@@ -18,13 +18,14 @@ from flsv.metrics.base import ContributionMetric
 from flsv.privacy import GaussianPrivacy
 
 
-def _traffic(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
+def _traffic(round: Round, direction: Literal["up", "down"], bytes: bool = False) -> Tensor:
     """Count the numbers (or ``bytes``) that the round's r reached clients sent (``"up"``) or received (``"down"``),
     ``[r]``.
     """
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
-    return count(round.reached.tolist(), way).to(round.reached.device)
+    counts = count(round.reached.tolist(), direction)
+    return counts.to(round.reached.device)
 
 
 class CommunicationCost(ContributionMetric):
@@ -67,10 +68,10 @@ class CommunicationCost(ContributionMetric):
     #: dropped are included.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
-        "uploaded": partial(_traffic, way="up"),
-        "downloaded": partial(_traffic, way="down"),
-        "uploaded_bytes": partial(_traffic, way="up", bytes=True),
-        "downloaded_bytes": partial(_traffic, way="down", bytes=True),
+        "uploaded": partial(_traffic, direction="up"),
+        "downloaded": partial(_traffic, direction="down"),
+        "uploaded_bytes": partial(_traffic, direction="up", bytes=True),
+        "downloaded_bytes": partial(_traffic, direction="down", bytes=True),
     }
     exchanged: Tensor
     seen: Tensor
@@ -135,11 +136,13 @@ class CommunicationCost(ContributionMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the numbers of parameters and bytes that all clients together sent and received so far."""
-        sums = {"parameters": self.exchanged.sum(0), "bytes": self.exchanged_bytes.sum(0)}
+        parameters_up, parameters_down = self.exchanged.sum(0).cpu().double()
+        bytes_up, bytes_down = self.exchanged_bytes.sum(0).cpu().double()
         return {
-            f"{kind}_{way}": count
-            for kind, counts in sums.items()
-            for way, count in zip(("up", "down"), counts.cpu().double())
+            "parameters_up": parameters_up,
+            "parameters_down": parameters_down,
+            "bytes_up": bytes_up,
+            "bytes_down": bytes_down,
         }
 
     def columns(self) -> list[str]:
@@ -221,12 +224,11 @@ class PrivacyLoss(ContributionMetric):
         """Return each client's numbers of rounds, ``[num_clients]``. ``rounds`` counts those in which it took part. If
         the mechanism has a ``max_epsilon``, ``affordable`` counts those that remain.
         """
-        affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
-        return (
-            {"rounds": taken}
-            if affordable is None
-            else {"rounds": taken, "affordable": affordable - taken}
-        )
+        rounds = self.participations.float()
+        affordable = self.privacy.affordable_rounds()
+        if affordable is None:
+            return {"rounds": rounds}
+        return {"rounds": rounds, "affordable": affordable - rounds}
 
     def spent(self) -> str | None:
         """Return a message if the client with the most rounds would exceed ``max_epsilon`` in another round. None if
@@ -238,10 +240,10 @@ class PrivacyLoss(ContributionMetric):
         if affordable is None or int(self.participations.max()) < affordable:
             return None
         client = int(self.participations.argmax())
-        taken = int(self.participations[client])
+        rounds = int(self.participations[client])
         return (
             f"{client_called(client, self.client_names or ())} has spent epsilon = "
-            f"{self.privacy.epsilon(taken):.4g} in {taken} rounds, and one more would make it "
-            f"{self.privacy.epsilon(taken + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
+            f"{self.privacy.epsilon(rounds):.4g} in {rounds} rounds, and one more would make it "
+            f"{self.privacy.epsilon(rounds + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
             f"(delta={self.privacy.delta:g})"
         )

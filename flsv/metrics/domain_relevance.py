@@ -108,8 +108,12 @@ class DomainRelevance(ContributionMetric):
             )
         values = self.history.new_full((n, n), float("nan"))
         values[client_ids] = peer_values.to(values)
-        pairs = (~values.isnan()).flatten()
-        self.history = momentum_add(self.history, pairs, values.flatten()[pairs, None], self.alpha)
+        # The history has a row per pair of clients.
+        values = values.flatten()
+        was_evaluated = ~values.isnan()
+        self.history = momentum_add(
+            self.history, was_evaluated, values[was_evaluated, None], self.alpha
+        )
 
     def compute(self) -> Tensor:
         """Compute the scores ``[num_clients, num_clients]``, NaN for pairs that were never evaluated."""
@@ -120,9 +124,9 @@ class DomainRelevance(ContributionMetric):
         """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``. NaN for a
         model without a score.
         """
-        others = value.clone()
-        others.fill_diagonal_(float("nan"))
-        return others.nanmean(0)
+        scores_by_others = value.clone()
+        scores_by_others.fill_diagonal_(float("nan"))
+        return scores_by_others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of

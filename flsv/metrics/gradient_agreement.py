@@ -77,7 +77,7 @@ class GradientAgreement(ContributionMetric):
     to_pay_by = True
     rules = (
         (
-            lambda given: not given.balanced or given.loss is None,
+            lambda arguments: not arguments.balanced or arguments.loss is None,
             "the module's own loss has no classes to balance. Leave one of them out.",
         ),
     )
@@ -100,11 +100,13 @@ class GradientAgreement(ContributionMetric):
         balanced: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.blend, self.loss, self.balanced = blend, loss, balanced
+        self.blend = blend
+        self.loss = loss
+        self.balanced = balanced
         #: The performance measure of models, see :meth:`flsv.Round.play`.
-        self.measured_by: str | ModelScore = (
-            "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
-        )
+        self.measured_by: str | ModelScore = "negative_loss"
+        if loss is not None:
+            self.measured_by = performance_of(self, loss, "min", "loss")
         super().__init__(num_clients, None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
@@ -116,20 +118,17 @@ class GradientAgreement(ContributionMetric):
 
     def _slopes(self, round: Round) -> Tensor:
         """Compute the validation loss's slope along the update of each of the round's k clients, ``[k]``."""
-        logged = not isinstance(self.measured_by, str)
-        return logged_slopes(round, self.measured_by) if logged else round.slopes(self.balanced)
+        if isinstance(self.measured_by, str):
+            return round.slopes(self.balanced)
+        return logged_slopes(round, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        zeros = torch.zeros(num_clients, dtype=torch.float64)
         for name in ("gain", "level", "cosine", "seen"):
-            self.add_state(
-                name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum"
-            )
+            self.add_state(name, zeros.clone(), dist_reduce_fx="sum")
         self.add_state("levels", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state(
-            "samples",
-            torch.full((num_clients,), float("nan"), dtype=torch.float64),
-            dist_reduce_fx=latest,
-        )
+        missing = torch.full_like(zeros, float("nan"))
+        self.add_state("samples", missing, dist_reduce_fx=latest)
 
     def update(
         self,
@@ -178,19 +177,23 @@ class GradientAgreement(ContributionMetric):
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
     def _parts(self) -> tuple[Tensor, Tensor]:
+        """Return the clients' shares of the descent, and their mean cosines times their samples."""
         # If all slopes of a client's rounds are 0, its sum is 0, too.
-        level = self.level.masked_fill(~(self.level > 0), 1.0).masked_fill(
-            self.seen == 0, float("nan")
-        )
-        return self.gain / level * self.levels, self.samples * self.cosine / self.seen
+        has_descent = self.level > 0
+        level = self.level.masked_fill(~has_descent, 1.0)
+        level = level.masked_fill(self.seen == 0, float("nan"))
+        descent = self.gain / level * self.levels
+        return descent, self.samples * self.cosine / self.seen
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
-    players = len(round)
-    utility = round.play(measure, torch.full((players,), STEP))
-    masks = torch.cat(
-        [torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)]
-    )
-    values = utility(masks)
-    return (values[0] - values[1:]) / STEP
+    num_players = len(round)
+    weights = torch.full((num_players,), STEP)  # a coalition's model goes this part of an update
+    utility = round.play(measure, weights)
+
+    empty_coalition = torch.zeros(1, num_players, dtype=torch.bool)
+    single_clients = torch.eye(num_players, dtype=torch.bool)
+    utilities = utility(torch.cat([empty_coalition, single_clients]))
+    # A utility is minus the loss, so the slope is the utility that is lost.
+    return (utilities[0] - utilities[1:]) / STEP

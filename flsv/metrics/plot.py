@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flsv.utilities.charts import PALETTE, client_labels, label_text
@@ -20,7 +19,8 @@ from flsv.utilities.charts import PALETTE, client_labels, label_text
 #: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
 MOST_LABELS = 40
 #: Largest number of clients whose lines all get a color and a name. Of more, only the highest and lowest do.
-MOST_LINES, ENDS = 20, 5
+MOST_LINES = 20
+NAMED_PER_END = 5
 #: Largest number of cells in a heatmap that shows their numbers.
 MOST_NUMBERS = 200
 
@@ -36,9 +36,10 @@ class Shown(tuple[Any, ...]):
     """
 
     def _repr_png_(self) -> bytes | None:
-        figure, buffer = self[0], io.BytesIO()
+        figure = self[0]
         if figure.canvas.manager is not None:
             return None
+        buffer = io.BytesIO()
         figure.savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
 
@@ -48,8 +49,8 @@ def shows(plot: _Plot) -> _Plot:
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
-        drawn = plot(*args, **kwargs)
-        return Shown(drawn) if isinstance(drawn, tuple) else drawn
+        result = plot(*args, **kwargs)
+        return Shown(result) if isinstance(result, tuple) else result
 
     return cast(_Plot, with_picture)
 
@@ -67,91 +68,137 @@ def plot_contributions(
 ) -> tuple[Any, Any]:
     """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
     rows = [val] if isinstance(val, Tensor) else list(val)
-    if not rows or any(row.ndim not in (1, 2 if row is val else 1) for row in rows):
+    is_heatmap = isinstance(val, Tensor) and val.ndim == 2
+    num_dimensions = 2 if is_heatmap else 1
+    if not rows or any(row.ndim != num_dimensions for row in rows):
         raise ValueError(
             "expected [n, M], [n] or a sequence of [n]: of values per class, those of one class."
         )
-    values = torch.stack([row.detach().double().cpu() for row in rows]).numpy()
-    names = [*map(label_text, client_names or range(values.shape[1]))]
-    if isinstance(val, Tensor) and val.ndim == 2:
-        titles = [*map(label_text, class_names or range(values.shape[2]))]
-        ax = ax or _new_axis(2.9 + 0.5 * len(titles), 1.5 + 0.3 * len(names), titles, names)
-        _draw_heatmap(ax, values[0], titles, names, unit, limits)
+
+    arrays = [row.detach().double().cpu().numpy() for row in rows]
+    num_clients = len(arrays[0])
+    names = list(map(label_text, client_names or range(num_clients)))
+    if is_heatmap:
+        num_columns = arrays[0].shape[1]
+        titles = list(map(label_text, class_names or range(num_columns)))
+        ax = ax or _new_axis(
+            width=2.9 + 0.5 * num_columns,
+            height=1.5 + 0.3 * num_clients,
+            below=titles,
+            beside=names,
+        )
+        _draw_heatmap(ax, arrays[0], titles, names, unit, limits)
         ax.set_xlabel(label_text(columns))
         ax.set_ylabel("client")
+    elif isinstance(val, Tensor):
+        width = max(5.0, 2 + 0.42 * num_clients)
+        ax = ax or _new_axis(width, 3.8, below=names)
+        _draw_bars(ax, arrays[0], names, stderr)
+        _finish_axis(ax, unit, limits)
     else:
-        if isinstance(val, Tensor):
-            ax = ax or _new_axis(max(5.0, 2 + 0.42 * len(names)), 3.8, names)
-            _draw_bars(ax, values[0], names, stderr)
-        else:
-            ax = ax or _new_axis(7.6, 3.8)
-            _draw_lines(ax, values, [*map(label_text, client_labels(len(names), client_names))])
-        ax.set(ylabel=unit, **({} if limits is None else {"ylim": limits}))
-        ax.spines[["top", "right"]].set_visible(False)
+        ax = ax or _new_axis(7.6, 3.8)
+        labels = client_labels(num_clients, client_names)
+        legend_texts = list(map(label_text, labels))
+        _draw_lines(ax, np.stack(arrays), legend_texts)
+        _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
     return ax.figure, ax
 
 
+def _finish_axis(ax: Any, unit: str, limits: tuple[float, float] | None) -> None:
+    ax.set_ylabel(unit)
+    if limits is not None:
+        ax.set_ylim(limits)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
 def _new_axis(
-    width: float, height: float, below: Sequence[str] = (), beside: Sequence[str] = ()
+    width: float,
+    height: float,
+    below: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> Any:
     """Return the axis of a new figure, with room for labels below and beside it."""
-    from matplotlib.figure import (
-        Figure,
-    )  # imported here because it is slow, and most runs draw nothing
+    # Imported here because it is slow, and most runs draw nothing.
+    from matplotlib.figure import Figure
 
-    width, height = min(max(width, 4.2), 16), min(max(height, 2.4), 14)
-    more = [
-        size * max(map(len, texts), default=0) for size, texts in ((0.07, beside), (0.06, below))
-    ]
-    return Figure(
-        figsize=(width + more[0], height + more[1]), dpi=100, layout="constrained"
-    ).subplots()
+    width = min(max(width, 4.2), 16)
+    width += 0.07 * max(map(len, beside), default=0)
+    height = min(max(height, 2.4), 14)
+    height += 0.06 * max(map(len, below), default=0)
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    return figure.subplots()
 
 
-def _draw_bars(ax: Any, values: np.ndarray, names: Sequence[str], stderr: Tensor | None) -> None:
-    known, whiskers = np.flatnonzero(np.isfinite(values)), dict[str, Any]()
+def _draw_bars(
+    ax: Any,
+    values: np.ndarray,
+    names: Sequence[str],
+    stderr: Tensor | None,
+) -> None:
+    has_value = np.isfinite(values)
+    clients = np.flatnonzero(has_value)
+    whiskers: dict[str, Any] = {}
     if stderr is not None and not stderr.isnan().all():
-        whiskers = {
-            "yerr": stderr.detach().double().cpu().numpy()[known],
-            "ecolor": "0.65",
-            "capsize": 3,
-        }
-    ax.bar(known, values[known], color=PALETTE[0], **whiskers)
+        errors = stderr.detach().double().cpu().numpy()
+        whiskers = {"yerr": errors[clients], "ecolor": "0.65", "capsize": 3}
+    ax.bar(clients, values[clients], color=PALETTE[0], **whiskers)
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xlabel="client", xlim=(-0.7, len(values) - 0.3))
+    ax.set_xlabel("client")
+    ax.set_xlim(-0.7, len(values) - 0.3)
     _label(ax.xaxis, names)
-    for place in {*range(len(values))} - {*known.tolist()} if len(values) <= MOST_LABELS else ():
-        ax.text(
-            place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5"
-        )
+
+    if len(values) <= MOST_LABELS:
+        for client in np.flatnonzero(~has_value).tolist():
+            ax.text(
+                client,
+                0,
+                " no value",
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color="0.5",
+            )
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
     """Draw a line for each of n clients, its values in r rounds ``rows [r, n]``, with a legend to the right."""
     from matplotlib.ticker import MaxNLocator
 
-    last = {client: column[np.isfinite(column)][-1:] for client, column in enumerate(rows.T)}
-    order = sorted(
-        (client for client in last if last[client].size), key=lambda client: -last[client][0]
-    )
-    named = (
-        range(len(names)) if len(names) <= MOST_LINES else [*order[:ENDS], *order[ENDS:][-ENDS:]]
-    )
-    for client in {*order} - {*named}:
-        ax.plot(range(1, len(rows) + 1), rows[:, client], color="0.72", linewidth=0.7)
-    for place, client in enumerate(named):
-        style = {
-            "color": PALETTE[place % len(PALETTE)],
-            "linestyle": ("-", "--")[place // len(PALETTE)],
-        }
-        # A line through a single value would be invisible.
-        ax.plot(range(1, len(rows) + 1), rows[:, client], label=names[client], marker=".", **style)
+    final_values = {}
+    for client, column in enumerate(rows.T):
+        column_values = column[np.isfinite(column)]
+        if column_values.size:
+            final_values[client] = column_values[-1]
+    ranking = sorted(final_values, key=final_values.__getitem__, reverse=True)
+
+    clients_with_name = list(range(len(names)))
+    if len(names) > MOST_LINES:
+        lower_ranks = ranking[NAMED_PER_END:]
+        clients_with_name = ranking[:NAMED_PER_END] + lower_ranks[-NAMED_PER_END:]
+    rounds = range(1, len(rows) + 1)
+    for client in sorted({*ranking} - {*clients_with_name}):
+        ax.plot(rounds, rows[:, client], color="0.72", linewidth=0.7)
+    for position, client in enumerate(clients_with_name):
+        is_second_pass = position >= len(PALETTE)
+        ax.plot(
+            rounds,
+            rows[:, client],
+            label=names[client],
+            marker=".",  # a line through a single value would be invisible
+            color=PALETTE[position % len(PALETTE)],
+            linestyle="--" if is_second_pass else "-",
+        )
+
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
-    title = None if len(named) == len(names) else "top and bottom"
     ax.legend(
-        fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5)
+        fontsize="small",
+        frameon=False,
+        title="top and bottom" if len(clients_with_name) < len(names) else None,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
     )
 
 
@@ -164,37 +211,54 @@ def _draw_heatmap(
     limits: tuple[float, float] | None,
 ) -> None:
     """Draw ``values [n, M]``, a row per client, with colors symmetric about 0 if some are negative."""
-    known = values[np.isfinite(values)]
-    low, high = limits or ((known.min(), known.max()) if known.size else (0.0, 1.0))
-    negative = low < 0
-    high = max(-low, high) if negative else high or 1.0
+    is_finite = np.isfinite(values)
+    if limits is not None:
+        low, high = limits
+    elif is_finite.any():
+        low = values[is_finite].min()
+        high = values[is_finite].max()
+    else:
+        low, high = 0.0, 1.0
+    has_negative = low < 0
+    bound = max(-low, high) if has_negative else high or 1.0
+
     # Cells without a value let the hatching show through: white would mean 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
-    cells = np.where(np.isfinite(values), values, np.nan)
-    colors: dict[str, Any] = {
-        "cmap": "RdBu" if negative else "Blues",
-        "vmin": -high if negative else 0.0,
-        "vmax": high,
-    }
-    image = ax.imshow(cells, aspect="auto", interpolation="nearest", **colors)
+    image = ax.imshow(
+        np.where(is_finite, values, np.nan),
+        aspect="auto",
+        interpolation="nearest",
+        cmap="RdBu" if has_negative else "Blues",
+        vmin=-bound if has_negative else 0.0,
+        vmax=bound,
+    )
     ax.figure.colorbar(image, ax=ax, label=unit)
     _label(ax.xaxis, titles)
     _label(ax.yaxis, names)
-    for (row, column), value in np.ndenumerate(cells) if cells.size <= MOST_NUMBERS else ():
-        if value == value:
+
+    if values.size <= MOST_NUMBERS:
+        for row, column in np.argwhere(is_finite).tolist():
+            value = values[row, column]
             text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
-            color = "white" if abs(value) > 0.6 * high else "black"
-            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+            color = "white" if abs(value) > 0.6 * bound else "black"
+            ax.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=color,
+            )
 
 
 def _label(axis: Any, texts: Sequence[str]) -> None:
     """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
-    places = range(0, len(texts), 1 + (len(texts) - 1) // MOST_LABELS)
-    axis.set_ticks(places, [texts[place] for place in places])
-    for label in (
-        axis.get_ticklabels()
-        if axis.axis_name == "x" and max(map(len, texts), default=0) > 3
-        else ()
-    ):
-        label.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
+    stride = 1 + (len(texts) - 1) // MOST_LABELS
+    positions = range(0, len(texts), stride)
+    axis.set_ticks(positions, [texts[position] for position in positions])
+    longest = max(map(len, texts), default=0)
+    if axis.axis_name == "x" and longest > 3:
+        for label in axis.get_ticklabels():
+            label.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")

@@ -38,9 +38,11 @@ from flsv.utilities.host_copies import to_host
 def _last_values(stretches: Tensor) -> Tensor:
     """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
     with NaN in front if there are fewer."""
-    values = stretches.flatten(0, 1)
-    known = values[~values.flatten(1).isnan().all(1)]
-    return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
+    num_rounds = stretches.shape[1]
+    rounds = stretches.flatten(0, 1)  # [W * L, ...]
+    is_empty = rounds.flatten(1).isnan().all(1)
+    padding = torch.full_like(stretches[0], float("nan"))
+    return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
 
 
 def _one_after_the_other(stretches: Tensor) -> Tensor:
@@ -383,10 +385,8 @@ class ShadowShapley(MeasuredMetric):
                 f"ShadowShapley: there are no values: {broken} come to no finite performance.",
                 stacklevel=2,
             )
-            self.values, self.errors = (
-                self.values * torch.nan,
-                self.errors * torch.nan,
-            )
+            self.values = self.values * torch.nan
+            self.errors = self.errors * torch.nan
             return
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
@@ -589,5 +589,9 @@ class ShadowShapley(MeasuredMetric):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
         score the models, also ``judged``, each client's last score of the federation's own model."""
-        found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
-        return found if self._judged is None else found | {"judged": self._judged}
+        numbers = {}
+        if self._pending is None:
+            numbers["evaluations"] = self.evaluations.clone()
+        if self._judged is not None:
+            numbers["judged"] = self._judged
+        return numbers

@@ -206,7 +206,7 @@ class Decay(Sum):
 
     rules: ClassVar[Rules] = (
         (
-            lambda given: given.threshold <= given.decay,
+            lambda arguments: arguments.threshold <= arguments.decay,
             "above decay={decay} no round would be evaluated.",
         ),
     )

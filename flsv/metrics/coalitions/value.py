@@ -40,13 +40,14 @@ class MeasuredMetric(ContributionMetric):
         self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges
     ) -> None:
         """Check and store the arguments by which models are evaluated."""
-        self.per_class, self.judges = per_class, judges
+        self.per_class = per_class
+        self.judges = judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
-            of = performance if isinstance(performance, str) else self.performance
+            argument = performance if isinstance(performance, str) else self.performance
             raise ConfigurationError(
-                f"{type(self).__name__}(performance={of!r}): values per class are those of the classes' accuracies. "
-                "Leave performance out, or num_classes and per_class."
+                f"{type(self).__name__}(performance={argument!r}): values per class are those of the classes' "
+                "accuracies. Leave performance out, or num_classes and per_class."
             )
 
     @property
@@ -174,19 +175,19 @@ class CoalitionValue(MeasuredMetric):
         fixes.
         """
         super().__init_subclass__(**kwargs)
-        if chosen:
-            own = [
-                p
-                for p in inspect.signature(cls.__init__).parameters.values()
-                if p.name not in ("self", "kwargs")
-            ]
-            apart = {"kwargs", *chosen, *(parameter.name for parameter in own)}
-            *_, kwargs_ = theirs = list(
-                inspect.signature(CoalitionValue.__init__).parameters.values()
-            )[1:]
-            left = [p.replace(kind=p.KEYWORD_ONLY) for p in theirs if p.name not in apart]
-            # For mypy: inspect reads this attribute.
-            cls.__signature__ = inspect.Signature([*own, *left, kwargs_])  # type: ignore[attr-defined]
+        if not chosen:
+            return
+        parameters = dict(inspect.signature(cls.__init__).parameters)
+        parameters.pop("self")
+        parameters.pop("kwargs", None)
+        for name, parameter in inspect.signature(CoalitionValue.__init__).parameters.items():
+            if name in ("self", *chosen) or name in parameters:
+                continue
+            if name != "kwargs":
+                parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
+            parameters[name] = parameter
+        # For mypy: inspect reads this attribute.
+        cls.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
 
     @property
     def sign(self) -> str:  # type: ignore[override]  # depends on the fold
