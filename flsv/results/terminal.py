@@ -6,12 +6,12 @@ are never cut. Into a pipe or a file tables are printed at full width.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -51,24 +51,31 @@ def print_contributions(
 
     The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
     """
-    table, count = result.table, len(client_names)
-    shown = {
-        name: kind
-        for name, kind in result.columns.items()
-        if name in (result.to_pay_by[:1] or result.columns)
-    }
-    first = next(iter(shown), None)
-    rows = shown_clients(last(table, first, count) if first else None, count)
-    title = "Contributions" if first else "Clients"
-    if len(rows) < count:
-        by = f", by {first}" if first else ""
-        title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    print_table(title, client_names, value_table(result, shown, count), rows)
-    for name, kind in shown.items():
-        keys = columns_in(table, name)
-        if 0 < len(keys) <= 10:
-            print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
-    for line in _sentences(result, count):
+    table = result.table
+    num_clients = len(client_names)
+    metrics = list(result.to_pay_by[:1] or result.columns)
+
+    title = "Clients"
+    order = ""
+    values = None
+    if metrics:
+        title = "Contributions"
+        order = f", by {metrics[0]}"
+        values = last(table, metrics[0], num_clients)
+    rows = shown_clients(values, num_clients)
+    if len(rows) < num_clients:
+        title += f" of {len(rows)} of {num_clients} clients{order}; all are in contributions.csv"
+    print_table(title, client_names, value_table(result, metrics, num_clients), rows)
+
+    for metric in metrics:
+        if 0 < len(columns_in(table, metric)) <= 10:
+            print_table(
+                f"{metric} by {result.columns[metric]}",
+                client_names,
+                class_columns(table, metric, num_clients),
+                rows,
+            )
+    for line in _sentences(result, num_clients):
         print(_filled(line))
     for line in where:
         print(line)
@@ -135,12 +142,14 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     keys = columns_in(table, metric)
     names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
-    # A class may have the same name as another class, or as the first column.
-    heads = [
-        name if [*names, "client"].count(name) == 1 else f"{name} ({j})"
-        for j, name in enumerate(names)
-    ]
-    return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
+    all_heads = [*names, "client"]
+    columns = {}
+    for position, (name, key) in enumerate(zip(names, keys)):
+        # A class may have the same name as another class, or as the first column.
+        is_unique = all_heads.count(name) == 1
+        head = name if is_unique else f"{name} ({position})"
+        columns[head] = numbers(last(table, metric, clients, key), 2)
+    return columns
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
@@ -150,8 +159,9 @@ def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
     """
     if clients <= MOST or values is None:
         return ends_of(range(clients), MOST)
-    known = [float(value) for value in values]
-    return ends_of([client for client in by_value(known) if known[client] == known[client]], MOST)
+    numbers = list(map(float, values))
+    ranking = [client for client in by_value(numbers) if not math.isnan(numbers[client])]
+    return ends_of(ranking, MOST)
 
 
 def print_table(
@@ -204,18 +214,28 @@ class Terminal(Sink):
     """Sink that adds round and client to the trainer's progress bar, and prints a table at the end."""
 
     def __init__(
-        self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool
+        self,
+        trainer: L.Trainer,
+        client_names: Sequence[str],
+        table: bool,
+        files: bool,
     ) -> None:
         self.text: Callable[[], dict[str, str]] = dict
-        self._trainer, self._bar = trainer, trainer.progress_bar_callback
-        self._client_names, self._table, self._files = client_names, table, files
+        self._trainer = trainer
+        self._bar = trainer.progress_bar_callback
+        self._client_names = client_names
+        self._table = table
+        self._files = files
         if self._bar is None:
             return
         get_metrics = self._bar.get_metrics
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-            shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
-            return {**shown, **(self.text() if trainer.training else {})}
+            items = dict(get_metrics(trainer, module))
+            items.pop("v_num", None)
+            if trainer.training:
+                items |= self.text()
+            return items
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
 
@@ -229,18 +249,17 @@ class Terminal(Sink):
         """Print the clients' table once the progress bar has closed. A live bar would erase it."""
         if not self._table:
             return
-        show, bar = partial(self.show_table, result), self._bar
-        if bar is None:
-            show()
+        if self._bar is None:
+            self.show_table(result)
             return
-        stop = bar.teardown
+        close_bar = self._bar.teardown
 
-        def teardown(*hook: Any, **named: Any) -> None:
+        def teardown(*args: Any, **kwargs: Any) -> None:
             self._put_teardown_back()
-            stop(*hook, **named)
-            show()
+            close_bar(*args, **kwargs)
+            self.show_table(result)
 
-        bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
+        self._bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
         """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""

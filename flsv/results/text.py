@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from flsv.utilities.display import CLIENTS
@@ -38,8 +40,13 @@ def number(value: float, digits: int = 3) -> str:
         return str(int(value))
     if abs(value) < 1e-4:
         return f"{value:.{digits - 1}e}"
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{places}f}"
+    return f"{value:.{_decimals(value, digits)}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Return the number of decimals with which a value has at least ``digits`` significant digits."""
+    power_of_ten = math.floor(math.log10(abs(value)))
+    return max(0, digits - 1 - power_of_ten)
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
@@ -51,16 +58,25 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
         >>> numbers([12.0, 3.0])
         ['12', '3']
     """
-    known = [abs(value) for value in values if math.isfinite(value)]
-    largest = max(known, default=0.0)
-    if not largest or largest < 1e-4 or all(value == int(value) for value in known):
+    sizes = [abs(value) for value in values if math.isfinite(value)]
+    largest = max(sizes, default=0.0)
+    are_integers = all(size == int(size) for size in sizes)
+    if largest < 1e-4 or are_integers:
         return [number(value, digits) for value in values]
-    places = max(0, digits - 1 - math.floor(math.log10(largest)))
-    return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+
+    decimals = _decimals(largest, digits)
+    texts = []
+    for value in values:
+        is_finite = math.isfinite(value)
+        texts.append(f"{value:.{decimals}f}" if is_finite else number(value))
+    return texts
 
 
 def with_intervals(
-    values: Sequence[float], low: Sequence[float], high: Sequence[float], between: str = ", "
+    values: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    between: str = ", ",
 ) -> list[str]:
     """Format values with their intervals in brackets, all with equally many decimals.
 
@@ -70,25 +86,33 @@ def with_intervals(
     """
     count = len(values)
     texts = numbers([*values, *low, *high])
-    cells = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
-    return [
-        value if NONE in (value, least, most) else f"{value} [{least}{between}{most}]"
-        for value, least, most in cells
-    ]
+    value_texts = texts[:count]
+    low_texts = texts[count : 2 * count]
+    high_texts = texts[2 * count :]
+
+    cells = []
+    for value, lowest, highest in zip(value_texts, low_texts, high_texts):
+        has_interval = NONE not in (value, lowest, highest)
+        cells.append(f"{value} [{lowest}{between}{highest}]" if has_interval else value)
+    return cells
 
 
-def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return ``order`` if it has up to ``most`` elements, or else its first and last ``ends`` elements."""
-    return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
+def ends_of(
+    order: Sequence[int],
+    limit: int,
+    num_per_end: int = 10,
+) -> list[int]:
+    """Return ``order`` if it has up to ``limit`` elements, or else its first and last ``num_per_end`` elements."""
+    if len(order) <= limit:
+        return [*order]
+    return [*order[:num_per_end], *order[-num_per_end:]]
 
 
 def by_value(values: Sequence[float]) -> list[int]:
     """Return the indices of the values, sorted from the highest to the lowest value, then NaN."""
-    places = range(len(values))
-    return sorted(
-        places,
-        key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i),
-    )
+    # A stable sort: equal values, and NaN, which comes last, keep their order.
+    keys = -np.asarray(values, dtype=float)
+    return np.argsort(keys, kind="stable").tolist()
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
@@ -98,7 +122,12 @@ def nearest_first(classes: Mapping[str, str]) -> list[str]:
         >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
         ['value', 'sv']
     """
-    return sorted(classes, key=lambda name: (*NEAREST, classes[name]).index(classes[name]))
+
+    def distance(name: str) -> int:
+        class_name = classes[name]
+        return NEAREST.index(class_name) if class_name in NEAREST else len(NEAREST)
+
+    return sorted(classes, key=distance)
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
@@ -108,35 +137,39 @@ def shares_in(values: Sequence[float]) -> list[float]:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
         [0.75, 0.25, 0.0, nan]
     """
-    total = sum(max(value, 0.0) for value in values if value == value)
-    return [
-        max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values
-    ]
+    gains = []
+    for value in values:
+        gains.append(value if math.isnan(value) else max(value, 0.0))
+    total = sum(filterfalse(math.isnan, gains))
+    if total > 0:
+        return [gain / total for gain in gains]
+    return [math.nan] * len(gains)
 
 
-def titled(by: str) -> str:
+def titled(measure: str) -> str:
     """Return a title for a performance measure, given as ``name`` or ``name of class``.
 
     Example:
         >>> titled("average_precision of yes")
         'average precision of yes'
     """
-    name, of, positive = by.partition(" of ")
-    return f"{WORDS['titles'].get(name, name)}{of}{positive}"
+    name, separator, positive_class = measure.partition(" of ")
+    title = WORDS["titles"].get(name, name)
+    return f"{title}{separator}{positive_class}"
 
 
-def performance(by: str, value: float) -> str:
-    """Format a model's performance ``by`` a measure: accuracies in percent, a negative loss as the positive loss.
+def performance(measure: str, value: float) -> str:
+    """Format a model's performance by a measure: accuracies in percent, a negative loss as the positive loss.
 
     Example:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
         ('9.0 %', '2.25')
     """
-    return (
-        percent(value)
-        if by.endswith("accuracy")
-        else number(abs(value) if by == "negative_loss" else value)
-    )
+    if measure.endswith("accuracy"):
+        return percent(value)
+    if measure == "negative_loss":
+        return number(abs(value))
+    return number(value)
 
 
 def change(game: Mapping[str, Any]) -> str:
@@ -148,23 +181,34 @@ def change(game: Mapping[str, Any]) -> str:
         >>> change({"by": "negative_loss", "start": None, "end": -0.5})
         'loss on the validation set: from – to 0.500'
     """
-    by, majority = game["by"], game.get("majority")
-    where = "" if by.startswith(CLIENTS) else " on the validation set"
-    first, last = (NONE if game[x] is None else performance(by, game[x]) for x in ("start", "end"))
-    beside = "" if majority is None else f" (the most frequent class alone: {percent(majority)})"
-    return f"{titled(by)}{where}: from {first} to {last}{beside}"
+    measure = game["by"]
+    texts = []
+    for value in (game["start"], game["end"]):
+        texts.append(NONE if value is None else performance(measure, value))
+    initial_text, final_text = texts
+
+    title = titled(measure)
+    if not measure.startswith(CLIENTS):
+        title += " on the validation set"
+    sentence = f"{title}: from {initial_text} to {final_text}"
+    majority = game.get("majority")
+    if majority is not None:
+        sentence += f" (the most frequent class alone: {percent(majority)})"
+    return sentence
 
 
-def is_small_gain(by: str, values: Iterable[float]) -> bool:
-    """Return whether values add up to less than 0.15, for a score ``by`` that goes from 0 to 1.
+def is_small_gain(measure: str, values: Iterable[float]) -> bool:
+    """Return whether values add up to less than 0.15, for a score that goes from 0 to 1.
 
     Example:
         >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])
         (True, False)
     """
-    name = by.removeprefix(CLIENTS).partition(" of ")[0]
-    to_one = name == "accuracy" or (name in WORDS["titles"] and name != "negative_loss")
-    return to_one and math.fsum(value for value in values if value == value) < SMALL
+    name, _, _ = measure.removeprefix(CLIENTS).partition(" of ")
+    is_title = name in WORDS["titles"] and name != "negative_loss"
+    if name != "accuracy" and not is_title:
+        return False
+    return math.fsum(filterfalse(math.isnan, values)) < SMALL
 
 
 def known_mean(values: Iterable[float]) -> float:
@@ -174,8 +218,8 @@ def known_mean(values: Iterable[float]) -> float:
         >>> known_mean([0.5, 1.0, float("nan")])
         0.75
     """
-    known = [value for value in values if value == value]
-    return statistics.fmean(known) if known else math.nan
+    present_values = list(filterfalse(math.isnan, values))
+    return statistics.fmean(present_values) if present_values else math.nan
 
 
 def percent(share: float) -> str:
@@ -185,7 +229,7 @@ def percent(share: float) -> str:
         >>> percent(0.1234), percent(float("nan"))
         ('12.3 %', '–')
     """
-    return NONE if share != share else f"{100 * share:.1f} %"
+    return NONE if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:
@@ -195,5 +239,7 @@ def joined(names: Iterable[str], word: str = "and") -> str:
         >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"]), joined([])
         ('Boston, Lyon and Osaka', 'Boston or Lyon', 'Boston', '')
     """
-    *first, last = [*names] or [""]
-    return f"{', '.join(first)} {word} {last}" if first else last
+    names = list(names)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -104,9 +104,9 @@ def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
     """
     import pytest
 
-    checks: list[PartCheck] = [
-        check for part in parts for check in checks_of(_case_of(part, **options))
-    ]
+    checks: list[PartCheck] = []
+    for part in parts:
+        checks += checks_of(_case_of(part, **options))
     return pytest.mark.parametrize("check", checks, ids=str)
 
 

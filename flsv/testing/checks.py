@@ -34,10 +34,10 @@ class Case:
     @property
     def name(self) -> str:
         """Return the name of the object under test."""
-        return (
-            getattr(self.part, "__name__", None)
-            or type(getattr(self.part, "func", self.part)).__name__
-        )
+        if hasattr(self.part, "__name__"):
+            return self.part.__name__
+        without_partial = getattr(self.part, "func", self.part)
+        return type(without_partial).__name__
 
     def new(self) -> Any:
         """Return a new copy of the object under test in its initial state."""
@@ -52,24 +52,26 @@ class PartCheck:
     check: Check
 
     def __call__(self) -> None:
-        what = f"{self.case.name} fails {self.check.__name__}"
-        why = self.case.expected_failures.get(self.check.__name__)
+        check_name = self.check.__name__
+        expected_failure = self.case.expected_failures.get(check_name)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # warnings of tiny fits
                 self.check(self.case)
         except Exception as error:
-            if why is not None:
+            if expected_failure is not None:
                 return
-            expected = " ".join((self.check.__doc__ or "").split())
+            failure = f"{self.case.name} fails {check_name}"
+            advice = self.check.__doc__ or ""
+            expected = " ".join(advice.split())
             if isinstance(error, AssertionError):
-                raise AssertionError(f"{what}: got {error}. {expected}") from error.__cause__
+                raise AssertionError(f"{failure}: got {error}. {expected}") from error.__cause__
             raise AssertionError(
-                f"{what}: got {type(error).__name__}: {error}. {expected}"
+                f"{failure}: got {type(error).__name__}: {error}. {expected}"
             ) from error
-        if why is not None:
+        if expected_failure is not None:
             raise AssertionError(
-                f"{self.case.name} passes {self.check.__name__}: take it out of expected_failures ({why})."
+                f"{self.case.name} passes {check_name}: take it out of expected_failures ({expected_failure})."
             )
 
     def __str__(self) -> str:
@@ -77,12 +79,12 @@ class PartCheck:
         return f"{self.case.name}-{self.check.__name__}"
 
 
-def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case, and the checks ``more``, as callables."""
-    checks = [*case.checks, *more]
-    unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
+def checks_of(case: Case, further_checks: Sequence[Check] = ()) -> list[PartCheck]:
+    """Return all checks of a case, and the further ones, as callables."""
+    checks = [*case.checks, *further_checks]
+    names = [check.__name__ for check in checks]
+    unknown = sorted(case.expected_failures.keys() - set(names))
     if unknown:
-        names = [check.__name__ for check in checks]
         raise ConfigurationError(
             f"expected_failures={unknown}: {case.name} has the checks {names}."
         )
@@ -95,26 +97,42 @@ def ensure(holds: object, got: object) -> None:
         raise AssertionError(str(got))
 
 
-def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
+def equal(
+    value: Any,
+    expected: Any,
+    rtol: float | None = None,
+) -> bool:
     """Return whether nested values are equal, where NaN equals NaN."""
-    if isinstance(one, float) and isinstance(other, float):
-        one, other = torch.tensor(one), torch.tensor(other)
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and _same_tensors(one, other, rtol)
-    if isinstance(one, Mapping):
-        alike = isinstance(other, Mapping) and one.keys() == other.keys()
-        return alike and all(equal(value, other[name], rtol) for name, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(equal(a, b, rtol) for a, b in zip(one, other))
-    return bool(one == other)
+    if isinstance(value, float) and isinstance(expected, float):
+        return _same_tensors(torch.tensor(value), torch.tensor(expected), rtol)
+    if isinstance(value, Tensor):
+        return isinstance(expected, Tensor) and _same_tensors(value, expected, rtol)
+    if isinstance(value, Mapping):
+        if not isinstance(expected, Mapping):
+            return False
+        if value.keys() != expected.keys():
+            return False
+        return all(equal(item, expected[name], rtol) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        if len(value) != len(expected):
+            return False
+        pairs = zip(value, expected)
+        return all(equal(*pair, rtol) for pair in pairs)
+    return bool(value == expected)
 
 
-def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
-    if one.shape != other.shape or (rtol is None and one.dtype != other.dtype):
+def _same_tensors(tensor: Tensor, expected: Tensor, rtol: float | None) -> bool:
+    if tensor.shape != expected.shape:
         return False
-    bound = rtol or 0.0
+    if rtol is None and tensor.dtype != expected.dtype:
+        return False
+    tolerance = rtol or 0.0
     return torch.allclose(
-        one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True
+        tensor.cpu().double(),
+        expected.cpu().double(),
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
     )
 
 
@@ -136,14 +154,12 @@ def saved(state: Any) -> Any:
 
 
 @contextmanager
-def untouched_rngs(who: str) -> Iterator[None]:
+def untouched_rngs(subject: str) -> Iterator[None]:
     """Raise AssertionError if the code within this context draws from torch's global random generator."""
-    before = torch.get_rng_state()
+    initial_state = torch.get_rng_state()
     yield
-    ensure(
-        torch.equal(torch.get_rng_state(), before),
-        f"{who} that draws from torch's global random generator",
-    )
+    is_untouched = torch.equal(torch.get_rng_state(), initial_state)
+    ensure(is_untouched, f"{subject} that draws from torch's global random generator")
 
 
 def is_one(case: Any) -> None:
@@ -155,5 +171,8 @@ def pickles(case: Case) -> None:
     """Check that the part can be copied and pickled, as for ranks, and that the result has the part's arguments. Define
     its class and functions at the top of a module, and store each argument as the attribute of its name."""
     part = case.new()
-    for other in (pickle.loads(pickle.dumps(part)), case.new()):
-        ensure(described(other) == described(part), f"{described(other)} of {described(part)}")
+    expected = described(part)
+    unpickled = pickle.loads(pickle.dumps(part))
+    for duplicate in (unpickled, case.new()):
+        description = described(duplicate)
+        ensure(description == expected, f"{description} of {expected}")

@@ -7,7 +7,7 @@ import reprlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial, partialmethod
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,17 @@ from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
-NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
+NUM_CLIENTS = 4
+NUM_CLASSES = 3
+FEATURES = 4
+VALIDATION = 12
 SIZES = (8, 6, 8, 10)
 #: Ids of the clients of each round. Client 3 is in no round.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
 #: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (2, 0, 3, 1)
-SEED, ROUNDS = 1, len(COHORTS)
+SEED = 1
+ROUNDS = len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
 _QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
@@ -81,11 +85,14 @@ class Turns(ClientSampler):
         return torch.tensor(self.cohorts[round_index % len(self.cohorts)])
 
     def among(self, members: Sequence[int]) -> Turns:
-        # As many of the members as there are in the cohort, those of the cohort first.
-        ordered = (
-            sorted(members, key=lambda client: client not in cohort) for cohort in self.cohorts
-        )
-        return Turns([each[: len(cohort)] for each, cohort in zip(ordered, self.cohorts)])
+        cohorts = []
+        for cohort in self.cohorts:
+            # As many of the members as there are in the cohort, those of the cohort first.
+            in_cohort = [client for client in members if client in cohort]
+            not_in_cohort = [client for client in members if client not in cohort]
+            candidates = in_cohort + not_in_cohort
+            cohorts.append(candidates[: len(cohort)])
+        return Turns(cohorts)
 
     def inclusion_probabilities(
         self, num_clients: int, contributions: Any, round_index: int = 0
@@ -96,11 +103,15 @@ class Turns(ClientSampler):
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
     """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``alike``, its samples are all equal."""
-    size = VALIDATION if client < 0 else SIZES[client]
+    is_server = client < 0
+    size = VALIDATION if is_server else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
-    x = torch.randn(size, FEATURES, generator=generator_for(0, "samples", client)) + client / 4
-    x[torch.arange(size), y] += 2
-    return (x[:1].repeat(size, 1), y[:1].repeat(size)) if alike and client >= 0 else (x, y)
+    generator = generator_for(0, "samples", client)
+    x = torch.randn(size, FEATURES, generator=generator) + client / 4
+    x[torch.arange(size), y] += 2  # so that there is something to learn
+    if alike and not is_server:
+        return x[:1].repeat(size, 1), y[:1].repeat(size)
+    return x, y
 
 
 def tiny_data(
@@ -125,7 +136,8 @@ class Fit(L.Callback):
     """Callback that records the models and the metrics' values of a fit."""
 
     def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
-        self.loop, self.checkpoint = loop, checkpoint
+        self.loop = loop
+        self.checkpoint = checkpoint
         self.models: list[Tensor] = []
         self.contributions: list[dict[str, Tensor]] = []
 
@@ -142,12 +154,16 @@ class Fit(L.Callback):
 
     def results(self) -> dict[str, Any]:
         """Return the final model, the metrics' results and the loop's state, by name."""
-        state = self.loop.state_dict()
-        names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
-        values = dict(self.loop.contribution_metrics.contributions)
-        left = {"model": self.models[-1], "contributions": values, "metrics": metrics}
-        return left | {name: state.get(name) for name in names}
+        results = {
+            "model": self.models[-1],
+            "contributions": dict(self.loop.contribution_metrics.contributions),
+            "metrics": metrics,
+        }
+        state = self.loop.state_dict()
+        for name in ("starts", "clients", "trained", "strategies", "weights"):
+            results[name] = state.get(name)
+        return results
 
 
 class FitCase(Case):
@@ -169,7 +185,8 @@ class FitCase(Case):
         module: Callable[[], L.LightningModule] = TinyClassifier,
         **loop: Any,
     ) -> None:
-        self._module, self.loop = module, loop
+        self._module = module
+        self.loop = loop
         super().__init__(part, expected_failures)
 
     def module(self) -> L.LightningModule:
@@ -187,19 +204,26 @@ class FitCase(Case):
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
-        arguments: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
-        arguments |= copy.deepcopy({**self.loop, **self.placed(self.part)})
-        arguments |= {"reporting": Reporting(table=False, files=False), **changes}
+        arguments: dict[str, Any] = {
+            "sampler": Turns(cohorts),
+            "filters": [],
+            "seed": SEED,
+            **copy.deepcopy({**self.loop, **self.placed(self.part)}),
+            "reporting": Reporting(table=False, files=False),
+            **changes,
+        }
         metrics = dict(arguments.get("metrics") or {})
-        for each in arguments.values():
-            name = getattr(each, "metric", None)
-            if isinstance(name, str) and name not in metrics:
-                metrics[name] = (
-                    ClassSpecificShapley()
-                    if "M" in (each.metric_shape or ())
-                    else PartialFederatedShapley()
-                )
-        return FederatedLoop(**{**arguments, "metrics": metrics})
+        for argument in arguments.values():
+            # A strategy that reads a metric's values names it.
+            name = getattr(argument, "metric", None)
+            if not isinstance(name, str) or name in metrics:
+                continue
+            if "M" in (argument.metric_shape or ()):
+                metrics[name] = ClassSpecificShapley()
+            else:
+                metrics[name] = PartialFederatedShapley()
+        arguments["metrics"] = metrics
+        return FederatedLoop(**arguments)
 
     def fit(
         self,
@@ -267,8 +291,9 @@ def resumes_in_a_fit(case: FitCase) -> None:
     """Check that a fit that is resumed after two of three rounds ends bitwise like one without interruption. Return
     everything that the next round needs from state_dict."""
     if case.in_a_loop:
-        whole = case.uninterrupted
-        expect_same(case.fit(case.make(), ckpt_path=whole.checkpoint).results(), whole.results())
+        uninterrupted = case.uninterrupted
+        resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
+        expect_same(resumed.results(), uninterrupted.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
@@ -283,21 +308,25 @@ def vmap_is_equal(case: FitCase) -> None:
 def clients_permuted_in_a_fit(case: FitCase) -> None:
     """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
     by client_ids."""
-    one = case.fit(case.make(), 2, tiny_data(alike=True)).results()
+    results = case.fit(case.make(), 2, tiny_data(alike=True)).results()
+    expected = {
+        "model": results["model"],
+        "starts": dict(sorted(results["starts"].items())),
+        "weights": results["weights"],
+    }
+
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
-    other = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
-    back = {
-        client: other["starts"][ORDER[client]]
-        for client in range(NUM_CLIENTS)
-        if ORDER[client] in other["starts"]
+    permuted = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
+    starts = {}
+    for client in range(NUM_CLIENTS):
+        if ORDER[client] in permuted["starts"]:
+            starts[client] = permuted["starts"][ORDER[client]]
+    permuted_back = {
+        "model": permuted["model"],
+        "starts": starts,
+        "weights": permuted["weights"][list(ORDER)],
     }
-    mine = {
-        "model": one["model"],
-        "starts": dict(sorted(one["starts"].items())),
-        "weights": one["weights"],
-    }
-    theirs = {"model": other["model"], "starts": back, "weights": other["weights"][list(ORDER)]}
-    expect_same(theirs, mine, 1e-4)
+    expect_same(permuted_back, expected, 1e-4)
 
 
 def finite(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
@@ -365,17 +394,26 @@ def state_is_saved(case: FitCase) -> None:
     """Check that the part's state_dict is unchanged when it is saved in a checkpoint and loaded. Return only tensors,
     numbers, strings, lists and dicts from state_dict."""
     state = case.taken(case.uninterrupted.loop).state_dict()
-    back = saved(state)
-    ensure(equal(back, state), f"{back} of {state}")
+    loaded_state = saved(state)
+    ensure(equal(loaded_state, state), f"{loaded_state} of {state}")
 
 
 def expect_same(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None
+    results: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    rtol: float | None = None,
 ) -> None:
-    """Raise AssertionError unless ``mine`` equals ``theirs``, bitwise or up to ``rtol``."""
-    differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
-    got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
-    ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
+    """Raise AssertionError unless ``results`` equal the ``expected`` ones, bitwise or up to ``rtol``."""
+    differences = []
+    for name, value in expected.items():
+        if not equal(results.get(name), value, rtol):
+            differences.append(name)
+    different_results = reprlib.repr([results.get(name) for name in differences])
+    instead_of = reprlib.repr([expected[name] for name in differences])
+    ensure(
+        not differences,
+        f"other {', '.join(differences)}: {different_results} instead of {instead_of}",
+    )
 
 
 class AggregatorCase(FitCase):
@@ -418,11 +456,14 @@ def weights_are_given(case: AggregatorCase) -> None:
 def trains_alone(case: ClientAlgorithmCase) -> None:
     """Check that a client's training does not depend on the clients that train before it. Keep a client's state in
     context.state, and undo changes of the module in leave_client."""
-    last = COHORTS[0][-1]
-    keep = {"evaluation": ClientEvaluation(keep_trained=True)}
-    alone, together = (
-        case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0])
-    )
+    cohort = COHORTS[0]
+    last_client = cohort[-1]
+    models = []
+    for clients in ([last_client], cohort):
+        loop = case.make([clients], evaluation=ClientEvaluation(keep_trained=True))
+        fit = case.fit(loop, rounds=1)
+        models.append(fit.loop.trained[last_client])
+    alone, together = models
     ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
 
 
@@ -443,27 +484,36 @@ _CLIENT_SIDE = (
 def sides_are_apart(case: FitCase) -> None:
     """Check that a fit ends bitwise the same if clients and server use two different objects of the part, as on ranks
     and at sites. Declare everything that is sent in sends and reports, and keep a client's data in its state."""
-    kind: Any = type(case.part)
-    own = [
-        n
-        for n in _CLIENT_SIDE
-        if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)
-    ]
-    if not own:
+    part_class: Any = type(case.part)
+    overridden = []
+    for name in _CLIENT_SIDE:
+        if hasattr(case.base, name) and getattr(part_class, name) != getattr(case.base, name):
+            overridden.append(name)
+    if not overridden:
         return
-    server, client = (case.taken(case.make()) for _ in range(2))
-    sides = {
-        name: partialmethod(lambda _, method, *args: method(*args), getattr(client, name))
-        for name in own
+
+    # The server's object passes the calls of these methods on to the client's.
+    server = case.taken(case.make())
+    client = case.taken(case.make())
+    attributes: dict[str, Any] = {
+        "__module__": part_class.__module__,
+        # Named like a local class, so that the command line does not confuse it with a class of the same short name.
+        "__qualname__": f"sides_are_apart.<locals>.{part_class.__name__}",
     }
-    # Named like a local class, so that the command line does not confuse it with a class of the same short name.
-    named = {
-        "__module__": kind.__module__,
-        "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}",
-    }
-    server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
-    apart = case.fit(case.make(**{case.role: server}))
-    expect_same(apart.results(), case.uninterrupted.results())
+    for name in overridden:
+        attributes[name] = _passed_on(getattr(client, name))
+    server.__class__ = type(part_class.__name__, (part_class,), attributes)
+    separated = case.fit(case.make(**{case.role: server}))
+    expect_same(separated.results(), case.uninterrupted.results())
+
+
+def _passed_on(method: Callable[..., Any]) -> Any:
+    """Return a method that calls another object's method."""
+
+    def call(_: Any, *args: Any) -> Any:
+        return method(*args)
+
+    return call
 
 
 ODD_ROUNDS = (

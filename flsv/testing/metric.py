@@ -23,7 +23,10 @@ from flsv.testing import fits
 from flsv.testing.checks import Check, ensure, equal, is_one, refused, saved, untouched_rngs
 from flsv.utilities.seeding import generator_for
 
-NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
+NUM_CLIENTS = 5
+NUM_CLASSES = 3
+FEATURES = 2
+SAMPLES = 6
 #: Ids of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second
 #: half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
@@ -96,13 +99,15 @@ class Rounds:
         return torch.arange(SAMPLES) % NUM_CLASSES
 
     def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
-        x = self.normal(SAMPLES, FEATURES, of=("samples", client, split)) + client / 4
+        key = ("samples", client, split)
+        x = self.normal(SAMPLES, FEATURES, key=key) + client / 4
         x[:, 0] += self._labels  # so that there is something to learn
         return [(x, self._labels)]
 
-    def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw normally distributed numbers, the same for equal keys ``of``."""
-        return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
+    def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
+        """Draw normally distributed numbers, the same for equal keys."""
+        generator = generator_for(0, *key)
+        return torch.randn(*shape, generator=generator).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
         return ModelEvaluator(self._module, self.space, batches, num_classes=NUM_CLASSES)
@@ -127,10 +132,10 @@ class Rounds:
             cohort = cohort[:1]
         clients = sorted(cohort, key=lambda client: self.order[client])
         numbers = [self.order[client] for client in clients]
-        initial_model = self.normal(self.space.size, of=("start", index))
+        initial_model = self.normal(self.space.size, key=("start", index))
         models = []
         for client in clients:
-            update = self.normal(self.space.size, of=("update", index, client))
+            update = self.normal(self.space.size, key=("update", index, client))
             models.append(initial_model + self._oddly(update))
 
         self._exchange(index, clients, initial_model, models)
@@ -187,14 +192,18 @@ class MetricCase(fits.FitCase):
 
     base = Metric
 
-    def __init__(self, part: Metric, *, given: Given | None = None, **options: Any) -> None:
-        self.given = dict(given or {})
+    def __init__(
+        self,
+        part: Metric,
+        *,
+        given: Given | None = None,
+        **options: Any,
+    ) -> None:
+        self.round_functions = dict(given or {})
         super().__init__(part, **options)
-        self.checks = (
-            *_FIRST,
-            *(_OF_CONTRIBUTIONS if isinstance(part, ContributionMetric) else ()),
-            *_OF_ALL,
-        )
+        self.checks = (*_FIRST, *_OF_ALL)
+        if isinstance(part, ContributionMetric):
+            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)
 
     def placed(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
@@ -202,18 +211,23 @@ class MetricCase(fits.FitCase):
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
         """Return whether the metric asks clients for evaluations, or reads their reports."""
-        return self.in_a_loop and bool({"clients", "all_clients", *self.given} & self.fields.keys())
+        fields_from_clients = {"clients", "all_clients", *self.round_functions}
+        return self.in_a_loop and not fields_from_clients.isdisjoint(self.fields)
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
         """Return whether a loop can update the metric."""
-        reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
-        return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
+        reported_names = set[str]()
+        for part in self.loop.values():
+            reported_names.update(getattr(part, "reports", ()))
+        is_contribution = isinstance(self.part, ContributionMetric)
+        return is_contribution and reported_names.issuperset(self.round_functions)
 
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Return the source of each argument of ``update``: an attribute of the round, or a function of the round."""
-        return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
+        metrics = ContributionMetrics({"mine": self.part}, self.round_functions)
+        return metrics.fields["mine"]
 
     def new(self) -> Any:
         metric = copy.deepcopy(self.part)
@@ -225,19 +239,25 @@ class MetricCase(fits.FitCase):
         return metric
 
     def rounds(self, **options: Any) -> Rounds:
-        return Rounds(self.given, **options)
+        return Rounds(self.round_functions, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
         """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
-        return {
-            name: field(round) if callable(field) else round.get(field)
-            for name, field in self.fields.items()
-        }
+        arguments = {}
+        for name, field in self.fields.items():
+            arguments[name] = field(round) if callable(field) else round.get(field)
+        return arguments
 
     @torch.no_grad()
-    def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
+    def fed(
+        self,
+        indices: Iterable[int] = EVERY,
+        metric: Any = None,
+        **options: Any,
+    ) -> Any:
         """Update ``metric`` (None: a new one) with the prepared rounds ``indices``, and return it."""
-        metric = self.new() if metric is None else metric
+        if metric is None:
+            metric = self.new()
         rounds = self.rounds(**options)
         for index in indices:
             metric.update(**self.arguments(rounds[index]))
@@ -293,27 +313,31 @@ def one_row_per_client(case: MetricCase) -> None:
 def never_seen_is_nan(case: MetricCase) -> None:
     """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
     since 0 would be a value."""
-    rows = torch.cat(
-        [case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1
-    )
-    ensure(
-        rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part"
-    )
-    others = [client for client in range(NUM_CLIENTS) if client != NEVER]
-    empty = rows[others, :-1].isnan().all(1) | rows[others, -1].isnan()
-    ensure(not empty.any(), f"{rows[others].tolist()} for clients {others}, who took part")
+    # A row per client: its values, and the overall value in the last column.
+    values = case.whole["value"].reshape(NUM_CLIENTS, -1)
+    overall = case.whole["overall"]
+    rows = torch.cat([values, overall[:, None]], 1)
+    absent = rows[NEVER]
+    ensure(absent.isnan().all(), f"{absent.tolist()} for client {NEVER}, who never took part")
+
+    participants = [client for client in range(NUM_CLIENTS) if client != NEVER]
+    present = rows[participants]
+    has_no_values = present[:, :-1].isnan().all(1)
+    is_empty = has_no_values | present[:, -1].isnan()
+    ensure(not is_empty.any(), f"{present.tolist()} for clients {participants}, who took part")
 
 
 def clients_permuted(case: MetricCase) -> None:
     """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
     use the order of the cohort."""
     value = case.whole["value"]
-    other = case.fed(order=ORDER).compute()[list(ORDER)]
+    permuted = case.fed(order=ORDER).compute()
+    permuted = permuted[list(ORDER)]
     if case.fields.get("peer_values"):  # its columns are clients, too
-        other = other[:, list(ORDER)]
+        permuted = permuted[:, list(ORDER)]
     ensure(
-        equal(value, other, rtol=1e-4),
-        f"{other.tolist()} with other numbers instead of {value.tolist()}",
+        equal(value, permuted, rtol=1e-4),
+        f"{permuted.tolist()} with other numbers instead of {value.tolist()}",
     )
 
 
@@ -353,7 +377,8 @@ def still_is_a_number(case: MetricCase) -> None:
 def buffers_do_not_count(case: MetricCase) -> None:
     """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
     client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
-    if {"validation", "answers", "client validation"} & {*needs_of(case.part)}:
+    needs_evaluations = {"validation", "answers", "client validation"}
+    if not needs_evaluations.isdisjoint(needs_of(case.part)):
         return
     value = case.fed(odd="normalized").compute()
     other_value = case.fed(odd="other statistics").compute()
@@ -366,11 +391,14 @@ def buffers_do_not_count(case: MetricCase) -> None:
 def inputs_stay(case: MetricCase) -> None:
     """Check that update does not change its arguments, and draws random numbers from the round's generator only."""
     arguments = case.arguments(case.rounds()[0])
-    tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
-    before = copy.deepcopy(tensors)
+    tensors = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+    originals = copy.deepcopy(tensors)
     with untouched_rngs("an update"), torch.no_grad():
         case.new().update(**arguments)
-    changed = [name for name, each in tensors.items() if not equal(each, before[name])]
+    changed = [name for name in tensors if not equal(tensors[name], originals[name])]
     ensure(not changed, f"changed {', '.join(changed)}")
 
 
@@ -385,13 +413,15 @@ def reset_forgets(case: MetricCase) -> None:
 def forward_counts_once(case: MetricCase) -> None:
     """Check that forward has the effect of one update, or raises ValueError. Give each state a dist_reduce_fx that
     merges two states, the later one second."""
-    metric, rounds = case.new(), case.rounds()
-    if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
-        value = metric.compute()
-        ensure(
-            equal(value, case.whole["value"], 1e-5),
-            f"{value.tolist()} instead of {case.whole['value'].tolist()}",
-        )
+    metric = case.new()
+    rounds = case.rounds()
+    for index in EVERY:
+        arguments = case.arguments(rounds[index])
+        if refused(partial(metric, **arguments)):
+            return
+    value = metric.compute()
+    expected = case.whole["value"]
+    ensure(equal(value, expected, 1e-5), f"{value.tolist()} instead of {expected.tolist()}")
 
 
 def parts_merge(case: MetricCase) -> None:
@@ -413,8 +443,11 @@ def parts_merge(case: MetricCase) -> None:
 def copies_go_on(case: MetricCase) -> None:
     """Check that a metric that is pickled or copied between two rounds has bitwise the same results in the end. Keep
     all results of update in states."""
-    for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
-        fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
+    unpickled = pickle.loads(pickle.dumps(case.half()))
+    duplicate = copy.deepcopy(case.half())
+    for metric in (unpickled, duplicate):
+        case.fed(EVERY[HALF:], metric)
+        fits.expect_same(all_of(metric), case.whole)
 
 
 def resumes_bitwise(case: MetricCase) -> None:
@@ -440,13 +473,13 @@ def any_precision(case: MetricCase) -> None:
 def states_move(case: MetricCase) -> None:
     """Check that metric.to(device) moves all tensors of the metric. Make them states or buffers."""
     metric = case.half().to("meta")
-    tensors = {
-        name: each
-        for name, each in vars(metric).items()
-        if isinstance(each, Tensor) and name != "class_counts"
-    }
-    stay = [name for name, each in tensors.items() if each.device.type != "meta"]
-    ensure(not stay, f"{', '.join(stay)} where they were")
+    not_moved = []
+    for name, value in vars(metric).items():
+        if not isinstance(value, Tensor) or name == "class_counts":
+            continue
+        if value.device.type != "meta":
+            not_moved.append(name)
+    ensure(not not_moved, f"{', '.join(not_moved)} where they were")
 
 
 def guide_says_the_unit(case: MetricCase) -> None:

@@ -140,7 +140,7 @@ class FedBary(ValidatedArguments, SampleFilter):
 
     rules = (
         (
-            lambda given: given.part != "labels" or given.label_weight > 0,
+            lambda arguments: arguments.part != "labels" or arguments.label_weight > 0,
             "expected a label_weight above 0.",
         ),
     )
@@ -217,57 +217,77 @@ class FedBary(ValidatedArguments, SampleFilter):
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        own = None if server is None else server.samples("val")
-        self.features.fit(None if own is None else own[0], clients)
+        server_samples = None if server is None else server.samples("val")
+        self.features.fit(None if server_samples is None else server_samples[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(questions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
-            present = map_clients(clients, lambda client: client.ask(enter))
-            there = {
-                client: presence for client, presence in zip(clients, present) if presence.samples
-            }
-            sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
-            support = self.support_for({**(others or {}), **sizes})
-            points = (
-                None
-                if server is None or own is None
-                else self._points(embed(server, own[0]), own[1])
-            )
-            self._check_features(there, points)
+            first_answers = map_clients(clients, lambda client: client.ask(enter))
+            sizes = {**(others or {})}
+            answers = {}
+            for client, answer in zip(clients, first_answers):
+                sizes[client.id] = answer.samples
+                if answer.samples:
+                    answers[client] = answer
+            support = self.support_for(sizes)
+
+            points = None
+            if server is not None and server_samples is not None:
+                features, labels = server_samples
+                points = self._points(embed(server, features), labels)
+            self._check_features(answers, points)
             if points is None:
-                target = wasserstein_barycenter(
-                    [
-                        _BarycenterClient(client, key, presence.dim)
-                        for client, presence in there.items()
-                    ],
-                    support=support,
-                    iterations=self.iterations,
-                    weights=torch.tensor([float(presence.samples) for presence in there.values()]),
-                    generator=generator_for(
-                        seed, "barycentre"
-                    ),  # another name would draw other numbers
-                    p=self.p,
-                ).support_points
+                target = self._barycenter(answers, key, support, seed)
             else:
-                target = points[0]
+                target, _ = points
             run = partial(
-                self._value_client, target=target, key=key, seed=seed, judge=judge, support=support
+                self._value_client,
+                target=target,
+                key=key,
+                seed=seed,
+                judge=judge,
+                support=support,
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                results = dict(zip(there, map_clients(list(there), run, pool.map)))
+                values = map_clients(list(answers), run, pool.map)
+            results = dict(zip(answers, values))
         finally:
             map_clients(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
-        distances, verdicts = zip(*(results.get(client, missing) for client in clients))
+        results_of_all = [results.get(client, missing) for client in clients]
+        distances, verdicts = zip(*results_of_all)
         return Valuation(
             tuple(client.id for client in clients),
-            torch.tensor([presence.samples for presence in present]),
-            torch.tensor([presence.broken for presence in present]),
+            torch.tensor([answer.samples for answer in first_answers]),
+            torch.tensor([answer.broken for answer in first_answers]),
             torch.stack(distances),
             verdicts,
             support,
         )
+
+    def _barycenter(
+        self,
+        answers: Mapping[Client, FirstAnswer],
+        key: object,
+        support: int,
+        seed: int,
+    ) -> Tensor:
+        """Return the points of the clients' Wasserstein barycenter."""
+        barycenter_clients = []
+        num_samples = []
+        for client, answer in answers.items():
+            barycenter_clients.append(_BarycenterClient(client, key, answer.dim))
+            num_samples.append(float(answer.samples))
+        barycenter = wasserstein_barycenter(
+            barycenter_clients,
+            support=support,
+            iterations=self.iterations,
+            weights=torch.tensor(num_samples),
+            generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
+            p=self.p,
+        )
+        return barycenter.support_points
 
     def unflagged(self, data: Any, generator: torch.Generator) -> list[Tensor]:
         """Value the samples of a data module's clients, and return which of them are not flagged.
@@ -459,41 +479,60 @@ def _train_only(
 MOST_PANELS = 24
 
 
-def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+def histograms_of(valuation: Valuation, names: Sequence[str] | None = None) -> Figure:
     """Draw a histogram of the samples' calibrated gradients for each client."""
     from matplotlib.figure import Figure
 
-    shown = min(len(found.clients), MOST_PANELS)
-    columns = min(5, shown)
-    rows = math.ceil(shown / columns)
-    figure = Figure(
-        figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained"
-    )
+    num_panels = min(len(valuation.clients), MOST_PANELS)
+    columns = min(5, num_panels)
+    rows = math.ceil(num_panels / columns)
+    width = max(4.0, 2.3 * columns)
+    height = 0.5 + 1.7 * rows
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes[shown:]:
+    for axis in axes[num_panels:]:
         axis.axis("off")
-    for client, (axis, verdict, flagged) in enumerate(
-        zip(axes[:shown], found.verdicts, found.flagged_shares)
-    ):
-        share = f", {flagged:.1%} flagged" if flagged >= 0 else ""
-        axis.set_title(label_text(client_label(client, names)) + share, size=8)
+
+    for client, axis in enumerate(axes[:num_panels]):
+        title = label_text(client_label(client, names))
+        flagged_share = valuation.flagged_shares[client]
+        if flagged_share >= 0:
+            title += f", {flagged_share:.1%} flagged"
+        axis.set_title(title, size=8)
         axis.tick_params(labelsize=7)
+
+        verdict = valuation.verdicts[client]
         if verdict is not None:
-            axis.stairs(verdict.counts.numpy(), verdict.edges.numpy(), fill=True, color=PALETTE[0])
+            counts = verdict.counts.numpy()
+            edges = verdict.edges.numpy()
+            axis.stairs(counts, edges, fill=True, color=PALETTE[0])
             axis.axvline(0, color="black", linewidth=0.6)
     figure.supxlabel("calibrated gradient (positive: harmful)", size=8)
     return figure
 
 
-def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+def draw_contributions(valuation: Valuation, names: Sequence[str] | None = None) -> Figure:
     """Draw bar charts of the clients' distances and contribution shares."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
-    panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
-    labels = [label_text(client if names is None else names[client]) for client in found.clients]
-    for axis, (title, values) in zip(figure.subplots(1, 2), panels):
-        axis.bar(range(len(labels)), values.double().numpy(), tick_label=labels, color=PALETTE[0])
-        axis.tick_params(axis="x", rotation=45)
-        axis.set_title(title)
+    labels = []
+    for client in valuation.clients:
+        labels.append(label_text(client if names is None else names[client]))
+    left_axis, right_axis = figure.subplots(1, 2)
+    _draw_panel(left_axis, "Wasserstein distance", valuation.distances, labels)
+    _draw_panel(right_axis, "contribution share", valuation.shares, labels)
     return figure
+
+
+def _draw_panel(
+    axis: Any,
+    title: str,
+    values: Tensor,
+    labels: Sequence[str],
+) -> None:
+    positions = range(len(labels))
+    heights = values.double().numpy()
+    axis.bar(positions, heights, tick_label=labels, color=PALETTE[0])
+    axis.tick_params(axis="x", rotation=45)
+    axis.set_title(title)

@@ -38,7 +38,7 @@ class MoreRounds(Rounds):
         round = super().__getitem__(index)
         numbers = round.client_ids.tolist()
         cohort = [self.order.index(number) for number in numbers]
-        views = self.normal(NUM_CLIENTS, NUM_CLIENTS, of=("views", index))
+        views = self.normal(NUM_CLIENTS, NUM_CLIENTS, key=("views", index))
         peer_values = torch.full_like(views, float("nan"))
         peer_values[:, self.order] = views.masked_fill(views < -1, float("nan"))
         peer_values[:, self.order[NEVER]] = float("nan")
@@ -76,7 +76,7 @@ class OwnMetricCase(MetricCase):
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
 
     def rounds(self, **options: Any) -> Rounds:
-        return MoreRounds(self.given, **options)
+        return MoreRounds(self.round_functions, **options)
 
 
 def inference_mode_is_no_matter(case: MetricCase) -> None:
