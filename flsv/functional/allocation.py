@@ -108,7 +108,10 @@ def _product(count: int, unit: float) -> float:
     return float(count * exact_unit)
 
 
-def largest_remainder(shares: list[float], units: int) -> list[int]:
+def largest_remainder(
+    shares: list[float],
+    units: int,
+) -> list[int]:
     """Round shares to whole numbers that sum to ``units`` (Hamilton's method)."""
     parts = [Fraction(share) for share in shares]
     total = sum(parts)
@@ -152,7 +155,10 @@ def proportions(values: Tensor, negatives: Negatives) -> Tensor:
     return values.clamp(min=0)
 
 
-def _adjust_to_sum(amounts: list[float], budget: float) -> list[float]:
+def _adjust_to_sum(
+    amounts: list[float],
+    budget: float,
+) -> list[float]:
     """Change the largest amount in place so that the amounts sum to the budget."""
     largest = amounts.index(max(amounts))
     other_amounts = amounts[:largest] + amounts[largest + 1 :]

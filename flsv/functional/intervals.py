@@ -191,19 +191,20 @@ def seed_covariance(
     """
     seeds = len(values)
     freedom = seed_freedom(seeds)
-    quantile = t_quantile(
-        level,
-        math.inf if freedom is None else freedom,
-    )
+    quantile = t_quantile(level, math.inf if freedom is None else freedom)
     variances = (half_widths.double() / quantile).square()
     if seeds == 1:
         return variances.diag()
-    shrunk = (seeds - 1) / (seeds + 1) * torch.cov(values.double().T).view(len(variances), -1)
-    covariance = shrunk / seeds
+    covariance_of_values = torch.cov(values.double().T)
+    covariance_of_values = covariance_of_values.view(len(variances), -1)  # a number for one client
+    shrinkage = (seeds - 1) / (seeds + 1)
+    covariance = shrinkage * covariance_of_values / seeds
     covariance.diagonal().copy_(variances)
     return covariance
 
 
 def seed_freedom(seeds: int) -> int | None:
     """Return the degrees of freedom of :func:`interval_over_seeds`. None: the intervals are normal."""
-    return seeds + 1 if seeds > 1 else None
+    if seeds == 1:
+        return None
+    return seeds + 1

@@ -79,32 +79,24 @@ def covariance_over_cases(
         tensor([[1.]], dtype=torch.float64)
     """
     centered = case_values.double()
-    stratum_of = torch.zeros(len(centered), dtype=torch.int64) if strata is None else strata
-    for stratum in stratum_of.unique():
-        members = stratum_of == stratum
-        centered = torch.where(
-            members[:, None],
-            centered - centered[members].mean(0),
-            centered,
-        )
+    num_samples, num_clients = centered.shape
+    if strata is None:
+        strata = torch.zeros(num_samples, dtype=torch.int64)
+    for stratum in strata.unique():
+        is_member = strata == stratum
+        mean = centered[is_member].mean(0)
+        centered = torch.where(is_member[:, None], centered - mean, centered)
 
     group_sums = centered
     if groups is not None:
-        _, group_of = groups.unique(return_inverse=True)
-        group_sums = centered.new_zeros(
-            int(group_of.max()) + 1,
-            centered.shape[1],
-        )
-        group_sums.index_add_(0, group_of, centered)
+        group_names, group_indices = groups.unique(return_inverse=True)
+        group_sums = centered.new_zeros(len(group_names), num_clients)
+        group_sums.index_add_(0, group_indices, centered)
     num_groups = len(group_sums)
     if num_groups < 2:
-        return torch.full(
-            (centered.shape[1],) * 2,
-            math.nan,
-            dtype=torch.float64,
-        )
+        return torch.full((num_clients, num_clients), math.nan, dtype=torch.float64)
     correction = num_groups / (num_groups - 1)
-    return correction * group_sums.T @ group_sums / len(centered) ** 2
+    return correction * group_sums.T @ group_sums / num_samples**2
 
 
 def draw_values(
@@ -119,21 +111,18 @@ def draw_values(
     """
     generator = generator or Generator().manual_seed(0)
 
-    def normal(columns: int) -> Tensor:
-        return torch.randn(
-            draws,
-            columns,
-            dtype=torch.float64,
-            generator=generator,
-        )
+    def draw_normal(columns: int) -> Tensor:
+        return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
 
     value_draws = values.double().expand(draws, -1)
     for source in errors:
         variances, directions = torch.linalg.eigh(source.covariance.double())
         root = directions * variances.clamp_min(0).sqrt()  # root @ root.T is the covariance
-        noise = normal(len(values)) @ root.T
+        noise = draw_normal(len(values)) @ root.T
         if source.freedom is not None:
-            chi_squared = normal(source.freedom).square().sum(1, keepdim=True)
+            # Student's t: normal noise over the root of a chi-squared number, divided by its degrees of freedom.
+            squares = draw_normal(source.freedom).square()
+            chi_squared = squares.sum(1, keepdim=True)
             noise = noise * (source.freedom / chi_squared).sqrt()
         value_draws = value_draws + noise
     return value_draws
@@ -221,51 +210,32 @@ def joint_shares(
         >>> found.low.round(decimals=2), found.high.round(decimals=2)
         (tensor([0.7200, 0.2200], dtype=torch.float64), tensor([0.7800, 0.2800], dtype=torch.float64))
     """
-    has_value = ~values.isnan()
-    valued = values[has_value].double()
-    sources = _of_clients(errors, has_value)
-    unknown = any(bool(source.covariance.isnan().any()) for source in sources)
-    if unknown:
-        nothing = torch.full(
-            values.shape,
-            math.nan,
-            dtype=torch.float64,
-        )
-        return JointShares(
-            nothing,
-            nothing.clone(),
-            math.nan,
-            math.nan,
-        )
-    value_draws = draw_values(valued, sources, draws, generator)
-
-    shares = shares_of_draws(value_draws, negatives)
-    shares = shares[shares.isfinite().all(1)]
-    share = shares_of_draws(valued[None], negatives)
-    outside = [
-        (1 - level) / 2,
-        (1 + level) / 2,
-    ]
-    percentiles = torch.from_numpy(
-        np.quantile(
-            torch.cat([shares, share]),
-            outside,
-            axis=0,
-        )
-    )
-
-    low = torch.full(
-        values.shape,
-        math.nan,
-        dtype=torch.float64,
-    )
+    low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
+    has_value = ~values.isnan()
+    sources = _of_clients(errors, has_value)
+    for source in sources:
+        if source.covariance.isnan().any():
+            return JointShares(low, high, moved=math.nan, without_gain=math.nan)
+
+    valued = values[has_value].double()
+    value_draws = draw_values(valued, sources, draws, generator)  # [draws, clients with a value]
+    share = shares_of_draws(valued[None], negatives)  # [1, clients with a value]
+    share_draws = shares_of_draws(value_draws, negatives)
+    share_draws = share_draws[share_draws.isfinite().all(1)]
+
+    probabilities = [(1 - level) / 2, (1 + level) / 2]
+    percentiles = np.quantile(torch.cat([share_draws, share]), probabilities, axis=0)
+    low_percentile, high_percentile = torch.from_numpy(percentiles)
     # Where draws pile up at 0, the share itself may lie beyond its percentiles.
-    low[has_value] = torch.minimum(percentiles[0], share[0])
-    high[has_value] = torch.maximum(percentiles[1], share[0])
+    low[has_value] = torch.minimum(low_percentile, share[0])
+    high[has_value] = torch.maximum(high_percentile, share[0])
+
+    distances = (share_draws - share).abs().sum(1)
+    has_no_gain = value_draws.sum(1) <= 0
     return JointShares(
         low=low,
         high=high,
-        moved=float((shares - share).abs().sum(1).mean() / 2),
-        without_gain=float((value_draws.sum(1) <= 0).double().mean()),
+        moved=float(distances.mean() / 2),
+        without_gain=float(has_no_gain.double().mean()),
     )

@@ -104,7 +104,10 @@ def round_factor(
     return factor
 
 
-def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
+def round_shares(
+    values: Tensor,
+    epsilon: float = EPSILON,
+) -> tuple[Tensor, bool, bool]:
     """Divide a round's values ``[k]`` by their sum. Also return whether the round is skipped (all values are 0) and
     whether it is flagged (their sum is not positive).
     """

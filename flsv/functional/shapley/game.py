@@ -65,7 +65,10 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     return words.view(np.uint64).ravel().tolist()
 
 
-def first_positions(keys: Iterable[Key], stored: Container[Key] = ()) -> dict[Key, int]:
+def first_positions(
+    keys: Iterable[Key],
+    stored: Container[Key] = (),
+) -> dict[Key, int]:
     """Return ``{key: position}``, the first position of each key that is not in ``stored``."""
     positions: dict[Key, int] = {}
     for position, key in enumerate(keys):
@@ -155,7 +158,11 @@ class MemoizedGame:
             evaluations=self.evaluations,
         )
 
-    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+    def _evaluate_new(
+        self,
+        masks: Tensor,
+        keys: Sequence[int | bytes],
+    ) -> None:
         """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
         positions = first_positions(keys, self._rows)
         if not positions:

@@ -235,7 +235,10 @@ def _sample_orders(
     return moments, len(distinct_orders)
 
 
-def _representatives(orders: Tensor, group: int) -> set[tuple[int, ...]]:
+def _representatives(
+    orders: Tensor,
+    group: int,
+) -> set[tuple[int, ...]]:
     """Return an order for each group. Of a pair, that which begins with the lower player stands for both."""
     representatives = orders[::group]
     if group == 2:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from operator import itemgetter
 
 import torch
 from torch import Generator, Tensor
@@ -93,9 +92,9 @@ def gram(
     """Compute the kernel matrix ``[A, B]`` between ``coalitions [A, n]`` and ``coalitions2 [B, n]``."""
     coalitions = coalitions.to(torch.float64)
     coalitions2 = coalitions2.to(torch.float64)
-    num_common = coalitions @ coalitions2.T
-    sizes = coalitions.sum(dim=1, keepdim=True)
-    sizes2 = coalitions2.sum(dim=1)
+    num_common = coalitions @ coalitions2.T  # [B, B2]
+    sizes = coalitions.sum(dim=1)[:, None]  # [B, 1]
+    sizes2 = coalitions2.sum(dim=1)[None, :]  # [1, B2]
     return kernel(num_common, sizes, sizes2)
 
 
@@ -186,7 +185,11 @@ class PairedSample:
 
     # The pairs of sizes 1 and n - 1 are always drawn completely: they weigh most in the Shapley kernel.
 
-    def __init__(self, num_players: int, generator: Generator | None = None) -> None:
+    def __init__(
+        self,
+        num_players: int,
+        generator: Generator | None = None,
+    ) -> None:
         self.num_players = num_players
         self.generator = generator
         sizes = range(1, num_players // 2 + 1)
@@ -283,7 +286,7 @@ class PairedSample:
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
 #: The candidate kernels, each a list of kernels to sum; :func:`fit_surrogate` takes that of the largest likelihood.
-SURROGATES: list[list[Kernel]] = [
+CANDIDATE_KERNELS: list[list[Kernel]] = [
     [membership, gaussian(0.1)],
     [membership, gaussian(0.3)],
     [membership, gaussian(1.0)],
@@ -342,34 +345,46 @@ def fit_surrogate(
     y = centered / divisors
     scale = divisors.masked_fill(divisors.isinf(), 0)
 
-    fits = (_ridge(kernels, masks, y) for kernels in candidates)
-    _, parts, vectors, spectrum = min(fits, key=itemgetter(0))
-    coordinates = (vectors.T @ y) / spectrum.unsqueeze(1)
-    dual = vectors @ coordinates
-    squares = vectors.square() / spectrum
+    fits = [_fit_ridge(kernels, masks, y) for kernels in candidates]
+    best_fit = min(fits, key=lambda fit: fit.loss)
+    vectors = best_fit.eigenvectors  # [K, K]
+    coordinates = (vectors.T @ y) / best_fit.eigenvalues.unsqueeze(1)
+    dual = vectors @ coordinates  # [K, M]
+
+    # The residual at a coalition of a fit without it is its dual coefficient over its entry in the inverse's diagonal.
+    squares = vectors.square() / best_fit.eigenvalues
     diagonal_of_inverse = squares.sum(dim=1, keepdim=True)
-    left_out = dual / diagonal_of_inverse
+    leave_one_out_residuals = dual / diagonal_of_inverse
+
     total = dual.sum(dim=0)
     surrogate = Surrogate(
-        parts=parts,
+        parts=best_fit.parts,
         coalitions=masks,
         coefficients=dual * scale,
         offset=mean + CONSTANT * total * scale,
     )
-    return surrogate, left_out * scale
+    return surrogate, leave_one_out_residuals * scale
 
 
-def _ridge(
+@dataclass
+class _RidgeFit:
+    """Scaled kernels, and the eigenvectors ``[K, K]`` and eigenvalues ``[K]`` of their matrix plus the penalty."""
+
+    loss: float
+    parts: list[tuple[Kernel, float]]
+    eigenvectors: Tensor
+    eigenvalues: Tensor
+
+
+def _fit_ridge(
     kernels: list[Kernel],
     masks: Tensor,
     y: Tensor,
-) -> tuple[float, list[tuple[Kernel, float]], Tensor, Tensor]:
-    """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``. Return the loss, the scaled
-    kernels, and the regularized matrix's eigenvectors and eigenvalues.
-    """
-    count = len(masks)
+) -> _RidgeFit:
+    """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``."""
+    num_coalitions = len(masks)
     parts: list[tuple[Kernel, float]] = []
-    matrix = torch.full((count, count), CONSTANT).double()
+    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT).double()
     for kernel in kernels:
         part = gram(kernel, masks, masks)
         variance = part.diagonal().mean() - part.mean()
@@ -385,14 +400,19 @@ def _ridge(
     power = power.clamp_min(1e-12)
     log_power = power.log().mean(dim=1)
     log_spectrum = spectra.log().mean(dim=1)
-    loss = log_power + log_spectrum
-    chosen = int(loss.argmin())
-    return float(loss[chosen]), parts, vectors, spectra[chosen]
+    losses = log_power + log_spectrum
+    best_penalty = int(losses.argmin())
+    return _RidgeFit(
+        loss=float(losses[best_penalty]),
+        parts=parts,
+        eigenvectors=vectors,
+        eigenvalues=spectra[best_penalty],
+    )
 
 
 def adjusted_values(
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]],
-    play: MemoizedGame,
+    utility: MemoizedGame,
     sample: PairedSample,
 ) -> tuple[Tensor, Tensor]:
     """Compute Shapley values and standard errors ``[n, M]``. The values are those of a fitted surrogate, corrected by
@@ -408,29 +428,31 @@ def adjusted_values(
     pairs = torch.cat(halves)
     empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
     masks = torch.cat([empty_and_grand, pairs, ~pairs])
-    utilities = play(empty_and_grand)
-    game, left_out = fit(masks, play(masks))
-    empty_residual, grand_residual = utilities - game(empty_and_grand)
+    utilities = utility(empty_and_grand)
+    surrogate, leave_one_out_residuals = fit(masks, utility(masks))
+    empty_residual, grand_residual = utilities - surrogate(empty_and_grand)
     gap = grand_residual - empty_residual
-    values = game.shapley() + gap / n
+    values = surrogate.shapley() + gap / n
 
-    half_residuals, complement_residuals = left_out[2:].chunk(2)
+    residuals_of_pairs = leave_one_out_residuals[len(empty_and_grand) :]
+    half_residuals, complement_residuals = residuals_of_pairs.chunk(2)
     pair_residuals = half_residuals - complement_residuals
     counts = [len(half) for half in halves]
     residuals_by_layer = pair_residuals.split(counts)
     variance = torch.zeros(())
-    for layer, unseen in zip(sample.layers, residuals_by_layer, strict=True):
+    for layer, layer_residuals in zip(sample.layers, residuals_by_layer, strict=True):
         # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
         share = layer.sizes / (layer.size * (n - layer.size))
         deviations = layer.masks.double() - layer.size / n
         scale = share * n / 2
         factor = scale * deviations.unsqueeze(-1)  # [m, n, 1]
-        residuals = play(layer.masks) - play(~layer.masks)  # [m, M]
-        residuals = residuals - game(layer.masks) + game(~layer.masks)
+        residuals = utility(layer.masks) - utility(~layer.masks)  # [m, M]
+        residuals = residuals - surrogate(layer.masks) + surrogate(~layer.masks)
         terms = factor * residuals.unsqueeze(1)
         values = values + terms.mean(dim=0)
 
-        residuals[: len(unseen)] = unseen  # of a fit without the pair
+        # The errors follow from residuals of fits without the coalition.
+        residuals[: len(layer_residuals)] = layer_residuals
         count = len(layer.masks)
         if count < layer.capacity:
             # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
@@ -494,17 +516,18 @@ def surrogate_shapley(
         tensor(True)
     """
     sample = PairedSample(num_players, generator)
-    minimum = 2 + 2 * sample.minimum
-    run = Sampling(
+    # Besides the sampled pairs, the empty and the grand coalition are evaluated.
+    game = Sampling(
         "surrogate_shapley",
         utility,
         num_players=num_players,
         budget=budget,
-        minimum=minimum,
+        minimum=2 + 2 * sample.minimum,
     )
-    if run.buys_all or num_players <= 2:
+    if game.buys_all or num_players <= 2:
         return exact_shapley(utility, num_players)
-    sample.draw((run.budget - 2) // 2)
-    fit = partial(fit_surrogate, SURROGATES)
-    values, stderr = adjusted_values(fit, run, sample)
-    return run.estimate(values, stderr)
+    num_pairs = (game.budget - 2) // 2
+    sample.draw(num_pairs)
+    fit = partial(fit_surrogate, CANDIDATE_KERNELS)
+    values, stderr = adjusted_values(fit, game, sample)
+    return game.estimate(values, stderr)

@@ -296,7 +296,11 @@ class TransportServer:
         self.distance = x2.new_tensor(torch.nan)
         self._x = x2.detach()
 
-    def start(self, support: int, generator: torch.Generator | None = None) -> Tensor:
+    def start(
+        self,
+        support: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         """Draw the first points to send: normal points close to the mean of the server's samples.
 
         Their standard deviation is 1e-4 times that of the samples.
