@@ -68,6 +68,11 @@ concerned before after both one two rest most least far near once again what who
 VAGUE_NAMES = frozenset(VAGUE_WORDS.split())
 #: Names that users write, or that stand in their files, by the file that binds them.
 PUBLIC_NAMES = {
+    "flsv/filters/copies.py": {"_start"},
+    "flsv/functional/fedce.py": {"own"},
+    "flsv/functional/pfedsv.py": {"own"},
+    "flsv/functional/shapley/few_coalitions.py": {"which"},
+    "flsv/outside/value_round.py": {"start"},
     "flsv/testing/metric.py": {"given"},
     "flsv/valuation/fedbary.py": {"others"},
 }

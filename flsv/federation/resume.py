@@ -102,23 +102,37 @@ def complete() -> Iterator[None]:
         ) from error
 
 
-def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
-    """Check that the same entries of the module are shared as before."""
-    if before and (
-        differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")
-    ):
+def check_sharing(
+    saved: Mapping[str, str] | None,
+    present: Mapping[str, str],
+) -> None:
+    """Check that the same entries of the module are shared as in the checkpoint."""
+    if not saved:
+        return
+    saved_identity = Identity(saved, {})
+    differences = Identity(present, {}).other_settings(saved_identity, "{}, and was {}")
+    if differences:
         raise ConfigurationError(
-            f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
-            "what share says, must be what the run was started with."
+            f"the run is resumed with another part of the module shared ({'; '.join(differences)}). What is frozen, "
+            "and what share says, must be what the run was started with."
         )
 
 
-def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
+def check_module(
+    module: L.LightningModule,
+    checkpoint: dict[str, Any],
+    path: Any,
+) -> None:
     """Check that a checkpoint is of this network, not of another with the same shapes."""
-    saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
+    saved_options = checkpoint.get("hyper_parameters", {})
+    options = module.hparams
     for name in NETWORK:
-        if name in saved and name in mine and described(mine[name]) != described(saved[name]):
+        if name not in saved_options or name not in options:
+            continue
+        value = described(options[name])
+        saved_value = described(saved_options[name])
+        if value != saved_value:
             raise ConfigurationError(
-                f"{path} holds the weights of another network: {name} is {described(mine[name])} and was "
-                f"{described(saved[name])}. Give the model the options that it was trained with."
+                f"{path} holds the weights of another network: {name} is {value} and was {saved_value}. Give the model "
+                "the options that it was trained with."
             )

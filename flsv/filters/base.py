@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar
 
 import torch
@@ -106,17 +107,17 @@ class Cohort:
         matrix = ClientMatrix(self.matrix, origins).until(self.num_parameters)
         return matrix.gram().cpu()
 
-    def keep(self, kept: Tensor) -> Cohort:
-        """Return a cohort of only those clients for which ``kept``, bool ``[k]``, is True."""
-        if kept.all():
+    def keep(self, mask: Tensor) -> Cohort:
+        """Return a cohort of only those clients for which ``mask``, bool ``[k]``, is True."""
+        if mask.all():
             return self
-        which = kept.tolist()
+        rows = mask.nonzero().flatten()
         return replace(
             self,
-            updates=tuple(update for update, stays in zip(self.updates, which) if stays),
-            starts=tuple(start for start, stays in zip(self.starts, which) if stays),
-            matrix=copied_rows(self.matrix, kept.nonzero()[:, 0]),
-            num_samples=self.num_samples[kept.to(self.num_samples.device)],
+            updates=tuple(compress(self.updates, mask.tolist())),
+            starts=tuple(compress(self.starts, mask.tolist())),
+            matrix=copied_rows(self.matrix, rows),
+            num_samples=self.num_samples[mask.to(self.num_samples.device)],
         )
 
     def warn(self, *sentences: str) -> Cohort:

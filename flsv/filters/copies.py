@@ -351,31 +351,42 @@ class CopyFilter(UpdateFilter):
 
     def _compare_step(
         self,
-        here: Tensor,
+        ids: Tensor,
         cohort: Cohort,
         gram: Tensor,
     ) -> Tensor:
-        """Add the similarities of a round's clients ``here`` to the server's last step. Return each client's mean so
+        """Add the similarities of a round's clients ``ids`` to the server's last step. Return each client's mean so
         far, ``[n]``.
         """
-        before, start, end = self._start, cohort.common_start, cohort.num_parameters
-        self._start = None if start is None or self.echo is None else start.detach().clone()
-        total, rounds, speaking, found = self._echoes
-        if self.echo is not None and before is not None and start is not None:
-            step = (start - before.to(start))[:end]
-            products = ClientMatrix(cohort.matrix, [start] * len(here)).until(end).dot(step).cpu()
-            now = last_step_similarity(
-                gram, products, float(step.double() @ step.double()), cohort.num_samples
+        total, num_rounds, num_high, is_echoing = self._echoes
+        previous_model = self._start
+        model = cohort.common_start
+        self._start = None
+        if self.echo is None:
+            return total / num_rounds.clamp_min(1)
+
+        if model is not None:
+            self._start = model.detach().clone()
+        if model is not None and previous_model is not None:
+            cut = cohort.num_parameters
+            step = (model - previous_model.to(model))[:cut]
+            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).until(cut)
+            similarity = last_step_similarity(
+                gram,
+                products=updates.dot(step).cpu(),
+                square=float(step.double() @ step.double()),
+                num_samples=cohort.num_samples,
             )
-            moved = float(bool((step != 0).any()))
-            total, rounds = (
-                total.index_add(0, here, now),
-                rounds.index_add(0, here, torch.full_like(now, moved)),
-            )
-            speaking = speaking.index_add(0, here, (now >= self.echo).double())
-        mean = total / rounds.clamp_min(1)
-        found = found.where((mean < (self.echo or 2)) | (speaking < ROUNDS), 1.0)
-        self._echoes = torch.stack([total, rounds, speaking, found])
+            is_high = (similarity >= self.echo).double()
+            has_moved = float(bool((step != 0).any()))  # a round without a step does not count
+            total = total.index_add(0, ids, similarity)
+            num_rounds = num_rounds.index_add(0, ids, torch.full_like(similarity, has_moved))
+            num_high = num_high.index_add(0, ids, is_high)
+
+        mean = total / num_rounds.clamp_min(1)
+        is_proven = (mean >= self.echo) & (num_high >= ROUNDS)
+        is_echoing = is_echoing.masked_fill(is_proven, 1.0)
+        self._echoes = torch.stack([total, num_rounds, num_high, is_echoing])
         return mean
 
     def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:

@@ -156,34 +156,42 @@ def value_round(
     board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
-    own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
-    if num_clients is None:
-        num_clients = next(
-            (metric.num_clients for metric in own if metric.num_clients is not None), None
-        )
+    contribution_metrics = []
+    for metric in board.metrics.values():
+        if isinstance(metric, ContributionMetric):
+            contribution_metrics.append(metric)
+            if num_clients is None:
+                num_clients = metric.num_clients
     cohort = _Cohort.of(updates, client_names, num_clients)
-    classes = (
-        num_classes if num_classes is not None or space.head is None else space.head.num_classes
-    )
+
+    classes = num_classes
+    if classes is None and space.head is not None:
+        classes = space.head.num_classes
     _check(board, space, head, num_classes, classes)
     _check_names(board, cohort.names)
-    board.bind(len(cohort.names), classes or 1, None, client_names=cohort.names)
+    num_columns = classes or 1
+    board.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
     device = module_device(module)
     board.to(device)
+
     counts, shares = cohort.counts_and_weights(num_samples, weights)
-    vector = _vector(space, module, start, "start")
-    given = [
-        _vector(space, module, each, client_called(whose, cohort.names))
-        for whose, each in zip(cohort.ids, cohort.each(updates, "updates"))
-    ]
-    models = torch.stack(given) + vector if deltas else torch.stack(given)
+    global_vector = _vector(space, module, start, "start")
+    vectors = []
+    for client, model in zip(cohort.ids, cohort.values_of(updates, "updates")):
+        vectors.append(_vector(space, module, model, client_called(client, cohort.names)))
+    models = torch.stack(vectors)  # [k, P]
+    if deltas:
+        models = models + global_vector
+
     if round_index is None:
-        round_index = max((int(metric.rounds) for metric in own), default=0)
+        round_index = 0
+        for metric in contribution_metrics:
+            round_index = max(round_index, int(metric.rounds))
     round = Round(
         round_index=round_index,
         client_ids=torch.tensor(cohort.ids, device=device),
         num_samples=counts.to(device),
-        global_vector=vector.to(device),
+        global_vector=global_vector.to(device),
         client_vectors=models.to(device),
         space=space,
         seed=seed,
@@ -243,7 +251,7 @@ class _Cohort:
             )
         return cls(ids, keys, texts)
 
-    def each(self, values: Any, argument: str) -> list[Any]:
+    def values_of(self, values: Any, argument: str) -> list[Any]:
         """Return each client's entry in ``values``, a list or mapping, in the updates' order. Empty without values."""
         if values is None:
             return []
@@ -259,7 +267,11 @@ class _Cohort:
             )
         return [values[key] for key in expected]
 
-    def counts_and_weights(self, num_samples: Any, weights: Any) -> tuple[Tensor, Tensor]:
+    def counts_and_weights(
+        self,
+        num_samples: Any,
+        weights: Any,
+    ) -> tuple[Tensor, Tensor]:
         """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
         numbers = self._numbers(num_samples, "num_samples", Count)
         counts = torch.ones(len(self.ids), dtype=torch.long)
@@ -278,12 +290,15 @@ class _Cohort:
         kind: Any,
     ) -> list[Any]:
         numbers = []
-        for value in self.each(values, argument):
+        for value in self.values_of(values, argument):
             numbers.append(check_argument("value_round", argument, value, kind))
         return numbers
 
 
-def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
+def metrics_by_name(
+    metrics: Any,
+    loss: Any = None,
+) -> Mapping[str, ContributionMetric]:
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
@@ -432,44 +447,48 @@ def _vector(
     space: ParameterSpace,
     module: nn.Module,
     model: Model,
-    whose: str,
+    owner: str,
 ) -> Tensor:
-    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``."""
-    own = module.state_dict()
+    """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``. ``owner`` is for messages."""
     if isinstance(model, Tensor):
+        if model.shape != (space.size,):
+            raise ConfigurationError(
+                f"the model of {owner} does not fit the module: expected a vector [{space.size}], as "
+                "flsv.ParameterSpace(module).read(module) gives it."
+            )
         vector = model.detach().to(space.dtype)
-        expected = f"a vector [{space.size}], as flsv.ParameterSpace(module).read(module) gives it"
-        fits = model.shape == (space.size,)
     else:
-        named = (
-            model
-            if isinstance(model, Mapping)
-            else dict(zip(own, model))
-            if len(model) == len(own)
-            else {}
-        )
-        tensors = {name: torch.as_tensor(tensor).detach() for name, tensor in named.items()}
-        wrong = [
-            name
-            for name in own.keys() | tensors.keys()
-            if _shape(tensors, name) != _shape(own, name)
-        ]
-        wrong = [name for name in wrong if name in tensors or name in space.names]
-        expected = f"the module's state_dict, or its {len(own)} entries as arrays; {sorted(wrong)[:5]} differ"
-        fits = not wrong
-        vector = space.flatten(tensors) if fits else space.read(module)
-    if not fits:
-        raise ConfigurationError(
-            f"the model of {whose} does not fit the module: expected {expected}."
-        )
+        module_tensors = module.state_dict()
+        entries: Mapping[str, Any] = {}
+        if isinstance(model, Mapping):
+            entries = model
+        elif len(model) == len(module_tensors):
+            entries = dict(zip(module_tensors, model))
+        tensors = {name: torch.as_tensor(entry).detach() for name, entry in entries.items()}
+
+        different_names = []
+        for name in sorted(module_tensors.keys() | tensors.keys()):
+            is_needed = name in tensors or name in space.names
+            if is_needed and _shape(tensors, name) != _shape(module_tensors, name):
+                different_names.append(name)
+        if different_names:
+            raise ConfigurationError(
+                f"the model of {owner} does not fit the module: expected the module's state_dict, or its "
+                f"{len(module_tensors)} entries as arrays; {different_names[:5]} differ."
+            )
+        vector = space.flatten(tensors)
+
     if not vector.isfinite().all():
         raise ConfigurationError(
-            f"the model of {whose} holds NaN or infinite entries: leave it out."
+            f"the model of {owner} holds NaN or infinite entries: leave it out."
         )
     return vector
 
 
-def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
+def _shape(
+    state: Mapping[str, Tensor],
+    name: str,
+) -> torch.Size | None:
     if name not in state:
         return None
     return state[name].shape
@@ -478,7 +497,11 @@ def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
 class PlainModule(L.LightningModule):
     """LightningModule that wraps a network and logs its loss in validation."""
 
-    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Any], Tensor] | None,
+    ) -> None:
         super().__init__()
         self.module = module
         self._loss = loss
@@ -539,7 +562,10 @@ def games_outside_fit(
     return CoalitionGames(evaluator_or_none, validated=validated)
 
 
-def _check_loss(evaluator: ModelEvaluator, measures: Mapping[str, str | ModelScore]) -> None:
+def _check_loss(
+    evaluator: ModelEvaluator,
+    measures: Mapping[str, str | ModelScore],
+) -> None:
     """Check that forward gives logits if a metric is measured by their loss."""
     for name, measure in measures.items():
         if measure == "negative_loss":

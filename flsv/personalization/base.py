@@ -158,7 +158,7 @@ class UploadKeeper(Personalizer):
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
         requests these values from one client. The stored model of a client that does not reply is restored from
-        ``before``.
+        ``previous_uploads``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
@@ -185,10 +185,10 @@ def ask_model_values(
     """
     try:
         return client.ask(question, models, *args, **kwargs)
-    except NoAnswer as why:
+    except NoAnswer as error:
         client.take_back()
         warnings.warn(
-            f"{why} It continues from the model that it had before this round.", stacklevel=2
+            f"{error} It continues from the model that it had before this round.", stacklevel=2
         )
         return None
 

@@ -90,7 +90,10 @@ class SparsifiedReward(Personalizer):
         return next_models
 
 
-def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def layer_ranks(
+    update: Tensor,
+    sizes: Sequence[int],
+) -> list[Tensor]:
     """Rank the entries of each layer of an update by magnitude, the largest first."""
     ranks = []
     for layer in update.split(list(sizes)):

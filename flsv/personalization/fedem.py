@@ -30,7 +30,8 @@ class FedEM(Personalizer):
     private = ("responsibility", "*.responsibility")
 
     def begin(self, federation: FederationInfo) -> None:
-        if sum(map(_is_weight, federation.space.private_names)) != 1:
+        weight_names = [name for name in federation.space.private_names if _is_weight(name)]
+        if len(weight_names) != 1:
             raise ConfigurationError(
                 f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient."
             )

@@ -120,7 +120,9 @@ class FedFomo(UploadKeeper):
         previous_uploads = self.store_uploads(round)
         question = partial(mix_models, performance=self.performance)
 
-        def mix(client: Client) -> tuple[list[int], Tensor | None]:
+        def mix(
+            client: Client,
+        ) -> tuple[list[int], Tensor | None]:
             chosen = self._choose(client.id, round)
             downloads = []
             for peer in chosen:

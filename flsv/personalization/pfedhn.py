@@ -105,20 +105,19 @@ class PFedHN(Personalizer):
 
     def begin(self, federation: FederationInfo) -> None:
         model = federation.global_vector[: federation.space.num_parameters].cpu()
-        network = self._make(federation)
+        network = self._new_network(federation)
         network.initialize(model, generator_for(federation.seed, "pfedhn"))
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: FederationInfo) -> None:
-        network = (
-            self._network
-        )  # set in a second fit with the same loop, which may be on another device
+        # A second fit with the same loop has a network, which may be on another device.
+        network = self._network
         if network is None:
-            network = self._make(federation)
+            network = self._new_network(federation)
             network.load_state_dict(self._loaded)
         self._network = network.to(federation.global_vector.device)
 
-    def _make(self, federation: FederationInfo) -> HyperNetwork:
+    def _new_network(self, federation: FederationInfo) -> HyperNetwork:
         network = HyperNetwork(
             federation.num_clients,
             federation.space.num_parameters,

@@ -206,7 +206,10 @@ def insert_entries(
     return vectors
 
 
-def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
+def layer_mask(
+    space: ParameterSpace,
+    layers: Sequence[str] | None = None,
+) -> Tensor:
     """Return a mask, bool ``[P]``, of the entries that belong to the named layers, by default the classifier head."""
     if layers is None:
         layers = [_head_of(space)]
@@ -345,10 +348,10 @@ class PFedSV(UploadKeeper):
 
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
-        # Mask of the personal entries of a model's vector; None: all entries are personal.
-        self._personal = (
-            None if self.mode == "model" else layer_mask(federation.space, self.classifier)
-        )
+        # Mask of the personal entries of a model's vector, None if all entries are personal.
+        self._personal: Tensor | None = None
+        if self.mode == "extractor":
+            self._personal = layer_mask(federation.space, self.classifier)
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
@@ -409,7 +412,9 @@ class PFedSV(UploadKeeper):
         question = self.question(round.space.num_parameters)
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
-        def download(client: Client) -> tuple[list[int], Tensor | None]:
+        def download(
+            client: Client,
+        ) -> tuple[list[int], Tensor | None]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
             scores = relevance[client.id]
             if self.game == "joining":  # a model that adds nothing now may add accuracy later

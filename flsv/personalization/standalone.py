@@ -48,6 +48,7 @@ class Standalone(Personalizer):
         contributions: Contributions,
         models: Starts,
     ) -> Starts:
-        cohort = on_host(round.client_ids)
-        self._visited = sorted({*self._visited, *cohort})
+        visited = set(self._visited)
+        visited.update(on_host(round.client_ids))
+        self._visited = sorted(visited)
         return {}

@@ -81,9 +81,10 @@ def _check_metrics(
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
             # mypy: set by Lightning's connectors
-            is_short: bool | int = trainer.fast_dev_run  # type: ignore[attr-defined]
-            if trainer.max_epochs is not None and trainer.max_epochs > 0 and not is_short:
-                metric.check_rounds(trainer.max_epochs)
+            is_trial: bool | int = trainer.fast_dev_run  # type: ignore[attr-defined]
+            num_rounds = trainer.max_epochs or 0
+            if num_rounds > 0 and not is_trial:
+                metric.check_rounds(num_rounds)
 
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
@@ -134,40 +135,51 @@ def check_needs(
             f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
             "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
         )
-    asking = _who(metrics, config, lambda part: "peer_values" in reads_of(part))
-    if asking and not getattr(config.personalizer, "gives_peer_values", False):
+    parts = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
+    if parts and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
-            f"{asking} ask what the clients find each other to be worth, and {config.personalizer!r} does not say. Use "
+            f"{parts} ask what the clients find each other to be worth, and {config.personalizer!r} does not say. Use "
             "flsv.personalization.PFedSV or FedFomo, or leave those out."
         )
-    asking = _who(metrics, config, lambda part: not TOLD_BY_CLIENTS.isdisjoint(needs_of(part)))
-    if asking and config.private:
+    parts = _name_parts(metrics, config, _needs_answers)
+    if parts and config.private:
         raise ConfigurationError(
-            f"{asking} need what clients tell beside their updates, and nothing but a noised update leaves them with "
+            f"{parts} need what clients tell beside their updates, and nothing but a noised update leaves them with "
             f"{config.privacy!r}. Leave one of the two out, or let the server judge."
         )
-    asking = _who(metrics, config, lambda part: "validation" in needs_of(part, only_required=True))
-    if asking and not data.val_dataloader():
+    parts = _name_parts(metrics, config, _needs_validation)
+    if parts and not data.val_dataloader():
         raise ConfigurationError(
-            f"{asking} evaluate models on the server's validation set, which is empty. Set "
+            f"{parts} evaluate models on the server's validation set, which is empty. Set "
             'FederatedDataModule(splits=Splits(server_val=0.1)), let the clients judge their games (judges="clients"), '
             "or leave those out."
         )
 
 
-def _who(
-    metrics: ContributionMetrics, config: FederationConfig, lacks: Callable[[Any], bool]
+def _needs_answers(part: Any) -> bool:
+    """Return whether a part needs what clients tell beside their updates."""
+    return any(need in TOLD_BY_CLIENTS for need in needs_of(part))
+
+
+def _needs_validation(part: Any) -> bool:
+    return "validation" in needs_of(part, only_required=True)
+
+
+def _name_parts(
+    metrics: ContributionMetrics,
+    config: FederationConfig,
+    is_concerned: Callable[[Any], bool],
 ) -> str:
-    """Name the metrics, strategies and filters of which ``lacks`` is true. Empty if there are none."""
+    """Name the metrics, strategies and filters for which ``is_concerned`` is true. Empty if there are none."""
     words = []
-    names = [name for name, metric in metrics.metrics.items() if lacks(metric)]
+    names = [name for name, metric in metrics.metrics.items() if is_concerned(metric)]
     if names:
         words.append(f"metrics {names}")
     for role, strategy in config.strategies.items():
-        if lacks(strategy):
+        if is_concerned(strategy):
             words.append(f"{role} {strategy!r}")
     for update_filter in config.filters:
-        if lacks(update_filter):
+        if is_concerned(update_filter):
             words.append(f"filter {update_filter!r}")
     return " and ".join(words)
 
@@ -226,9 +238,7 @@ def check_space(
     for upload in uploads:
         upload.check(space)
     _check_games(space, metrics)
-    if not (metrics.head_metrics or head):
-        return
-    if space.unshared_head and not metrics.head_metrics:
+    if not metrics.head_metrics and (not head or space.unshared_head):
         return
 
     if space.unshared_head:
@@ -238,9 +248,11 @@ def check_space(
             "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
     if space.head is None:
-        asking = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
+        parts = f"head={head!r}"
+        if metrics.head_metrics:
+            parts = f"metrics {metrics.head_metrics}"
         raise ConfigurationError(
-            f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
+            f"{parts} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
             "own. Name the last layer with ClassSpecificShapley(head=...), or leave those metrics out."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
@@ -253,16 +265,19 @@ def check_space(
 
 def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
     """Check that the server has the whole model if a metric evaluates models on its validation set."""
-    # Metrics that train coalitions are tried: their scores may not depend on what stays.
+    unshared_names = space.kept_names
+    if not unshared_names:
+        return
     names = []
     for name in metrics.game_metrics:
-        if attribute_of(metrics.metrics[name], "trains") is None:
+        # A metric that trains coalitions is not refused: its scores may not depend on the unshared tensors.
+        trains_coalitions = attribute_of(metrics.metrics[name], "trains") is not None
+        if not trains_coalitions:
             names.append(name)
-    unshared = space.kept_names
-    if names and unshared:
+    if names:
         raise ConfigurationError(
-            f"metrics {names} evaluate models on the server's validation set, and the server has no "
-            f"whole model: {unshared[0]!r} and {len(unshared) - 1} more tensors stay at their clients. Share them, or "
+            f"metrics {names} evaluate models on the server's validation set, and the server has no whole model: "
+            f"{unshared_names[0]!r} and {len(unshared_names) - 1} more tensors stay at their clients. Share them, or "
             "use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )
 
@@ -316,13 +331,14 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     check_lightning(trainer)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        got = "dataloaders" if data is None else type(data).__name__
-        wrapped = (
-            "my_datamodule" if data else "loader.dataset, val=val_loader.dataset, batch_size=32"
-        )
+        description = "dataloaders"
+        arguments = "loader.dataset, val=val_loader.dataset, batch_size=32"
+        if data is not None:
+            description = type(data).__name__
+            arguments = "my_datamodule"
         raise ConfigurationError(
-            f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
-            f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
+            f"FederatedLoop trains on a FederatedDataModule, and got {description}. Wrap what you have, and say who "
+            f"the clients are: trainer.fit(module, FederatedDataModule({arguments}, partitioner=IIDPartitioner(5)))."
         )
     return data
 

@@ -285,8 +285,8 @@ class PairedSample:
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
-#: The candidate kernels, each a list of kernels to sum; :func:`fit_surrogate` takes that of the largest likelihood.
-CANDIDATE_KERNELS: list[list[Kernel]] = [
+#: The candidates of :func:`fit_surrogate`, each a list of kernels to sum.
+SURROGATES: list[list[Kernel]] = [
     [membership, gaussian(0.1)],
     [membership, gaussian(0.3)],
     [membership, gaussian(1.0)],
@@ -528,6 +528,6 @@ def surrogate_shapley(
         return exact_shapley(utility, num_players)
     num_pairs = (game.budget - 2) // 2
     sample.draw(num_pairs)
-    fit = partial(fit_surrogate, CANDIDATE_KERNELS)
+    fit = partial(fit_surrogate, SURROGATES)
     values, stderr = adjusted_values(fit, game, sample)
     return game.estimate(values, stderr)
