@@ -166,9 +166,11 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
         idle_options = IDLE.get(section, set())
         for name, value in _leaves(config[section], section):
             _, option, *suboptions = name.split(".")
-            is_idle = option in idle_options or ".".join([option, *suboptions[:1]]) in idle_options
+            option_with_suboption = ".".join([option, *suboptions[:1]])
+            if option in idle_options or option_with_suboption in idle_options:
+                continue
             is_root = is_data and name.endswith(".root")
-            if is_idle or is_root or value is None:
+            if is_root or value is None:
                 continue
             # The same data in another folder are the same data: hashes of the samples compare them.
             if is_data and isinstance(value, str):

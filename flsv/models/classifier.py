@@ -233,7 +233,11 @@ class ClassifierClient(ReadyClient):
         finally:
             self.class_weights = weights_in_training
 
-    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
+    def _build(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...] | None,
+    ) -> None:
         """Build the network, or check an existing one's output, and create the scores."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         if isinstance(self.network, NotBuilt):
@@ -265,7 +269,11 @@ class ClassifierClient(ReadyClient):
         """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
         return self.network(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> Tensor:
         """Return the mean cross-entropy of the batch, a scalar."""
         # Nothing is logged: self.log takes longer than the step of a small network. The loop averages the returned
         # losses.
@@ -309,7 +317,11 @@ class ClassifierClient(ReadyClient):
             label_smoothing=self._label_smoothing,
         )
 
-    def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
+    def _score(
+        self,
+        stage: str,
+        batch: tuple[Tensor, Tensor],
+    ) -> None:
         x, y = batch
         logits = self(x)
         # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.

@@ -253,7 +253,11 @@ class ShapleyFLFashionCNN(ConvNet):
         29034
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+    ) -> None:
         layers = [(5, 2)] * 2
         positions = pooled_positions("ShapleyFLFashionCNN", input_shape, layers)
         features = conv_stack(

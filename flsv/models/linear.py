@@ -60,7 +60,9 @@ def pooled_positions(
     _, height, width = image_shape(network, input_shape)
     positions = pooled(height) * pooled(width)
     if positions == 0:
-        smallest = next(side for side in range(1, 10_000) if pooled(side) > 0)
+        smallest = 1
+        while pooled(smallest) == 0:
+            smallest += 1
         raise ConfigurationError(
             f"{network}: images of {height}x{width} are too small for its {len(layers)} convolutions and poolings, "
             f"which need at least {smallest}x{smallest}. Enlarge the images{hint}, or use 'mlp'."
@@ -106,7 +108,10 @@ def check_output(
         )
 
 
-def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+def dense_stack(
+    widths: Sequence[int],
+    dropout: float = 0.0,
+) -> nn.Sequential:
     """Build linear layers of these widths, with ReLU between them and dropout before each."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -142,7 +147,11 @@ class SoftmaxRegression(nn.Module):
         torch.Size([5, 10])
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+    ) -> None:
         super().__init__()
         num_inputs = flat_size("SoftmaxRegression", input_shape)
         self.classifier = nn.Linear(num_inputs, num_classes)

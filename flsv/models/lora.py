@@ -100,7 +100,11 @@ class LoRAClient(ClassifierClient):
         self.targets = targets
         super().__init__(**kwargs)
 
-    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
+    def _build(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...] | None,
+    ) -> None:
         super()._build(num_classes, input_shape)
         layers = dict(self.network.named_modules())
         if any(name.endswith("lora_A") for name in layers):

@@ -37,8 +37,8 @@ class Mixture(nn.Module):
         super().__init__()
         self.components = nn.ModuleList(components)
         # On the device of the components, even inside a context of another device.
-        parameters = self.components.parameters()
-        device = next((parameter.device for parameter in parameters), None)
+        parameters = list(self.components.parameters())
+        device = parameters[0].device if parameters else None
         count = len(components)
         responsibility = torch.full((count,), 1 / count, device=device)
         self.register_buffer("responsibility", responsibility)
@@ -80,12 +80,15 @@ class MixtureClient(ClassifierClient):
     """
 
     def __init__(self, num_components: Count = 3, **kwargs: Any) -> None:
-        (self.num_components,) = check_arguments(
-            "MixtureClient", MixtureClient.__init__, locals()
-        ).values()
+        arguments = check_arguments("MixtureClient", MixtureClient.__init__, locals())
+        self.num_components = arguments["num_components"]
         super().__init__(**kwargs)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> Tensor:
         """Return the mean cross-entropy of the mixture, and add up the batch's responsibilities."""
         x, y = batch
         assert isinstance(self.network, Mixture)
@@ -97,24 +100,32 @@ class MixtureClient(ClassifierClient):
             self.network.responsibility += q.sum(1)
         return self._loss(joint.logsumexp(0), y)
 
-    def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    def _make_network(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+    ) -> nn.Module:
         components = []
         for _ in range(self.num_components):
             component = super()._make_network(num_classes, input_shape)
             components.append(component)
         return Mixture(components)
 
-    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        if not isinstance(self.network, NotBuilt | Mixture):
+    def _build(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...] | None,
+    ) -> None:
+        is_single_network = not isinstance(self.network, NotBuilt | Mixture)
+        if is_single_network:
             components = [self.network]
             while len(components) < self.num_components:
-                components.append(_another(self.network))
+                components.append(_copy_with_new_weights(self.network))
             self.network = Mixture(components)
         super()._build(num_classes, input_shape)
 
 
-def _another(network: nn.Module) -> nn.Module:
-    """Copy a network with new initial weights."""
+def _copy_with_new_weights(network: nn.Module) -> nn.Module:
     new_network = deepcopy(network)
     resets = []
     for layer in new_network.modules():

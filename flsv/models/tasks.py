@@ -88,7 +88,11 @@ class RegressorClient(ReadyClient):
         """Compute predictions ``[B]`` of a batch ``[B, *input_shape]``."""
         return self.network(x.flatten(1)).squeeze(1)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> Tensor:
         """Return the mean squared error of the batch, a scalar."""
         predicted, y = self._compared(batch)
         return F.mse_loss(predicted, y)
@@ -102,7 +106,10 @@ class RegressorClient(ReadyClient):
         """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
         return self(_inputs_of(batch))
 
-    def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _compared(
+        self,
+        batch: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
         predicted = self(batch[0])
         y = batch[1]
         if y.shape != predicted.shape:  # would be broadcast to [B, B]
@@ -179,7 +186,7 @@ class CharacterModel(ReadyClient):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the mean cross-entropy per character in nats, a scalar."""
-        loss, _ = self._predicted(batch)
+        loss, _ = self._loss_and_accuracy(batch)
         return loss
 
     def predict_step(
@@ -192,17 +199,18 @@ class CharacterModel(ReadyClient):
         logits = self(_inputs_of(batch))
         return logits.softmax(-1)
 
-    def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _loss_and_accuracy(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the mean loss per character, and the share of characters predicted correctly."""
-        pieces = _inputs_of(batch)
-        logits = self(pieces[:, :-1]).flatten(0, 1)
-        following = pieces[:, 1:].flatten()
-        loss = F.cross_entropy(logits.float(), following)
-        is_right = logits.argmax(1) == following
+        characters = _inputs_of(batch)  # [B, L]
+        logits = self(characters[:, :-1])  # [B, L - 1, M]
+        logits = logits.flatten(0, 1)
+        next_characters = characters[:, 1:].flatten()
+        loss = F.cross_entropy(logits.float(), next_characters)
+        is_right = logits.argmax(1) == next_characters
         return loss, is_right.float().mean()
 
     def _score(self, stage: str, batch: Any) -> None:
-        loss, accuracy = self._predicted(batch)
+        loss, accuracy = self._loss_and_accuracy(batch)
         values = {
             f"{stage}_loss": loss,
             f"{stage}_bits_per_character": loss / math.log(2),

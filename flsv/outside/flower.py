@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +179,11 @@ class Contributions(Strategy):
         """Log the wrapped strategy's settings."""
         self.strategy.summary()
 
-    def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
+    def _values(
+        self,
+        index: int,
+        replies: Sequence[Message],
+    ) -> dict[tuple[str, str], float]:
         """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
         files."""
         models = {}
@@ -191,22 +194,27 @@ class Contributions(Strategy):
                 continue
             numbers: dict[str, Any] = {}
             for record in reply.content.metric_records.values():
-                numbers |= dict(record.items())
+                numbers.update(record.items())
             node = reply.metadata.src_node_id
-            name = self._registered.get(node) or str(numbers.get("partition-id", node))
+            partition = numbers.get("partition-id", node)
+            name = self._registered.get(node) or str(partition)
             if name in models:
                 raise ConfigurationError(
                     f"two clients are called {name!r}: each needs a name of its own."
                 )
-            models[name] = self._entries(_only(reply.content.array_records))
+            models[name] = self._entries(_only_record(reply.content.array_records))
             reported_samples[name] = numbers.get(key)
 
-        clients = self._numbered(models)
-        samples = {client: reported_samples[name] for name, client in clients.items()}
-        has_no_samples = set(samples.values()) == {None}
+        clients = self._client_ids(models)
+        updates = {}
+        samples = {}
+        for name, client in clients.items():
+            updates[client] = models[name]
+            samples[client] = reported_samples[name]
+        has_no_samples = all(number is None for number in samples.values())
         round_values = self._value_round(
             start=self._initial_model,
-            updates={client: models[name] for name, client in clients.items()},
+            updates=updates,
             metrics=self._metrics,
             num_samples=None if has_no_samples else samples,
             num_clients=self._num_clients,
@@ -220,37 +228,42 @@ class Contributions(Strategy):
                 values[metric, name] = round_values[metric][client].item()
         return values
 
-    def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the clients' ids by name, the next free ones for new clients."""
-        new_names = sorted({*names} - {*self._names}, key=_by_number)
-        if len(self._names) + len(new_names) > (self._num_clients or 0):
+    def _client_ids(
+        self,
+        names: Iterable[str],
+    ) -> dict[str, int]:
+        """Return the clients' ids by name, ascending. New clients get the next free ones."""
+        round_names = set(names)
+        new_names = sorted(round_names - set(self._names), key=_sort_key)
+        num_seen = len(self._names) + len(new_names)
+        if num_seen > (self._num_clients or 0):
             raise ConfigurationError(
                 f"{new_names} were not there in the first round, which had {self._num_clients} clients. Say how many "
                 "there may ever be: Contributions(num_clients=...)."
             )
         self._names += new_names
-        ids = {name: self._names.index(name) for name in names}
-        return dict(sorted(ids.items(), key=itemgetter(1)))
+        return {name: index for index, name in enumerate(self._names) if name in round_names}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name, or as a list if the module has none of the names."""
         entries = arrays.to_torch_state_dict()
-        has_names_of_module = {*entries} & {*self._module.state_dict()}
-        if has_names_of_module:
-            return entries
+        for name in self._module.state_dict():
+            if name in entries:
+                return entries
         return list(entries.values())
 
 
-def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
+def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
     """Return the only ArrayRecord in a reply."""
     if len(records) != 1:
         raise ConfigurationError(
             f"a reply has the ArrayRecords {list(records)}: expected one, the trained model."
         )
-    return next(iter(records.values()))
+    (record,) = records.values()
+    return record
 
 
-def _by_number(name: str) -> str:
+def _sort_key(name: str) -> str:
     """Return the key that sorts names that are numbers by number."""
     if name.isdigit():
         return name.zfill(20)
@@ -267,19 +280,28 @@ class _Files:
         module: nn.Module,
         metrics: Mapping[str, Metric],
     ) -> None:
-        self._folder, self._metrics = folder.resolve(), metrics
+        self._folder = folder.resolve()
+        self._metrics = metrics
         self._lock = FolderLock(folder)
         if (folder / CONTRIBUTIONS).exists():
             raise ConfigurationError(
                 f"{folder} holds a run. Give each run a folder of its own, such as folder=f'runs/{{context.run_id}}'."
             )
-        self._record = record_head(module, {"aggregator": strategy}, metrics, version("flsv")) | {
-            **dict.fromkeys(("rounds", "classes", "class_counts", "validation")),
-            **{"first_round": 0, "settings": {}, "hashes": {}, "fingerprint": {}, "events": []},
+        self._record = record_head(module, {"aggregator": strategy}, metrics, version("flsv"))
+        self._record |= {
+            "rounds": None,
+            "classes": None,
+            "class_counts": None,
+            "validation": None,
+            "first_round": 0,
+            "settings": {},
+            "hashes": {},
+            "fingerprint": {},
+            "events": [],
             "of_rounds": type(strategy).__name__,
         }
-        for about in self._record["metrics"].values():
-            about["to_pay_by"] = False
+        for metric_info in self._record["metrics"].values():
+            metric_info["to_pay_by"] = False
         self._names: list[str] = []  # the names of all clients in the files
         self._results = RoundResults(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)

@@ -132,15 +132,19 @@ def cohort_of(
 
     are_integers = ids.dtype != torch.bool and not ids.is_floating_point()
     is_list = ids.ndim == 1 and len(ids) > 0
-    all_ids = {*range(num_clients)}
-    if not are_integers or not is_list or len(all_ids & {*cohort}) < len(cohort):
+    is_valid = are_integers and is_list
+    if is_valid:
+        distinct_ids = set(cohort)
+        are_distinct = len(distinct_ids) == len(cohort)
+        is_valid = are_distinct and distinct_ids <= set(range(num_clients))
+    if not is_valid:
         raise RuntimeError(
             f"{sampler!r} drew {cohort} ({ids.dtype}) for round {round_index + 1}: expected at least one client, "
             f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
         )
-    if sampler.members is not None and not {*cohort} <= {*sampler.members}:
+    if sampler.members is not None and not set(cohort) <= set(sampler.members):
         raise RuntimeError(
-            f"{sampler!r} drew {cohort} for the coalition {[*sampler.members]}: a sampler that overrides `sample` "
+            f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}: a sampler that overrides `sample` "
             "must draw among its `members`, if they are not None."
         )
     return cohort
