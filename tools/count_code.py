@@ -68,6 +68,7 @@ concerned before after both one two rest most least far near once again what who
 VAGUE_NAMES = frozenset(VAGUE_WORDS.split())
 #: Names that users write, or that stand in their files, by the file that binds them.
 PUBLIC_NAMES = {
+    "flsv/data/skew.py": {"of"},
     "flsv/filters/copies.py": {"_start"},
     "flsv/functional/fedce.py": {"own"},
     "flsv/functional/pfedsv.py": {"own"},

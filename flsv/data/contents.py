@@ -31,73 +31,93 @@ _ROWS = 1024  # samples that are processed at a time
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
-def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
+def content_hashes(
+    dataset: Dataset,
+    holders: Mapping[str, Tensor],
+) -> dict[str, str]:
     """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
     hashed.
     """
-    return {name: _hash_of(dataset, indices) for name, indices in holders.items() if len(indices)}
+    hashes = {}
+    for name, indices in holders.items():
+        if len(indices):
+            hashes[name] = _hash_of(dataset, indices)
+    return hashes
 
 
 def _hash_of(dataset: Any, indices: Tensor) -> str:
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
-        return digest([tensor[rows.to(tensor.device)] for tensor in tensors]).hex()
+        columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
+        return digest(columns).hex()
     while type(dataset) is Subset:
-        dataset, indices = (
-            dataset.dataset,
-            torch.as_tensor(dataset.indices, dtype=torch.long)[indices],
-        )
-    found = _of_files(dataset, indices)
-    for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
+        outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
+        indices = outer_indices[indices]
+        dataset = dataset.dataset
+
+    contents = _facts_of_files(dataset, indices)
+    attributes = getattr(dataset, "__dict__", {})
+    for name, value in sorted(attributes.items()):
         # A memory-mapped file may be larger than the memory.
-        if (
-            _is_numbers(held)
-            and not isinstance(held, np.memmap)
-            and held.shape[:1] == (len(dataset),)
-        ):
-            found += [name, torch.as_tensor(held)[indices]]
-    return digest([*found, _read(dataset, int(indices[0])) if len(indices) else b""]).hex()
+        if not _is_numbers(value) or isinstance(value, np.memmap):
+            continue
+        if value.shape[:1] == (len(dataset),):
+            tensor = torch.as_tensor(value)
+            contents += [name, tensor[indices]]
+    first_sample = b""
+    if len(indices):
+        first_sample = _hash_of_sample(dataset, int(indices[0]))
+    return digest([*contents, first_sample]).hex()
 
 
-def _of_files(dataset: Any, indices: Tensor) -> list[Any]:
+def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
     """Return an image folder's file names and sizes at ``indices``, and hashes of small files. Other data give none."""
     from torchvision.datasets import DatasetFolder
 
     if not isinstance(dataset, DatasetFolder):
         return []
-    files = [Path(dataset.samples[i][0]) for i in indices.tolist()]
+    files = []
+    for index in indices.tolist():
+        path, _ = dataset.samples[index]
+        files.append(Path(path))
     sizes = [file.stat().st_size for file in files]
     # Not the whole path: the same data in another folder are the same.
-    names = [(f"{file.parent.name}/{file.name}", size) for file, size in zip(files, sizes)]
-    return [
-        *names,
-        *(sha256(file.read_bytes()).digest() for file in files if sum(sizes) < FILE_BYTES),
-    ]
+    facts: list[Any] = []
+    for file, size in zip(files, sizes):
+        facts.append((f"{file.parent.name}/{file.name}", size))
+    if sum(sizes) < FILE_BYTES:
+        for file in files:
+            facts.append(sha256(file.read_bytes()).digest())
+    return facts
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, Tensor) or (
-        isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
-    )
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, Tensor)
 
 
-def _read(dataset: Any, index: int) -> bytes:
+def _hash_of_sample(dataset: Any, index: int) -> bytes:
     """Return the hash of one sample, or an empty one if two readings differ or fail.
 
     It reads from a shallow copy of the data set, because each worker must open the data set's files itself.
     """
-    twice = []
+    hashes = []
     for _ in range(2):
         with isolated_rngs(0, "contents"):
             try:
                 leaves = tree_leaves(copy.copy(dataset)[index])
             except Exception:
                 return b""  # training raises an error that names the sample
-        known = [leaf for leaf in leaves if isinstance(leaf, _PLAIN) or _is_numbers(leaf)]
-        twice.append(
-            digest([torch.as_tensor(leaf) if _is_numbers(leaf) else leaf for leaf in known])
-        )
-    return twice[0] if twice[0] == twice[1] else b""
+        contents: list[Any] = []
+        for leaf in leaves:
+            if _is_numbers(leaf):
+                contents.append(torch.as_tensor(leaf))
+            elif isinstance(leaf, _PLAIN):
+                contents.append(leaf)
+        hashes.append(digest(contents))
+    is_repeatable = hashes[0] == hashes[1]
+    return hashes[0] if is_repeatable else b""
 
 
 def loader_hash(loaders: Any) -> str:
@@ -132,21 +152,25 @@ def not_finite(dataset: Dataset) -> Tensor:
     The last of several tensors is the target and is not checked.
     """
     tensors, rows = tensors_of(dataset, None)
-    held = tensors or ()
-    inputs = [
-        tensor
-        for tensor in held[: max(1, len(held) - 1)]
-        if tensor.is_floating_point() or tensor.is_complex()
-    ]
-    if not inputs or not len(inputs[0]):
+    if not tensors or not len(tensors[0]):
         return torch.empty(0, dtype=torch.long)
-    # A few rows at a time: isfinite needs several times the memory of its argument.
-    finite = torch.ones(len(inputs[0]), dtype=torch.bool)
-    for x in inputs:
-        finite &= torch.cat(
-            [torch.isfinite(some).reshape(len(some), -1).all(1).cpu() for some in x.split(_ROWS)]
-        )
-    return (~(finite if rows is None else finite[rows])).nonzero().flatten()
+
+    num_samples = len(tensors[0])
+    is_finite = torch.ones(num_samples, dtype=torch.bool)
+    # The last tensor has the labels.
+    num_inputs = max(1, len(tensors) - 1)
+    for inputs in tensors[:num_inputs]:
+        if not (inputs.is_floating_point() or inputs.is_complex()):
+            continue
+        # A few rows at a time: isfinite needs several times the memory of its argument.
+        parts = []
+        for some_rows in inputs.split(_ROWS):
+            numbers = some_rows.reshape(len(some_rows), -1)
+            parts.append(numbers.isfinite().all(1).cpu())
+        is_finite &= torch.cat(parts)
+    if rows is not None:
+        is_finite = is_finite[rows]
+    return (~is_finite).nonzero().flatten()
 
 
 def check_inputs(
@@ -155,16 +179,18 @@ def check_inputs(
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}
-    for client, parts in enumerate(splits.clients):
-        sets |= {
-            f"{client_called(client, splits.names)}'s {name} set": parts[name]
-            for name in ("val", "test")
-        }
-    found = {name: rows[torch.isin(rows, broken)] for name, rows in sets.items()}
-    found |= {
-        f"the {name} data": not_finite(data) for name, data in held_out.items() if data is not None
-    }
-    for name, rows in found.items():
+    for client, client_split in enumerate(splits.clients):
+        called = client_called(client, splits.names)
+        sets[f"{called}'s val set"] = client_split["val"]
+        sets[f"{called}'s test set"] = client_split["test"]
+
+    broken_rows = {}
+    for name, rows in sets.items():
+        broken_rows[name] = rows[torch.isin(rows, broken)]
+    for name, data in held_out.items():
+        if data is not None:
+            broken_rows[f"the {name} data"] = not_finite(data)
+    for name, rows in broken_rows.items():
         if len(rows):
             raise ConfigurationError(
                 f"{len(rows)} samples of {name} have NaN or infinite inputs: {in_words(rows.tolist())}. Repair them or "

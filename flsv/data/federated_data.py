@@ -52,8 +52,8 @@ class FederatedData:
 
         The labels are those after corruptions.
         """
-        held = [client["train"] for client in self.splits.clients]
-        return partition_counts(held, self.classes.labels, len(self.classes.names))
+        train_samples = [client["train"] for client in self.splits.clients]
+        return partition_counts(train_samples, self.classes.labels, len(self.classes.names))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -63,32 +63,46 @@ class FederatedData:
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
-        first, collate_fn = self.splits.clients[0]["train"][:1], self.eval_options.get("collate_fn")
-        batch: Any = next(iter(make_loader(self.train, first, batch_size=1, collate_fn=collate_fn)))
-        batch = list(batch.values()) if isinstance(batch, Mapping) else batch
-        parts = batch if isinstance(batch, list | tuple) else [batch]
-        shapes = [tuple(part.shape[1:]) for part in parts if isinstance(part, Tensor)]
-        return shapes[0] if shapes else ()
+        first_sample = self.splits.clients[0]["train"][:1]
+        collate_fn = self.eval_options.get("collate_fn")
+        loader = make_loader(self.train, first_sample, batch_size=1, collate_fn=collate_fn)
+        batch: Any = next(iter(loader))
+        parts = [batch]
+        if isinstance(batch, Mapping):
+            parts = list(batch.values())
+        elif isinstance(batch, list | tuple):
+            parts = list(batch)
+        for part in parts:
+            if isinstance(part, Tensor):
+                return tuple(part.shape[1:])
+        return ()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
 
         The tuple is empty if samples are read one by one.
         """
-        return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
+        tensors, _ = tensors_of(self.train, None, self.train_options.get("collate_fn"))
+        return tensors or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
         """Return a copy whose training and validation tensors lie on ``device``."""
         _, rows = tensors_of(self.train, None)
-        data = TensorDataset(*(tensor.to(device) for tensor in self.tensors()))
+        tensors = self.tensors()
+        device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
+        train: Dataset = device_data
+        if rows is not None:
+            train = Subset(device_data, rows.tolist())
+
         val = self.val
         if isinstance(val, TensorBatches):
-            here = val.tensors is self.tensors()
+            shares_tensors = val.tensors is tensors
             val = copy(val)
-            val.tensors = (
-                data.tensors if here else tuple(tensor.to(device) for tensor in val.tensors)
-            )
-        return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
+            if shares_tensors:
+                val.tensors = device_data.tensors
+            else:
+                val.tensors = tuple(tensor.to(device) for tensor in val.tensors)
+        return replace(self, train=train, val=val)
 
     def eval_loader(
         self, dataset: Dataset, indices: Tensor | None = None
@@ -110,62 +124,91 @@ def partition_data(
     batch_size: int | None = None,
 ) -> FederatedData:
     """Partition a source's samples among server and clients, and find classes and loader options."""
-    dealing: list[Any] = [partitioner, *corruptions]
-    asking = [part for part in dealing if part.needs_classes] + (
-        [options.detector] if options.detector else []
-    )
-    held_out = {"validation": source.val, "test": source.test}
+    parts_that_need_classes: list[Any] = []
+    dealing_parts: list[Any] = [partitioner, *corruptions]
+    for part in dealing_parts:
+        if part.needs_classes:
+            parts_that_need_classes.append(part)
+    if options.detector:
+        parts_that_need_classes.append(options.detector)
     classes = find_classes(
-        source.train, source.class_names, held_out, None if source.labeled else labels, asking
+        source.train,
+        source.class_names,
+        {"validation": source.val, "test": source.test},
+        None if source.labeled else labels,
+        parts_that_need_classes,
     )
     if pos_label is not None:
         check_positive(classes.names, pos_label)
+
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(
             source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns
         )
-    unknown = torch.tensor(
-        [label for each in corruptions for label in each.unknown_classes], dtype=torch.long
-    )
+    unknown_classes: list[int] = []
+    for corruption in corruptions:
+        unknown_classes += corruption.unknown_classes
+    unknown = torch.tensor(unknown_classes, dtype=torch.long)
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
-    source, train_options, eval_options = _as_read(source, loader, batch_size)
+
+    source, train_options, eval_options = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options, source.draws)
-    source = replace(source, val=_known(source.val, unknown), test=_known(source.test, unknown))
-    train, noisy, differs = _corrupted(
+    train, labels_after_corruption, differs = _corrupted(
         source.train, classes, splits, corruptions, train_options.get("collate_fn")
     )
+
     val: Any = source.val_loaders
-    if source.val is not None or len(splits.server_val):
-        own = (train, splits.server_val) if source.val is None else (source.val,)
-        val = make_loader(*own, **eval_options)
-    classes, also = replace(classes, labels=noisy), (source.columns, source.by_rarity, source.draws)
+    val_set = _of_known_classes(source.val, unknown)
+    if val_set is not None:
+        val = make_loader(val_set, **eval_options)
+    elif len(splits.server_val):
+        val = make_loader(train, splits.server_val, **eval_options)
     return FederatedData(
-        train, val, source.test, splits, classes, train_options, eval_options, differs, *also
+        train,
+        val,
+        _of_known_classes(source.test, unknown),
+        splits=splits,
+        classes=replace(classes, labels=labels_after_corruption),
+        train_options=train_options,
+        eval_options=eval_options,
+        differs=differs,
+        columns=source.columns,
+        by_rarity=source.by_rarity,
+        draws=source.draws,
     )
 
 
-def _as_read(
+def _with_options(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
     """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
-    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
-    eval_options = source.eval_options | loader.changes() | {"drop_last": False}
+    changes = loader.changes()
+    train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
+    eval_options = {**source.eval_options, **changes, "drop_last": False}
     if loader.preload:
         workers = train_options.get("num_workers", 0)
         train = preload(source.train, train_options.pop("collate_fn", None), workers)
         collate_fn = eval_options.pop("collate_fn", None)
-        held = [
-            None if part is None else preload(part, collate_fn, workers)
-            for part in (source.val, source.test)
-        ]
-        source = replace(source, train=train, val=held[0], test=held[1])
-    train_options["batch_size"] = batch_size or train_options["batch_size"]
+        val = source.val
+        if val is not None:
+            val = preload(val, collate_fn, workers)
+        test = source.test
+        if test is not None:
+            test = preload(test, collate_fn, workers)
+        source = replace(source, train=train, val=val, test=test)
+
+    if batch_size:
+        train_options["batch_size"] = batch_size
     tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
-    usual = max(train_options["batch_size"], 1 if tensors is None else 256)
-    eval_options["batch_size"] = loader.eval_batch_size or eval_options.get("batch_size", usual)
+    default_size = train_options["batch_size"]
+    if tensors is not None:
+        default_size = max(default_size, 256)
+    eval_options.setdefault("batch_size", max(default_size, 1))
+    if loader.eval_batch_size:
+        eval_options["batch_size"] = loader.eval_batch_size
     return source, train_options, eval_options
 
 
@@ -259,72 +302,92 @@ def with_client(
     Raises:
         ConfigurationError: there is a client of this name, or the others' classes or samples would change.
     """
-    count, known = len(data.classes.labels), data.classes.names
+    class_names = data.classes.names
+    num_old_samples = len(data.classes.labels)
     if source.fitted is not None:
         source = source.fitted([client["train"] for client in data.splits.clients])
-    found = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
+    classes = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
     if name in data.client_names:
         raise ConfigurationError(
             f"there is a client {name!r} already: give the one that joins another name."
         )
-    if (source.class_names and source.class_names != known) or int(found.labels.max()) >= len(
-        known
-    ):
+    has_other_names = source.class_names and source.class_names != class_names
+    if has_other_names or int(classes.labels.max()) >= len(class_names):
         raise ConfigurationError(
-            f"{name!r} cannot join, since the classes would be {listed(found.names, show=repr)} in place of "
-            f"{listed(known, show=repr)}. Give it no other classes, and the federation its pos_label."
+            f"{name!r} cannot join, since the classes would be {listed(classes.names, show=repr)} in place of "
+            f"{listed(class_names, show=repr)}. Give it no other classes, and the federation its pos_label."
         )
-    whole: Any = source.train
-    new: Dataset = Subset(whole, range(count, len(whole)))
+
+    all_samples: Any = source.train
+    rows = torch.arange(num_old_samples, len(all_samples))
+    new_samples: Dataset = Subset(all_samples, rows.tolist())
     if loader.preload:
-        new = preload(new, data.train_options.get("collate_fn"), loader.num_workers or 0)
-    same = (~data.differs).nonzero().flatten()
-    (before, first), (after, then) = (
-        tensors_of(Subset(each, same.tolist()), None) for each in (data.train, whole)
-    )
-    if before and after and not all(torch.equal(x[first], y[then]) for x, y in zip(before, after)):
+        workers = loader.num_workers or 0
+        new_samples = preload(new_samples, data.train_options.get("collate_fn"), workers)
+    unchanged = (~data.differs).nonzero().flatten().tolist()
+    old_samples = Subset(data.train, unchanged)
+    if not _have_equal_tensors(old_samples, Subset(all_samples, unchanged)):
         raise ConfigurationError(
             f"{name!r} cannot join: with it the others' columns would be read otherwise."
         )
-    rows = torch.arange(count, len(whole))
+
+    no_rows = rows[:0]
+    new_client = {"train": rows, "val": no_rows, "test": no_rows}
     splits = replace(
         data.splits,
-        clients=(*data.splits.clients, {"train": rows, "val": rows[:0], "test": rows[:0]}),
+        clients=(*data.splits.clients, new_client),
         names=(*data.client_names, name),
     )
     check_full_batches(splits, data.train_options)
+    all_labels = torch.cat([data.classes.labels, classes.labels[num_old_samples:]])
+    no_changes = torch.zeros(len(rows), dtype=torch.bool)
     return replace(
         data,
-        train=concatenated({"the others": data.train, name: new}),
+        train=concatenated({"the others": data.train, name: new_samples}),
         splits=splits,
-        classes=replace(
-            data.classes, labels=torch.cat([data.classes.labels, found.labels[count:]])
-        ),
-        differs=torch.cat([data.differs, torch.zeros(len(rows), dtype=torch.bool)]),
+        classes=replace(data.classes, labels=all_labels),
+        differs=torch.cat([data.differs, no_changes]),
     )
+
+
+def _have_equal_tensors(dataset: Dataset, other_dataset: Dataset) -> bool:
+    """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
+    tensors, rows = tensors_of(dataset, None)
+    other_tensors, other_rows = tensors_of(other_dataset, None)
+    for tensor, other_tensor in zip(tensors or (), other_tensors or ()):
+        if not torch.equal(tensor[rows], other_tensor[other_rows]):
+            return False
+    return True
 
 
 def check_full_batches(
     splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None
 ) -> None:
     """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
-    size = options["batch_size"]
-    samples = [len(held["train"]) for held in splits.clients]
-    if draws is not None:
-        own = [draws.among(held["train"]) for held in splits.clients]
-        samples = [each.count for each in own]
-        for client, each in enumerate(own):
-            # Without replacement, torch.multinomial would draw samples of weight 0 as well.
-            if int((each.weights > 0).sum()) < (1 if each.replacement else each.count):
-                called = client_called(client, splits.names, "Client")
-                raise ConfigurationError(
-                    f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
-                    f"loader, which draws {each.count} of them. Give more samples a weight, or replacement=True."
-                )
-    if options["drop_last"] and min(samples) < size:
-        called = client_called(samples.index(min(samples)), splits.names, "Client")
+    batch_size = options["batch_size"]
+    sample_counts = []
+    for client, client_split in enumerate(splits.clients):
+        samples = client_split["train"]
+        if draws is None:
+            sample_counts.append(len(samples))
+            continue
+        client_draws = draws.among(samples)
+        sample_counts.append(client_draws.count)
+        num_weighted = int((client_draws.weights > 0).sum())
+        # Without replacement, torch.multinomial would draw samples of weight 0 as well.
+        num_needed = 1 if client_draws.replacement else client_draws.count
+        if num_weighted < num_needed:
+            called = client_called(client, splits.names, "Client")
+            raise ConfigurationError(
+                f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
+                f"loader, which draws {client_draws.count} of them. Give more samples a weight, or replacement=True."
+            )
+
+    fewest = min(sample_counts)
+    if options["drop_last"] and fewest < batch_size:
+        called = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
-            f"{called} has {min(samples)} samples, not one full batch of {size}. Lower batch_size to {min(samples)}, "
+            f"{called} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
             "or set drop_last to false."
         )
 
@@ -340,31 +403,40 @@ def _corrupted(
 
     Return the data set, each sample's class int64 ``[N]``, and a mask of the changed samples.
     """
-    labels, differs = classes.labels, torch.zeros(len(classes.labels), dtype=torch.bool)
+    is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
-        return dataset, labels, differs
-    first, *fields = _columns(dataset, classes, collate_fn)
-    inputs, labels = first, labels.clone()
-    concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
-    for client in sorted(set().union(*concerned)):
+        return dataset, classes.labels, is_changed
+
+    clean_inputs, *other_columns = _columns(dataset, classes, collate_fn)
+    inputs = clean_inputs
+    labels = classes.labels.clone()
+    chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
+    for client in sorted(set().union(*chosen_clients)):
         samples = splits.clients[client]["train"]
-        before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
-        x, y = before.clone(), true.clone()
-        for place, each in enumerate(corruptions):
-            if client in concerned[place]:
+        clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
+        clean_y = classes.labels[samples]
+        x = clean_x.clone()
+        y = clean_y.clone()
+        for position, corruption in enumerate(corruptions):
+            if client in chosen_clients[position]:
                 # The position gives two corruptions with the same seed different random numbers.
-                x, y = each(
-                    x, y, len(classes.names), generator_for(each.seed, "corruption", place, client)
-                )
-        same = (x == before) | (x.isnan() & before.isnan())
-        other = ~same.reshape(len(x), -1).all(1)
-        labels[samples], differs[samples] = y, other | (y != true)
-        if other.any():
-            inputs = first.clone() if inputs is first else inputs
-            inputs[samples[other].to(inputs.device)] = x[other].to(inputs.device)
+                generator = generator_for(corruption.seed, "corruption", position, client)
+                x, y = corruption(x, y, len(classes.names), generator)
+
+        is_equal = (x == clean_x) | (x.isnan() & clean_x.isnan())
+        has_other_inputs = ~is_equal.reshape(len(x), -1).all(1)
+        labels[samples] = y
+        is_changed[samples] = has_other_inputs | (y != clean_y)
+        if has_other_inputs.any():
+            if inputs is clean_inputs:  # copied once, and only if some inputs change
+                inputs = clean_inputs.clone()
+            rows = samples[has_other_inputs].to(inputs.device)
+            inputs[rows] = x[has_other_inputs].to(inputs.device)
+
     if not classes.missing:
-        fields[-1] = labels.view(fields[-1].shape).to(fields[-1])
-    return TensorDataset(inputs, *fields), labels, differs
+        label_column = other_columns[-1]
+        other_columns[-1] = labels.view(label_column.shape).to(label_column)
+    return TensorDataset(inputs, *other_columns), labels, is_changed
 
 
 def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
@@ -374,15 +446,17 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
         raise ConfigurationError(
             f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."
         )
-    first, *fields = (
-        tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
-    )
-    last = fields[-1].flatten().cpu() if fields else classes.labels[:0]
-    if not classes.missing and not torch.equal(last.long(), classes.labels):
+    columns = list(tensors)
+    if rows is not None:
+        columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
+    if classes.missing:
+        return columns
+    has_labels = len(columns) > 1
+    if not has_labels or not torch.equal(columns[-1].flatten().cpu().long(), classes.labels):
         raise ConfigurationError(
             "corruptions need samples (x, ..., label): their last element is not their label."
         )
-    return [first, *fields]
+    return columns
 
 
 def _without_unknown(
@@ -391,31 +465,35 @@ def _without_unknown(
     """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
     if not len(unknown):
         return splits
-    concerned = {
-        i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))
-    }
-    known = ~torch.isin(labels, unknown)
+    corrupted_clients = set[int]()
+    for corruption in corruptions:
+        if corruption.unknown_classes:
+            corrupted_clients.update(corruption.chosen(len(splits.clients)))
+
+    is_known = ~torch.isin(labels, unknown)
     clients = []
-    for client, sets in enumerate(splits.clients):
-        kept = {name: samples[known[samples]] for name, samples in sets.items()}
-        clients.append({**kept, "train": sets["train"]} if client in concerned else kept)
-    left = replace(
-        splits, server_val=splits.server_val[known[splits.server_val]], clients=tuple(clients)
-    )
-    empty = [
-        client_called(client, splits.names)
-        for client, sets in enumerate(clients)
-        if not len(sets["train"])
-    ]
-    if empty or len(splits.server_val) > len(left.server_val) == 0:
-        whose = listed(empty) or "the server"
+    empty_clients = []
+    for client, client_split in enumerate(splits.clients):
+        known_samples = {}
+        for name, samples in client_split.items():
+            known_samples[name] = samples[is_known[samples]]
+        if client in corrupted_clients:
+            known_samples["train"] = client_split["train"]
+        if not len(known_samples["train"]):
+            empty_clients.append(client_called(client, splits.names))
+        clients.append(known_samples)
+    server_val = splits.server_val[is_known[splits.server_val]]
+
+    is_server_emptied = len(splits.server_val) > 0 and len(server_val) == 0
+    if empty_clients or is_server_emptied:
+        owners = listed(empty_clients) or "the server"
         raise ConfigurationError(
-            f"Without unknown_classes {unknown.tolist()} {whose} has no samples: choose other classes."
+            f"Without unknown_classes {unknown.tolist()} {owners} has no samples: choose other classes."
         )
-    return left
+    return replace(splits, server_val=server_val, clients=tuple(clients))
 
 
-def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
+def _of_known_classes(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
     """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset

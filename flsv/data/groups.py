@@ -33,17 +33,20 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
             dataset = dataset.dataset
         kind = getattr(dataset, "group_kind", kind)
     elif isinstance(groups, str):
-        kind = kind if groups in ("group", "groups") else groups.rpartition(".")[2]
+        if groups not in ("group", "groups"):
+            kind = groups.rpartition(".")[2]
         groups = column(dataset, groups, "groups")
-    ids, samples = np.asarray(groups), len(dataset)  # type: ignore[arg-type]  # map-style: has a length
+    ids = np.asarray(groups)
+    num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     # NaN is not itself.
-    if ids.shape != (samples,) or any(entry is None or entry != entry for entry in ids):
+    if ids.shape != (num_samples,) or any(entry is None or entry != entry for entry in ids):
         raise ConfigurationError(
-            f"groups needs one entry per training sample, [{samples}], none of them None or NaN; got shape "
+            f"groups needs one entry per training sample, [{num_samples}], none of them None or NaN; got shape "
             f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
         )
-    found, numbers = np.unique(ids, return_inverse=True)
-    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
+    distinct_ids, numbers = np.unique(ids, return_inverse=True)
+    group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    return group_numbers, plain_names(distinct_ids.tolist(), kind)
 
 
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
@@ -93,13 +96,16 @@ def _meaning(name: str) -> Any:
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     """Return ``values`` as client names of one line. A number gets ``kind`` before it, as in "school 7"."""
     values = list(values)
-    if kind in ("group", "site") and list(map(str, values)) == list(map(str, range(len(values)))):
-        return tuple(map(str, values))
-    names = [
-        " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-        for value in values
-    ]
-    names = [f"{kind} {name}" if _NUMBER.fullmatch(name) else name for name in names]
+    texts = list(map(str, values))
+    ids = list(map(str, range(len(values))))
+    if kind in ("group", "site") and texts == ids:
+        return tuple(texts)
+
+    names = []
+    for text in texts:
+        printable = [character if character.isprintable() else " " for character in text]
+        name = " ".join("".join(printable).split())
+        names.append(f"{kind} {name}" if _NUMBER.fullmatch(name) else name)
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
             f"Clients are called {listed(values, 20, repr)}: names need a visible character, and must differ."
@@ -112,22 +118,20 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
 
     If that is None, look inside a ``Subset`` or ``ConcatDataset``.
     """
-    if (found := find(dataset)) is not None:
-        return found
+    stored_entries = find(dataset)
+    if stored_entries is not None:
+        return stored_entries
     if isinstance(dataset, Subset):
-        whole = entries(dataset.dataset, find)
-        return (
-            None
-            if whole is None
-            else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]
-        )
+        all_entries = entries(dataset.dataset, find)
+        if all_entries is None:
+            return None
+        indices = np.asarray(dataset.indices, dtype=np.int64)
+        return np.asarray(all_entries)[indices]
     if isinstance(dataset, ConcatDataset):
         parts = [entries(part, find) for part in dataset.datasets]
-        return (
-            None
-            if any(part is None for part in parts)
-            else np.concatenate([np.asarray(part) for part in parts])
-        )
+        if any(part is None for part in parts):
+            return None
+        return np.concatenate(list(map(np.asarray, parts)))
     return None
 
 
@@ -135,32 +139,35 @@ def own_entries(dataset: Dataset, name: str) -> Any:
     """Return the data set's attribute ``name`` if it has one entry per sample, or else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
-    value = value.cpu() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        value = value.cpu()
     try:
         # For mypy: a map-style data set has a length.
-        return value if value is not None and len(value) == len(dataset) else None  # type: ignore[arg-type]
+        if value is not None and len(value) == len(dataset):  # type: ignore[arg-type]
+            return value
     except TypeError:
-        return None
+        pass  # it has no length
+    return None
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
     """Read one value per sample: the data set's attribute ``name``, or that field (``"meta.site"``) or position of each
     sample.
     """
-    found = entries(dataset, lambda part: own_entries(part, name))
-    if found is None:
-        # For mypy: a map-style data set has a length.
-        found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
-        found = [
-            value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            for value in found
-        ]
-    if any(value is None or callable(value) for value in found):
+    values = entries(dataset, lambda part: own_entries(part, name))
+    if values is None:
+        values = []
+        for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
+            value = _field(dataset[index], name)
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            values.append(value)
+    if any(value is None or callable(value) for value in values):
         owner = type(dataset).__name__
         raise ConfigurationError(
             f"{argument}={name!r}: {owner} and its samples have no such field: give a list."
         )
-    return found
+    return values
 
 
 def _field(sample: Any, name: str) -> Any:

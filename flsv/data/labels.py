@@ -80,14 +80,18 @@ def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], b
 def _checked(labels: Any, kinds: str) -> np.ndarray:
     """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError unless their NumPy kind is in ``kinds``."""
     try:
-        found = np.asarray(labels)
+        array = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
         raise _NoClassError("the labels are of several lengths or kinds") from error
-    each = found.shape[1:]
-    if found.dtype.kind not in kinds or each not in ((), (1,)):
-        what = "not numbers" if found.dtype.kind not in "biuf" else f"{found.dtype} numbers"
-        raise _NoClassError(f"the labels are {what}{f' {list(each)} each' if each else ''}")
-    return found.reshape(len(found))
+    shape_of_label = array.shape[1:]
+    if array.dtype.kind not in kinds or shape_of_label not in ((), (1,)):
+        description = "not numbers"
+        if array.dtype.kind in "biuf":
+            description = f"{array.dtype} numbers"
+        if shape_of_label:
+            description += f" {list(shape_of_label)} each"
+        raise _NoClassError(f"the labels are {description}")
+    return array.reshape(len(array))
 
 
 def _stored_labels(dataset: Dataset) -> Any:
@@ -201,27 +205,28 @@ def stored_classes(dataset: Dataset) -> Tensor | None:
         return None  # numbers to predict, or several parts that may be labels
 
 
-def whole_numbers(found: np.ndarray) -> np.ndarray:
+def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
-    if found.dtype.kind not in "biuf":
-        raise _NoClassError(f"found {found.dtype}")
+    if labels.dtype.kind not in "biuf":
+        raise _NoClassError(f"found {labels.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
-        labels = found.astype(np.int64)
-    wrong = np.nonzero((labels != found) | (labels < 0))[0]
+        classes = labels.astype(np.int64)
+    wrong = np.flatnonzero((classes != labels) | (classes < 0))
     if len(wrong):
         raise _NoClassError(
-            f"found values that are not whole numbers from 0 up, {len(wrong)} of {len(found)}, such as "
-            f"{found[wrong[0]]} at {wrong[0]}"
+            f"found values that are not whole numbers from 0 up, {len(wrong)} of {len(labels)}, such as "
+            f"{labels[wrong[0]]} at {wrong[0]}"
         )
-    return labels
+    return classes
 
 
 def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
     """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
     length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
-    found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
+    if isinstance(labels, str):
+        labels = column(dataset, labels, "labels")
     try:
-        return torch.from_numpy(whole_numbers(found.reshape(length)))
+        return torch.from_numpy(whole_numbers(np.asarray(labels).reshape(length)))
     except _NoClassError as error:
         raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
 
@@ -316,30 +321,36 @@ def find_classes(
             raise _NoClassError("labels=False")
         if labels is not None:
             # The held-out data need not have labels of the same name.
-            found, held_out = _given_labels(train, labels), {}
+            classes = _given_labels(train, labels)
+            held_out = {}
         elif asking:
-            found = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
+            classes = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
         else:
-            numbers = _read_labels(train, "biu")
-            distinct, largest = len(np.unique(numbers)), int(numbers.max())
-            many = len(numbers) >= _MANY and 2 * distinct > len(numbers)
-            if numbers.min() < 0 or (
-                not class_names and (many or _is_identifier(largest, distinct))
-            ):
-                raise _NoClassError(
-                    f"the labels are {distinct} different numbers from {numbers.min()} to {largest}"
-                )
-            found = torch.from_numpy(numbers.astype(np.int64))
-        number = count_classes(found, class_names, held_out)
+            classes = _numbers_as_classes(_read_labels(train, "biu"), bool(class_names))
+        num_classes = count_classes(classes, class_names, held_out)
     except _NoClassError as error:
         if asking:
-            asked = f"{asking[0]!r} needs each sample's class."
-            raise ConfigurationError(f"{asked} {_unusable(train, str(error))}") from error
+            requirement = f"{asking[0]!r} needs each sample's class."
+            raise ConfigurationError(f"{requirement} {_unusable(train, str(error))}") from error
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
-    return Classes(
-        found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number)))
-    )
+    if len(class_names) != num_classes:
+        class_names = list(map(str, range(num_classes)))
+    return Classes(classes, tuple(class_names))
+
+
+def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
+    """Return whole numbers as classes, unless they look like values to predict or identifiers."""
+    num_distinct = len(np.unique(numbers))
+    smallest = numbers.min()
+    largest = int(numbers.max())
+    are_mostly_distinct = len(numbers) >= _MANY and 2 * num_distinct > len(numbers)
+    are_doubtful = are_mostly_distinct or _is_identifier(largest, num_distinct)
+    if smallest < 0 or (are_doubtful and not have_names):
+        raise _NoClassError(
+            f"the labels are {num_distinct} different numbers from {smallest} to {largest}"
+        )
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def _unusable(dataset: Dataset, why: str) -> str:

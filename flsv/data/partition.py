@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -61,7 +62,11 @@ class Partitioner(ValidatedArguments, ABC):
 
     @abstractmethod
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> Sequence[Tensor]:
         """Return the indices of each client's samples, in any order. No index may occur twice. Samples may stay unused.
 
@@ -86,15 +91,14 @@ class Partitioner(ValidatedArguments, ABC):
             One sorted int64 tensor of sample indices per client, none of them empty, pairwise disjoint.
         """
         labels = torch.as_tensor(labels).cpu().long()
-        parts = [
-            part.sort().values
-            for part in self.partition(
-                labels, num_classes, groups, generator_for(self.seed, "partition")
-            )
-        ]
-        if min(map(len, parts)) == 0 or torch.bincount(torch.cat(parts)).max() > 1:
+        generator = generator_for(self.seed, "partition")
+        parts = []
+        for part in self.partition(labels, num_classes, groups, generator):
+            parts.append(part.sort().values)
+        sizes = list(map(len, parts))
+        if min(sizes) == 0 or torch.bincount(torch.cat(parts)).max() > 1:
             raise ConfigurationError(
-                f"{self!r} gives the clients {listed(map(len, parts), 20)} of {len(labels)} samples. Each needs "
+                f"{self!r} gives the clients {listed(sizes, 20)} of {len(labels)} samples. Each needs "
                 "at least one, and no sample may be assigned twice: use fewer clients, more data or a more even split."
             )
         return parts
@@ -116,7 +120,8 @@ def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) 
         tensor([[1, 1],
                 [0, 1]])
     """
-    return torch.stack([torch.bincount(labels[part], minlength=num_classes) for part in parts])
+    counts = [torch.bincount(labels[part], minlength=num_classes) for part in parts]
+    return torch.stack(counts)
 
 
 def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
@@ -126,8 +131,10 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
     """Cut ``indices`` into consecutive parts by ``shares``, with each size rounded up or down."""
-    ends = (shares.double().cumsum(0) * len(indices)).round().long().clamp(max=len(indices))
-    return list(indices[: int(ends[-1])].tensor_split(ends[:-1]))
+    count = len(indices)
+    boundaries = (shares.double().cumsum(0) * count).round().long().clamp(max=count)
+    parted = indices[: int(boundaries[-1])]
+    return list(parted.tensor_split(boundaries[:-1]))
 
 
 if TYPE_CHECKING:
@@ -165,13 +172,21 @@ def plot_partition(
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    clients, classes = counts.shape
-    names = [label_text(name) for name in (range(classes) if class_names is None else class_names)]
-    figure = Figure(figsize=(8, min(max(2.5, 1.2 + 0.26 * clients), 16)), layout="constrained")
+    num_clients, num_classes = counts.shape
+    height = min(max(2.5, 1.2 + 0.26 * num_clients), 16)
+    figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.add_subplot()
-    many = colormaps["tab20" if classes <= _MOST_LEGEND_ENTRIES else "viridis"].resampled(classes)
-    colors = PALETTE[:classes] if classes <= len(PALETTE) else [many(c) for c in range(classes)]
-    frame = pd.DataFrame(counts.tolist(), columns=names)
+    has_legend = num_classes <= _MOST_LEGEND_ENTRIES
+    colors: Sequence[Any]
+    if num_classes <= len(PALETTE):
+        colors = PALETTE[:num_classes]
+    else:
+        color_map = colormaps["tab20" if has_legend else "viridis"].resampled(num_classes)
+        colors = list(map(color_map, range(num_classes)))
+
+    if class_names is None:
+        class_names = list(map(str, range(num_classes)))
+    frame = pd.DataFrame(counts.tolist(), columns=list(map(label_text, class_names)))
     frame.plot.barh(
         stacked=True,
         ax=axes,
@@ -183,11 +198,12 @@ def plot_partition(
     )
     axes.invert_yaxis()
     # At most about 50 client numbers, or they run into each other.
-    shown = range(0, clients, -(-clients // 50))
-    axes.set_yticks(
-        shown, [label_text(i if client_names is None else client_names[i]) for i in shown]
-    )
-    if 1 < classes <= _MOST_LEGEND_ENTRIES:
+    labeled_clients = range(0, num_clients, math.ceil(num_clients / 50))
+    if client_names is None:
+        client_names = list(map(str, range(num_clients)))
+    labels = [label_text(client_names[client]) for client in labeled_clients]
+    axes.set_yticks(labeled_clients, labels)
+    if num_classes > 1 and has_legend:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes
 
@@ -207,9 +223,14 @@ class IIDPartitioner(Partitioner):
     needs_classes = False
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
-        return list(shuffled(torch.arange(len(labels)), generator).tensor_split(self.num_clients))
+        order = shuffled(torch.arange(len(labels)), generator)
+        return list(order.tensor_split(self.num_clients))
 
 
 class GroupPartitioner(Partitioner):
@@ -240,28 +261,33 @@ class GroupPartitioner(Partitioner):
         self.seed = seed
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         if groups is None:
             raise ConfigurationError(
                 f"{self!r} needs each sample's group: give groups=, a list or a field's name."
             )
-        _, member_of, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
-        clients = len(sizes) if self.num_clients is None else self.num_clients
-        if len(sizes) < max(clients, 2):
-            least = max(clients, 2)
+        _, group_of_sample, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
+        num_groups = len(sizes)
+        num_clients = num_groups if self.num_clients is None else self.num_clients
+        num_needed = max(num_clients, 2)
+        if num_groups < num_needed:
             raise ConfigurationError(
-                f"{self!r}: the samples fall into {len(sizes)} groups, and at least {least} are needed."
+                f"{self!r}: the samples fall into {num_groups} groups, and at least {num_needed} are needed."
             )
-        if self.num_clients is None:
-            client_of = torch.arange(len(sizes))
-        else:
-            client_of = torch.empty(len(sizes), dtype=torch.long)
-            client_of[sizes.argsort(descending=True, stable=True)] = (
-                torch.arange(len(sizes)) % clients
-            )
+
+        client_of_group = torch.arange(num_groups)
+        if self.num_clients is not None:
+            # The largest groups are dealt out first.
+            by_size = sizes.argsort(descending=True, stable=True)
+            client_of_group[by_size] = torch.arange(num_groups) % num_clients
+        client_of_sample = client_of_group[group_of_sample]
         return [
-            torch.nonzero(client_of[member_of] == client).flatten() for client in range(clients)
+            torch.nonzero(client_of_sample == client).flatten() for client in range(num_clients)
         ]
 
 
@@ -283,9 +309,14 @@ class OneClient(Partitioner):
     needs_classes = False
 
     def __init__(self, seed: int | None = None) -> None:
-        self.num_clients, self.seed = 1, seed
+        self.num_clients = 1
+        self.seed = seed
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         return [torch.arange(len(labels))]

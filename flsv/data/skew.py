@@ -54,17 +54,25 @@ class DirichletPartitioner(Partitioner):
         self.min_samples = min_samples
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
         # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
         best = 0
+        concentrations = np.full(self.num_clients, self.alpha)
         for _ in range(_MAX_DRAWS):
-            shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=num_classes)
-            ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
-            ends[:, -1] = class_sizes
-            best = max(best, int(np.diff(ends, axis=1, prepend=0).sum(axis=0).min()))
+            shares = rng.dirichlet(concentrations, size=num_classes)  # [M, n]
+            exact = np.cumsum(shares, axis=1) * class_sizes[:, None]
+            boundaries = np.rint(exact).astype(np.int64)
+            boundaries[:, -1] = class_sizes
+            counts = np.diff(boundaries, axis=1, prepend=0)
+            fewest = int(counts.sum(axis=0).min())
+            best = max(best, fewest)
             if best >= self.min_samples:
                 break
         else:
@@ -73,10 +81,12 @@ class DirichletPartitioner(Partitioner):
                 f"fewer than {self.min_samples} (at best {best}). Lower min_samples to that or num_clients, or raise "
                 "alpha, which splits the classes more evenly."
             )
-        cuts = torch.from_numpy(ends[:, :-1])
-        return _by_class(
-            labels, range(num_classes), generator, lambda label, of: of.tensor_split(cuts[label])
-        )
+        cuts = torch.from_numpy(boundaries[:, :-1])
+
+        def split(label: int, members: Tensor) -> Sequence[Tensor]:
+            return members.tensor_split(cuts[label])
+
+        return _by_class(labels, range(num_classes), generator, split)
 
 
 class PathologicalPartitioner(Partitioner):
@@ -109,7 +119,11 @@ class PathologicalPartitioner(Partitioner):
         self.classes_per_client = classes_per_client
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         present = labels.unique()
         if self.classes_per_client > len(present):
@@ -119,23 +133,25 @@ class PathologicalPartitioner(Partitioner):
         holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
         for _ in range(self.num_clients):
             # A stable sort of a random order by load: the least held classes first, ties at random.
-            order = present[torch.randperm(len(present), generator=generator)].tolist()
-            chosen = sorted(order, key=lambda label: sum(holders[label]))[: self.classes_per_client]
-            for label, held in holders.items():
-                held.append(label in chosen)
-        for label, held in holders.items():
-            if sum(held) > int((labels == label).sum()):
+            order = shuffled(present, generator).tolist()
+            by_load = sorted(order, key=lambda label: sum(holders[label]))
+            chosen = by_load[: self.classes_per_client]
+            for label, is_holder in holders.items():
+                is_holder.append(label in chosen)
+
+        for label, is_holder in holders.items():
+            num_holders = sum(is_holder)
+            if num_holders > int((labels == label).sum()):
                 raise ConfigurationError(
-                    f"{self!r}: class {label} has fewer samples than its {sum(held)} holders: lower num_clients."
+                    f"{self!r}: class {label} has fewer samples than its {num_holders} holders: lower num_clients."
                 )
 
-        def even(label: int, members: Tensor) -> Sequence[Tensor]:
+        def split_evenly(label: int, members: Tensor) -> Sequence[Tensor]:
             parts = iter(members.tensor_split(sum(holders[label])))
             return [next(parts) if holds else members[:0] for holds in holders[label]]
 
-        return _by_class(
-            labels, [label for label, held in holders.items() if any(held)], generator, even
-        )
+        held_classes = [label for label, is_holder in holders.items() if any(is_holder)]
+        return _by_class(labels, held_classes, generator, split_evenly)
 
 
 class ShardPartitioner(Partitioner):
@@ -164,18 +180,24 @@ class ShardPartitioner(Partitioner):
         self.shards_per_client = shards_per_client
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first: the order of a class's samples in the file must not decide which of them share a shard.
         order = shuffled(torch.arange(len(labels)), generator)
         order = order[labels[order].argsort(stable=True)]
         shards = order.tensor_split(num_shards)
-        deal = torch.randperm(num_shards, generator=generator).tolist()
-        return [
-            torch.cat([shards[shard] for shard in deal[client :: self.num_clients]])
-            for client in range(self.num_clients)
-        ]
+        shard_order = torch.randperm(num_shards, generator=generator).tolist()
+        parts = []
+        for client in range(self.num_clients):
+            shards_of_client = shard_order[client :: self.num_clients]
+            client_shards = [shards[shard] for shard in shards_of_client]
+            parts.append(torch.cat(client_shards))
+        return parts
 
 
 class SizePartitioner(Partitioner):
@@ -201,10 +223,15 @@ class SizePartitioner(Partitioner):
         self.proportions = list(proportions)
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         shares = torch.tensor(self.proportions, dtype=torch.float64)
-        return cut(shuffled(torch.arange(len(labels)), generator), shares / shares.sum())
+        order = shuffled(torch.arange(len(labels)), generator)
+        return cut(order, shares / shares.sum())
 
 
 class ProportionPartitioner(Partitioner):
@@ -279,18 +306,21 @@ class ProportionPartitioner(Partitioner):
         self.total = total
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
         counts = self._counts(entries, available)
-        dealt = counts.sum(0).tolist()
-        return _by_class(
-            labels,
-            range(num_classes),
-            generator,
-            lambda label, members: members[: dealt[label]].split(counts[:, label].tolist()),
-        )
+
+        def split(label: int, members: Tensor) -> Sequence[Tensor]:
+            sizes = counts[:, label].tolist()
+            return members[: sum(sizes)].split(sizes)
+
+        return _by_class(labels, range(num_classes), generator, split)
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
         """Return each client's number of samples per class, int64 ``[num_clients, num_classes]``.
@@ -298,24 +328,28 @@ class ProportionPartitioner(Partitioner):
         ``entries`` is the matrix and ``available`` the number of samples of each class.
         """
         if self.of == "class":
-            ends = (entries.cumsum(0) * available).round().long().minimum(available)
-            return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
+            boundaries = (entries.cumsum(0) * available).round().long()
+            boundaries = boundaries.minimum(available)
+            no_samples = torch.zeros(1, len(available), dtype=torch.long)
+            return boundaries.diff(dim=0, prepend=no_samples)
+
+        # Each client's and class's share of all samples.
         sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
-        mix = entries / entries.sum(1, keepdim=True) * (sizes / sizes.sum())[:, None]
+        client_shares = sizes / sizes.sum()
+        class_shares = entries / entries.sum(1, keepdim=True)
+        mix = class_shares * client_shares[:, None]
         demand = mix.sum(0)
-        most = float((available / demand)[demand > 0].min())
-        if self.total is not None and self.total > most:
+        largest_total = float((available / demand)[demand > 0].min())
+        if self.total is not None and self.total > largest_total:
             raise ConfigurationError(
-                f"{self!r}: there are not enough samples of some classes. At most total={int(most)} fits."
+                f"{self!r}: there are not enough samples of some classes. At most total={int(largest_total)} fits."
             )
-        exact = mix * (most if self.total is None else self.total)
+
+        exact = mix * (largest_total if self.total is None else self.total)
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
-        counts = (
-            exact.cumsum(1)
-            .round()
-            .long()
-            .diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
-        )
+        boundaries = exact.cumsum(1).round().long()
+        no_samples = torch.zeros(len(exact), 1, dtype=torch.long)
+        counts = boundaries.diff(dim=1, prepend=no_samples)
         for label in range(len(available)):
             while counts[:, label].sum() > available[label]:
                 counts[counts[:, label].argmax(), label] -= 1
@@ -361,13 +395,17 @@ class LongTail(Partitioner):
         self.seed = seed
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
-        kept = self._tail(labels, num_classes, generator)
-        parts = self.partitioner(
-            labels[kept], num_classes, None if groups is None else groups[kept]
-        )
-        return [kept[part] for part in parts]
+        samples = self._tail(labels, num_classes, generator)
+        if groups is not None:
+            groups = groups[samples]
+        parts = self.partitioner(labels[samples], num_classes, groups)
+        return [samples[part] for part in parts]
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
@@ -376,16 +414,17 @@ class LongTail(Partitioner):
         falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
         shares = self.imbalance_ratio**-falls
         largest = float((available[present] / shares).min())
-        sizes = (largest * shares).round().long().minimum(available[present])
+        sizes = (largest * shares).round().long()
+        sizes = sizes.minimum(available[present])
         if sizes.min() == 0:
             raise ConfigurationError(
                 f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio."
             )
-        kept = [
-            shuffled((labels == label).nonzero().flatten(), generator)[:size]
-            for label, size in zip(present, sizes.tolist(), strict=True)
-        ]
-        return torch.cat(kept).sort().values
+        samples = []
+        for label, size in zip(present, sizes.tolist(), strict=True):
+            members = (labels == label).nonzero().flatten()
+            samples.append(shuffled(members, generator)[:size])
+        return torch.cat(samples).sort().values
 
 
 def _by_class(
@@ -395,16 +434,18 @@ def _by_class(
     split: Callable[[int, Tensor], Sequence[Tensor]],
 ) -> list[Tensor]:
     """Divide each class's samples, in random order, among the clients by ``split(class, indices)``."""
-    pieces = [
-        split(label, shuffled(torch.nonzero(labels == label).flatten(), generator))
-        for label in classes
-    ]
-    return [torch.cat(parts) for parts in zip(*pieces)]
+    parts_by_class = []
+    for label in classes:
+        members = torch.nonzero(labels == label).flatten()
+        parts_by_class.append(split(label, shuffled(members, generator)))
+    return [torch.cat(parts) for parts in zip(*parts_by_class)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
     """Return the matrix as float64 ``[num_clients, num_classes]``. A single entry is repeated for every class."""
-    classes = num_classes or max(map(len, matrix))
-    return torch.tensor(
-        [list(row) * classes if len(row) == 1 else list(row) for row in matrix], dtype=torch.float64
-    )
+    num_columns = num_classes or max(map(len, matrix))
+    rows = []
+    for row in matrix:
+        num_copies = num_columns if len(row) == 1 else 1
+        rows.append(list(row) * num_copies)
+    return torch.tensor(rows, dtype=torch.float64)

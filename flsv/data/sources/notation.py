@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress, filterfalse
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,22 @@ _SPACES = re.compile("[\u00a0\u202f]")
 _GROUPED = {
     mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
 }
-_NOTATIONS = [(mark, each) for mark in (".", ",") for each in (None, *THOUSANDS) if each != mark]
+#: Pairs of a decimal mark and a thousands separator.
+_NOTATIONS = [
+    (mark, separator)
+    for mark in (".", ",")
+    for separator in (None, *THOUSANDS)
+    if separator != mark
+]
 _BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
 _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
-def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = None) -> np.ndarray:
+def parsed(
+    values: Iterable[Any],
+    decimal: str = ".",
+    thousands: str | None = None,
+) -> np.ndarray:
     """Convert values to numbers, float64 ``[N]``, with NaN for what is not a number.
 
     With a decimal comma, a point that cannot separate thousands is read as decimal, too.
@@ -35,22 +46,35 @@ def parsed(values: Iterable[Any], decimal: str = ".", thousands: str | None = No
         try:
             if not isinstance(value, str):
                 return float(value)
-            if "_" in value:  # Python reads 1_000 as a number, which is hardly meant in a table
+            # Python reads 1_000 as a number, which is hardly meant in a table.
+            if "_" in value:
                 return np.nan
+            text = value
             if thousands is not None:
-                head, mark, rest = (
-                    _SPACES.sub(" ", value) if thousands == " " else value
-                ).partition(decimal)
-                if _GROUPED[thousands].fullmatch(head):
-                    value = f"{head.replace(thousands, '')}{mark}{rest}"
-            if decimal == "," and "." in value:
-                return np.nan if "," in value or _GROUPED["."].fullmatch(value) else float(value)
-            return float(value.replace(decimal, "."))
+                text = _without_separators(text, decimal, thousands)
+            if decimal == "," and "." in text:
+                is_ambiguous = "," in text or _GROUPED["."].fullmatch(text)
+                return np.nan if is_ambiguous else float(text)
+            return float(text.replace(decimal, "."))
         except (TypeError, ValueError):
             return np.nan
 
-    numbers = np.array([number(value) for value in values], dtype=np.float64)
+    numbers = np.array(list(map(number, values)), dtype=np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _without_separators(
+    text: str,
+    decimal: str,
+    thousands: str,
+) -> str:
+    """Remove thousands separators before the decimal mark, if they stand where they should."""
+    if thousands == " ":
+        text = _SPACES.sub(" ", text)
+    integer, mark, fraction = text.partition(decimal)
+    if not _GROUPED[thousands].fullmatch(integer):
+        return text
+    return f"{integer.replace(thousands, '')}{mark}{fraction}"
 
 
 def column_numbers(
@@ -92,23 +116,33 @@ def ambiguous_point(texts: Iterable[str]) -> str | None:
 
 
 def other_notations(
-    parts: Sequence[Sequence[str]], decimal: str, thousands: str | None
+    parts: Sequence[Sequence[str]],
+    decimal: str,
+    thousands: str | None,
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
     Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
     """
-    read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
-    like = sorted({text for pairs in read for text, unread in pairs if unread})
-    words = {text for text in like if not _is_number(text)}
-    like = [text for text in like if text not in words]
-    if not like or 2 * len(words) > len(set().union(*parts)):
+    not_read = set[str]()
+    for texts in parts:
+        is_missing = np.isnan(column_numbers(texts, decimal, thousands))
+        not_read.update(compress(texts, is_missing))
+    numbers_not_read = sorted(filter(_is_number, not_read))
+    words = not_read.difference(numbers_not_read)
+    all_texts = set().union(*parts)
+    if not numbers_not_read or 2 * len(words) > len(all_texts):
         return [], []
-    numbers = [[text for text in texts if text not in words] for texts in parts]
+
+    numbers = []
+    for texts in parts:
+        numbers.append([text for text in texts if text not in words])
     notations = _readings(numbers, decimal, thousands)
-    if len(notations) == 1 and not _is_shown(numbers, {"decimal": decimal, **notations[0]}):
-        return like, []  # of 12.500 and 0,5 alone, the first may be 12.5
-    return like, notations
+    if len(notations) == 1:
+        options = {"decimal": decimal, **notations[0]}
+        if not _is_shown(numbers, options):
+            return numbers_not_read, []  # of 12.500 and 0,5 alone, the first may be 12.5
+    return numbers_not_read, notations
 
 
 def _readings(
@@ -153,10 +187,13 @@ def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> boo
     A text shows this by two of them, or by one beside a decimal mark.
     """
     separator = options.get("thousands", " ")
-    texts = [text for texts in parts for text in texts if separator in text]
-    return separator not in (".", ",") or any(
-        text.count(separator) > 1 or options["decimal"] in text for text in texts
-    )
+    if separator not in (".", ","):
+        return True
+    for text in chain.from_iterable(parts):
+        num_separators = text.count(separator)
+        if num_separators > 1 or (num_separators == 1 and options["decimal"] in text):
+            return True
+    return False
 
 
 _ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
@@ -169,46 +206,58 @@ def are_dates(texts: Iterable[str]) -> bool:
     return all(_ISO.fullmatch(text) or _DAY.fullmatch(text) for text in texts)
 
 
-def date_formats(parts: Iterable[Iterable[str]], known: Sequence[str] = ()) -> list[str] | None:
+def date_formats(
+    parts: Iterable[Iterable[str]],
+    known_formats: Sequence[str] = (),
+) -> list[str] | None:
     """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
 
     Return None if a file does not show the order of day and month.
     """
-    found: list[str] = []
-    rest = [[text for text in texts if not _ISO.fullmatch(text)] for texts in parts]
-    for mark in "./-":
-        some = [
-            [text for text in texts if text.lstrip("0123456789").startswith(mark)] for texts in rest
-        ]
-        orders = {_order(texts, mark, known) for texts in some if texts}
+    # The texts of each file by the mark after the first number.
+    texts_by_mark: dict[str, list[list[str]]] = {".": [], "/": [], "-": []}
+    for texts in parts:
+        other_than_iso = list(filterfalse(_ISO.fullmatch, texts))
+        for mark, texts_of_files in texts_by_mark.items():
+            texts_of_files.append(
+                [text for text in other_than_iso if text.lstrip("0123456789").startswith(mark)]
+            )
+
+    formats: list[str] = []
+    for mark, texts_of_files in texts_by_mark.items():
+        orders = {_order(texts, mark, known_formats) for texts in texts_of_files if texts}
         if None in orders or len(orders) > 1:
             return None
-        times = {text.count(":") for texts in some for text in texts}
-        found += [
-            f"{order}{time}"
-            for order in orders
-            for count, time in enumerate(_TIMES)
-            if count in times
-        ]
-    return found
+        texts_with_mark = chain.from_iterable(texts_of_files)
+        num_colons = {text.count(":") for text in texts_with_mark}
+        for order in orders:
+            for count, time in enumerate(_TIMES):
+                if count in num_colons:
+                    formats.append(f"{order}{time}")
+    return formats
 
 
-def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
+def _order(
+    texts: Sequence[str],
+    mark: str,
+    known_formats: Sequence[str],
+) -> str | None:
     """Return the only order of day, month and year, separated by ``mark``, that makes all texts dates.
 
     Return None if several orders fit, or ``known`` formats have another order.
     """
-    orders = (
-        [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
-    )
+    orders = [f"%d{mark}%m{mark}%Y"]
+    if mark != ".":
+        orders.append(f"%m{mark}%d{mark}%Y")
     column = pd.Series(texts, dtype=object)
-    fitting = [
-        each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()
-    ]
-    others = any(
-        each.startswith(order) for each in known for order in orders if order not in fitting
-    )
-    return fitting[0] if len(fitting) == 1 and not others else None
+    fitting = []
+    for order in orders:
+        dates = dated(column, [order + time for time in _TIMES])
+        if dates.notna().all():
+            fitting.append(order)
+        elif any(known_format.startswith(order) for known_format in known_formats):
+            return None  # another column has dates in this order
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
@@ -216,11 +265,14 @@ def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
 
     A text is ambiguous if ``formats`` give different dates.
     """
-    iso = texts.where(texts.isna() | texts.str.match(r"\d{4}-\d")) if formats else texts
-    found = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
-    twice = found.isna() & False
-    for each in formats:
-        other = pd.to_datetime(texts, format=each, errors="coerce", utc=True)
-        twice |= found.notna() & other.notna() & (found != other)
-        found = found.fillna(other)
-    return found.mask(twice)
+    iso_texts = texts
+    if formats:
+        iso_texts = texts.where(texts.isna() | texts.str.match(r"\d{4}-\d"))
+    dates = pd.to_datetime(iso_texts, format="ISO8601", errors="coerce", utc=True)
+    is_ambiguous = dates.isna() & False
+    for date_format in formats:
+        dates_of_format = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
+        have_two_readings = dates.notna() & dates_of_format.notna()
+        is_ambiguous |= have_two_readings & (dates != dates_of_format)
+        dates = dates.fillna(dates_of_format)
+    return dates.mask(is_ambiguous)
