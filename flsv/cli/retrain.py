@@ -59,7 +59,7 @@ from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
-from flsv.retraining.retrained_values import SEEDS, Retrained, learn, stored_outputs, train_seeds
+from flsv.retraining.retrain import SEEDS, Retrained, learn, stored_outputs, train_seeds
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
@@ -117,10 +117,7 @@ def retrain(
                 seeds=range(summary.seed, summary.seed + (seeds or SEEDS)),
                 num_rounds=summary.rounds,
             )
-        limit_s = None
-        if not changes:
-            limit_s = _limit_s(read_record(run / RECORD))
-        processes = _processes(summary, jobs, threads, limit_s)
+        processes = _processes(summary, jobs, threads, _limit_s(run, changes))
         retrained = train_seeds(
             _training(summary, processes),
             processes.predict,
@@ -155,10 +152,7 @@ def _without(
 
         path = (run / f"without_{'_'.join(omitted)}.ckpt").absolute()
         order = replace(summary.order, members=tuple(members), save_as=path)
-        limit_s = None
-        if not changes:
-            limit_s = _limit_s(read_record(run / RECORD))
-        processes = _processes(summary, 1, threads, limit_s)
+        processes = _processes(summary, 1, threads, _limit_s(run, changes))
         ((_, result),) = processes.train([order])
         if not isinstance(result, FitResult):
             raise ConfigurationError(
@@ -183,11 +177,8 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
-        limit_s = None
-        if not changes:
-            limit_s = _limit_s(read_record(run / RECORD))
         joined_run = replace(summary, joining={name: joining_data})
-        processes = _processes(joined_run, options.jobs, None, limit_s)
+        processes = _processes(joined_run, options.jobs, None, _limit_s(run, changes))
         training = _training(joined_run, processes)
 
         everybody = tuple(range(len(summary.clients)))
@@ -272,9 +263,12 @@ def _training(summary: RunSummary, processes: FitsInProcesses) -> CoalitionTrain
     )
 
 
-def _limit_s(record: Mapping[str, Any]) -> float | None:
-    """Return the time limit of a training in seconds from the run's duration, or None if it has not ended."""
-    if not record.get("ended"):
+def _limit_s(run: Path, changes: Sequence[str]) -> float | None:
+    """Return the time limit of a training in seconds from the run's duration. None: the run has not ended, or has other
+    settings.
+    """
+    record = read_record(run / RECORD)
+    if changes or not record.get("ended"):
         return None
     started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
     return LEAST_S + LONGER * (ended - started).total_seconds()

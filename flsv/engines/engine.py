@@ -197,7 +197,6 @@ class Engine:
         return True
 
     def _train(self, batches: Any) -> None:
-        """Train the clients one after the other, each by Lightning's own epoch on its batches."""
         for visit in self._visits:
             self._begin(visit)
             batches.train(visit, self.loop.train_epoch)
@@ -228,7 +227,6 @@ class Engine:
         self._visited += 1
 
     def _collude(self) -> None:
-        """Replace the updates of colluding attackers by those that their attacks compute together."""
         for attack in self._config.uploads:
             if isinstance(attack, JointUpload):
                 self._replace_updates(attack)

@@ -106,7 +106,6 @@ class GridTransport:
 
 
 def _reply(message: Message) -> Reply:
-    """Return the packet in a node's message, or the reason why there is none."""
     if message.has_error():
         return f"{message.error.reason or 'it failed'} (code {message.error.code})"
     try:

@@ -140,7 +140,6 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Answer messages until the resident process is no longer needed."""
     app, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     lock = FileLock(f"{place}.lock")  # until the process ends

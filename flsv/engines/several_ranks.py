@@ -73,11 +73,9 @@ class SeveralRanks(Engine):
         return idle
 
     def _idle(self) -> bool:
-        """Return whether this rank has no client in the round."""
         return not self._visits
 
     def _position(self) -> int:
-        """Return the cohort index of the client that this rank trains now, or trained last."""
         if self._idle():
             return len(self._clients)
         return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
@@ -106,7 +104,6 @@ class SeveralRanks(Engine):
         return super().trained() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
-        """Exchange updates, so that each rank holds the updates of the whole cohort."""
         ranks, keep_trained = self.ranks, self._config.evaluation.keeps
         exchange_name, device = (
             f"the updates of round {self._state.round_index}",

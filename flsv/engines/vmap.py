@@ -268,7 +268,6 @@ def _not_by_callbacks(trainer: L.Trainer) -> str | None:
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:
-    """Return whether a callback's ``hook`` is missing, or known not to change the training."""
     if not is_overridden(hook, callback, L.Callback):
         return True
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
@@ -367,7 +366,6 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
 
 
 def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train on batches one by one. Return the losses, and the names of parameters without a gradient."""
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []

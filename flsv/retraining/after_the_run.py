@@ -85,7 +85,9 @@ class KeptBeginning:
     ) -> bool:
         """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
         self.no_fork = why_not_by_forks(trainer)
-        self._make_fresh = partial(FreshFits, trainer, measures=measures, since=time.monotonic())
+        self._make_fresh = partial(
+            FreshFits, trainer, measures=measures, start_time=time.monotonic()
+        )
         pickled = partial(pickled_fit, trainer, module, environment=dict(os.environ))
         if self.no_fork is None:
             self.forks = ForkedFits(trainer, module, measures, pickled)

@@ -39,8 +39,7 @@ from flsv.models.classifier import ClassifierClient
 from flsv.results.folder import Reporting
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
-from flsv.retraining.omitted_validation import OmittedValidation
-from flsv.retraining.readings import ChangedFiles, become_stand_in
+from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_stand_in
 from flsv.retraining.utility_store import LAST
 from flsv.sampling import ClientSampler
 from flsv.server.round_server import NoModel
@@ -142,7 +141,6 @@ class GlobalModelScoring(L.Callback):
         self.seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
-        """Score the model after all hooks of a round, except the last, and end training after the last."""
         index = trainer.current_epoch - 1
         rounds = self._rounds or ()
         if index == rounds[-1]:
@@ -413,7 +411,6 @@ def of_the_run(callback: L.Callback) -> bool:
 
 
 def _class_of_lightning(callback: L.Callback) -> type:
-    """Return the first class of Lightning, among :data:`OF_THE_RUN`, from which a callback inherits."""
     for kind in type(callback).__mro__:
         if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning."):
             return kind

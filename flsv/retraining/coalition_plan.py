@@ -37,8 +37,7 @@ from flsv.retraining.coalition_refusals import (
     mean_cohort,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
-from flsv.retraining.omitted_validation import observe_first_validation, stop_observing
-from flsv.retraining.readings import file_time
+from flsv.retraining.readings import file_time, observe_first_validation, stop_observing
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError

@@ -92,7 +92,6 @@ def _reason_by_direction(client: int, cosines: Tensor) -> str:
 
 
 def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
-    """Compute the cosine of each move ``[n, P]`` with each update ``[n, P]``, float64 ``[n, n]`` on the CPU."""
     unit_moves = torch.nn.functional.normalize(moves, dim=1)
     unit_updates = torch.nn.functional.normalize(updates, dim=1)
     products = unit_moves @ unit_updates.T
@@ -203,7 +202,6 @@ class CoalitionsAtSites(Strategy):
             )
 
     def _exchange(self, packets: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        """Send each coalition's packets, ``{site: packet}``, and return the replies in the same form."""
         replies: list[dict[int, Any]] = [{} for _ in packets]
         while any(packets):
             # A site trains one model at a time.

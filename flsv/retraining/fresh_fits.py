@@ -1,22 +1,33 @@
 """FreshFits: trains coalitions in newly started processes, from a pickled fit.
 
-It gets the program's globals as they were at the beginning of the fit (:mod:`flsv.retraining.program_state`).
+A fresh process imports modules anew. It lacks globals, class attributes and replaced functions that were set after the
+import, and settings of torch: it gets what the program has set in its modules, classes and functions, as it was at the
+beginning of the fit.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import io
 import logging
 import os
 import pickle
+import sys
+import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, partial
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 import lightning as L
+import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -27,24 +38,25 @@ from flsv.engines.ranks import FederatedStrategy
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import of_the_run, prepare_coalition_fit
 from flsv.retraining.fit_order import FitOrder, FitResult
+from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.retraining.forked_fits import limit_since, own_files
-from flsv.retraining.program_state import (
-    Name,
-    ProgramState,
-    Surroundings,
-    restore,
-    restore_torch,
-    torch_settings,
-)
 from flsv.retraining.readings import Reading, reduced
 from flsv.server.round_server import NoModel
 from flsv.utilities.errors import listed
 from flsv.utilities.forks import cores
 from flsv.utilities.own_files import own_folder
-from flsv.utilities.supervisor import ChildFailed, FreshProcess, supervise_fresh
+from flsv.utilities.reachable import PLAIN, walk
+from flsv.utilities.supervisor import ANSWER, ChildFailed, FreshProcess, supervise_fresh
+
+#: Environment variables of a process itself.
+_OF_THE_PROCESS = (ANSWER, "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+#: Attributes of classes that Python sets.
+_OF_PYTHON = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
+#: Types of values that are the same objects in all modules, or have no state.
+_WITHOUT_STATE = (*PLAIN, tuple, frozenset, Enum, FunctionType, type, ModuleType)
 
 
-class FreshFits:
+class FreshFits(FitsInProcesses):
     """Trainer of coalitions, each in a newly started process."""
 
     is_reentrant = False
@@ -56,35 +68,31 @@ class FreshFits:
         fit: bytes,
         measures: Mapping[str, str | ModelScore],
         # When the run has begun.
-        since: float,
+        start_time: float,
     ) -> None:
-        self._fit, self._measures, self._since = fit, dict(measures), since
-        kind = trainer.strategy.root_device.type
-        self._process, self._forks = FreshProcess(), kind != "cuda"
-        self._jobs = cores() if kind == "cpu" and ranks_of(trainer).size == 1 else 1
+        device = trainer.strategy.root_device.type
+        jobs = 1
+        if device == "cpu" and ranks_of(trainer).size == 1:
+            jobs = cores()
+        self._process = FreshProcess()
+        run: Any = self._process.supervise
+        if device == "cuda":
+            run = partial(supervise_fresh, forks=False)
+
+        def task(order: Any) -> Any:
+            return partial(_train, fit, dict(measures), self._folder, order)
+
+        super().__init__(task, jobs, run=run)
+        self._start_time = start_time
+        self._folder = ""
 
     def train(
         self, orders: Sequence[FitOrder]
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
-        """Train the coalitions, and yield each order with its result or error."""
+        self._limit_s = limit_since(self._start_time)
         with own_folder() as folder:
-            tasks = []
-            for index, order in enumerate(orders):
-                task = partial(
-                    _train,
-                    self._fit,
-                    self._measures,
-                    str(folder),
-                    order,
-                )
-                tasks.append((index, task))
-
-            run: Any = partial(supervise_fresh, forks=False)
-            if self._forks:
-                run = self._process.supervise
-            limit_s = limit_since(self._since)
-            for index, result in run(tasks, self._jobs, limit_s):
-                yield orders[index], result
+            self._folder = str(folder)
+            yield from super().train(orders)
 
     def close(self) -> None:
         """End the process from which the others are forked, if there is one."""
@@ -175,3 +183,276 @@ def _train(
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(module, federated)
     return scoring.result()
+
+
+@dataclass(frozen=True)
+class Name:
+    """Place of a value: a module, and the path of an attribute in it, such as ``"Options.rate"``."""
+
+    module: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.path}"
+
+    def value(self) -> Any:
+        value: Any = sys.modules[self.module]
+        for attribute in self.path.split("."):
+            value = vars(value)[attribute]
+        return value
+
+    def description(self) -> str:
+        """Return a text that is the same in two processes if the value is. Empty if there is none."""
+        try:
+            importlib.import_module(self.module)
+            return _described(self.value())
+        except Exception:  # the module or the attribute is missing, or cannot be pickled
+            return ""
+
+    def set(self, value: Any) -> None:
+        holder, _, attribute = self.path.rpartition(".")
+        owner: Any = sys.modules[self.module]
+        if holder:
+            owner = Name(self.module, holder).value()
+        setattr(owner, attribute, value)
+
+
+class ProgramState:
+    """Globals, class attributes and replaced functions of a program, by name.
+
+    Args:
+        parts: objects of the fit. The program's own modules that define their classes and functions count, and those to
+            which these modules refer.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        modules = _modules_from(_defining_modules(parts))
+        self._names: list[Name] = []
+        for module_name in modules:
+            self._names += _names_in(sys.modules[module_name], module_name)
+        self._names += _options_of_libraries(modules)
+        self._replaced = _replaced_in_libraries()
+
+    def by_object(self) -> dict[int, Name]:
+        """Return the name of each object that may change, by its id, so that a fit refers to it by name."""
+        names = {}
+        for name in self._names:
+            value = name.value()
+            if not isinstance(value, _WITHOUT_STATE):
+                names[id(value)] = name
+        return names
+
+    def pickled(self) -> tuple[bytes, list[str]]:
+        """Return the values for :func:`restore`, and the names of those that cannot be pickled."""
+        descriptions: dict[Name, str] = {}
+        not_pickled = []
+        for name in [*self._names, *self._replaced]:
+            try:
+                descriptions[name] = _described(name.value())
+                cloudpickle.dumps(name.value())
+            except Exception:  # whatever an object's own __reduce__ raises
+                descriptions.pop(name, None)
+                not_pickled.append(str(name))
+        values = [name.value() for name in descriptions]  # together, since they may share parts
+        return cloudpickle.dumps((descriptions, cloudpickle.dumps(values))), not_pickled
+
+
+def restore(pickled: bytes) -> None:
+    """Set the values that differ in this process."""
+    descriptions, pickled_values = pickle.loads(pickled)
+    changed = []
+    for name, description in descriptions.items():
+        if name.description() != description:
+            changed.append(name)
+    if not changed:
+        return
+    values = dict(zip(descriptions, pickle.loads(pickled_values)))
+    for name in changed:
+        if name.module in sys.modules:
+            name.set(values[name])
+
+
+def torch_settings() -> dict[str, Any]:
+    """Return those settings of torch on which numbers depend."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def restore_torch(settings: Mapping[str, Any]) -> None:
+    """Set torch as :func:`torch_settings` describes it."""
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
+    torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
+    torch.backends.cudnn.allow_tf32 = settings["cudnn_tf32"]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Environment variables and working folder of a process."""
+
+    environment: dict[str, str]
+    folder: str
+
+    def restore(self) -> None:
+        """Give this process exactly these environment variables, except its own, and the folder."""
+        environment = dict(self.environment)
+        for name in _OF_THE_PROCESS:
+            environment.pop(name, None)
+            if name in os.environ:
+                environment[name] = os.environ[name]
+        os.environ.clear()
+        os.environ.update(environment)
+        with suppress(OSError):  # it has been removed
+            os.chdir(self.folder)
+
+
+def _modules_from(roots: Iterable[str]) -> list[str]:
+    modules: dict[str, None] = {}
+    main_module = sys.modules["__main__"]
+    pending = [*sorted(roots), *_referred_to(main_module)]
+    while pending:
+        name = pending.pop()
+        module = sys.modules.get(name)
+        if name in modules or name == "__main__":
+            continue
+        if module is None or not _is_own(module):
+            continue
+        modules[name] = None
+        pending += _referred_to(module)
+    return list(modules)
+
+
+def _defining_modules(parts: Any) -> set[str]:
+    modules = set()
+    for _, value in walk(parts):
+        for kind in type(value).__mro__:
+            modules.add(kind.__module__)
+        if isinstance(value, FunctionType):
+            modules.add(value.__module__)
+    return modules
+
+
+def _referred_to(module: ModuleType) -> set[str]:
+    names = set()
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            names.add(value.__name__)
+        elif isinstance(value, type | FunctionType):
+            names.add(str(value.__module__))
+        for function in _functions_of(value):
+            names_in_code = set(function.__code__.co_names)
+            names |= names_in_code & sys.modules.keys()
+    return names
+
+
+def _functions_of(value: Any) -> list[FunctionType]:
+    values = [value]
+    if isinstance(value, type):
+        values = list(vars(value).values())
+    return [function for function in values if isinstance(function, FunctionType)]
+
+
+def _names_in(module: ModuleType, module_name: str) -> Iterator[Name]:
+    for name, value in _attributes_of(module, module_name):
+        is_of_python = name.path.startswith("__")
+        if not is_of_python and not isinstance(value, ModuleType):
+            yield name
+
+
+def _options_of_libraries(modules: Sequence[str]) -> Iterator[Name]:
+    """Yield the names of public plain values in libraries' modules and classes to which a program's modules refer."""
+    libraries: dict[str, ModuleType] = {}
+    for module_name in ("__main__", *modules):
+        module_globals = vars(sys.modules[module_name])
+        for value in list(module_globals.values()):
+            if isinstance(value, ModuleType) and not _is_own(value):
+                libraries[value.__name__] = value
+
+    for module_name, library in libraries.items():
+        if sys.modules.get(module_name) is not library:
+            continue
+        for name, value in _attributes_of(library, module_name):
+            attribute = name.path.rpartition(".")[2]
+            if type(value) in PLAIN and not attribute.startswith("_"):
+                yield name
+
+
+def _replaced_in_libraries() -> list[Name]:
+    """Return the names under which libraries' modules and classes hold functions of the program."""
+    names = []
+    for module_name, module in list(sys.modules.items()):
+        is_library = isinstance(module, ModuleType) and not _is_own(module)
+        if not is_library or module_name == "__main__":
+            continue
+        for name, value in _attributes_of(module, module_name):
+            if _is_own_function(value):
+                names.append(name)
+    return names
+
+
+def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name, Any]]:
+    for attribute, value in list(vars(module).items()):
+        yield Name(module_name, attribute), value
+        # isinstance would ask the value itself, and deprecated ones warn of every question.
+        if not issubclass(type(value), type) or value.__module__ != module_name:
+            continue
+        for class_attribute, class_value in list(vars(value).items()):
+            if class_attribute not in _OF_PYTHON:
+                yield Name(module_name, f"{attribute}.{class_attribute}"), class_value
+
+
+def _is_own_function(value: Any) -> bool:
+    if issubclass(type(value), staticmethod | classmethod):
+        value = value.__func__
+    return type(value) is FunctionType and _is_own_file(value.__code__.co_filename)
+
+
+def _is_own(module: ModuleType) -> bool:
+    path = getattr(module, "__file__", None)
+    return isinstance(path, str) and _is_own_file(path)
+
+
+@cache
+def _is_own_file(path: str) -> bool:
+    if not os.path.isfile(path):  # as of code that was made at run time
+        return False
+    folders = path.split(os.sep)
+    if "site-packages" in folders or "dist-packages" in folders:
+        return False
+    return not path.startswith(_library_folders())
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    folders = []
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        folders.append(sysconfig.get_path(name))
+    package = find_spec("flsv")
+    if package is not None and package.origin is not None:
+        folders.append(os.path.dirname(package.origin))
+    return tuple(os.path.join(folder, "") for folder in folders)
+
+
+def _described(value: Any) -> str:
+    """Return a text that is the same in two processes if a value is the same."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        accessors = (value.fget, value.fset, value.fdel)
+        return " ".join(map(_described, accessors))
+    if isinstance(value, FunctionType):
+        code = value.__code__
+        position = f"{code.co_filename} {code.co_firstlineno}"
+        return f"{value.__module__} {value.__qualname__} {position}"
+    if isinstance(value, type | ModuleType):
+        return f"{getattr(value, '__module__', '')} {value.__name__}"
+    return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()

@@ -220,7 +220,6 @@ class CoalitionTraining:
     def _orders(
         self, coalitions: Sequence[Members], seed: int, proof: Proof | None
     ) -> list[FitOrder]:
-        """Return the orders to train: the proof, the coalition of all clients, and the others."""
         orders = []
         is_proof_a_coalition = False
         is_untrained_scored = False

@@ -219,7 +219,6 @@ class UtilityStore:
             self._file.add(_cells(seed, members, rows))
 
     def _write_outputs(self, seed: int, members: Members) -> None:
-        """Write outputs, before the rows, so that rows have their outputs after a kill."""
         folder = self._outputs_folder
         if folder is None:
             return

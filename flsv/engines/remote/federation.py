@@ -489,7 +489,6 @@ class RemoteSites:
         return scores
 
     def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
-        """Warn once about each score in ``names`` that a site's policy withholds."""
         told = reply.plain.get("withheld")
         told = told if isinstance(told, list) else []
         found = [name for name in names if name in told and (site, name) not in self._withheld]
@@ -542,7 +541,6 @@ def name_of_question(question: Callable[..., Any]) -> str:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Return the names, shapes and types of a site's reported values, as text."""
     reports = sorted(update.reports.items())
     return (
         ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports)

@@ -179,7 +179,6 @@ class Site:
         return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
     def _needed(self) -> list[str]:
-        """Return the names of losses and scores that the loop's metrics and strategies need from the site."""
         losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
         return [
             *losses[:1],
@@ -298,7 +297,6 @@ class Site:
         return answer
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Start a fit that trains nothing, and return ``reply(trainer)``."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -458,7 +456,6 @@ class SiteVisit(L.Callback):
         )
 
     def _upload_keys(self) -> tuple[int, bytes]:
-        """Return the seed and the secret key of the uploads' random numbers."""
         if isinstance(self._upload_secret, int):
             return self._upload_secret, b""
         # What a seed gives away tells nothing of the key.
@@ -539,7 +536,6 @@ class SiteVisit(L.Callback):
         self._training.end_batch(loss)
 
     def _train(self, trainer: L.Trainer) -> None:
-        """Train the site's local epochs in place of Lightning's epoch, and make its update."""
         (visit,) = self._loader.visits
         self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
@@ -570,7 +566,6 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Advance the schedulers that step once per round to the present round."""
         # Each round is a new fit, in which schedulers start from the beginning.
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":

@@ -173,7 +173,6 @@ class Directory:
         self._agree_on_encoder()
 
     def _unsized(self) -> list[int]:
-        """Return the sites that have announced no numbers of samples."""
         return [site for site in range(len(self.names)) if site not in self.sizes]
 
     def _agree_on_encoder(self) -> None:
@@ -287,7 +286,6 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
-        """Convert ``{address: name of the node}`` to ``{site number: address}``, and warn of strangers."""
         addresses: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -335,7 +333,6 @@ class Directory:
             file.write(json.dumps(sizes_by_name).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn with the text ``words``, unless it was the last warning about the node ``name``."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
@@ -538,7 +535,6 @@ class RemoteData(FederatedDataModule):
 
 
 def _stand_ins(count: int) -> Tensor:
-    """Return ``count`` zeros, int64, that share the memory of a single one."""
     return torch.zeros(1, dtype=torch.long).expand(count)
 
 
