@@ -1,12 +1,20 @@
 """Doubts about models that clients say they have trained alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flsv.retraining.coalitions_at_sites import NEAR, doubtful_own_models
+from flsv.aggregation import FedAvg
+from flsv.core import Strategy
+from flsv.retraining.coalitions_at_sites import NEAR, CoalitionsAtSites, doubtful_own_models
+from flsv.sampling import FullParticipation
+from flsv.testing.metric import Rounds
+from helpers.part_cases import federation
 
 
 def honest(
@@ -147,3 +155,27 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
 def test_two_clients_are_not_compared_with_each_other() -> None:
     own, initial, model, updates = honest(2)
     assert doubtful_own_models(own.flip(0), initial, model, updates) == {}
+
+
+class Counter(Strategy):
+    """A strategy with a state."""
+
+    saved = ("count",)
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+
+def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
+    """In another process, a resumed server restores them in this order."""
+    strategies: dict[str, Any] = {"sampler": FullParticipation(), "aggregator": FedAvg()}
+    for number in range(8):
+        strategies[f"counter {number}"] = Counter(number)
+    masks = torch.tensor([[False, False], [True, True], [True, False], [False, True]])
+    info = replace(federation(Rounds(), num_clients=2), strategies=strategies)
+    engine: Any = SimpleNamespace(sites_of=lambda state: None)
+
+    coalitions = CoalitionsAtSites(masks, info, engine, saved=None)
+    for coalition in coalitions.state_dict()["coalitions"].values():
+        counts = [state["count"] for state in coalition["parts"] if "count" in state]
+        assert counts == list(range(8))
