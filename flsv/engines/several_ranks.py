@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
 from flsv.engines.ranks import share_weights
-from flsv.training.client_batches import CohortLoader
+from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
@@ -32,18 +32,24 @@ class SeveralRanks(Engine):
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
         data: the data module, with its samples assigned to clients.
-        rest: the further arguments of :class:`flsv.engines.engine.Engine`.
+        options: the further arguments of :class:`flsv.engines.engine.Engine`.
     """
 
-    def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        *options: Any,
+    ) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
-        work = zip(rest[-1].work.values(), data.num_samples.tolist())
-        self.owners = ClientPlacement(
-            self.ranks, [each.steps or each.epochs * samples for each, samples in work]
-        )
+        steps: LocalSteps = options[-1]
+        costs = []
+        for work, samples in zip(steps.work.values(), data.num_samples.tolist()):
+            costs.append(work.steps or work.epochs * samples)
+        self.owners = ClientPlacement(self.ranks, costs)
         share_weights(trainer.lightning_module, self.ranks)
-        super().__init__(trainer, data, *rest)
+        super().__init__(trainer, data, *options)
         self._logged: LoggedValues | None = None
         self._clients: list[int] = []
         self._all_trained: dict[int, Tensor] | None = None
@@ -62,12 +68,16 @@ class SeveralRanks(Engine):
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.owners.deal(clients)
-        if mine := self.owners.mine(clients):
-            return super()._load(mine)
+        clients_of_rank = self.owners.mine(clients)
+        if clients_of_rank:
+            return super()._load(clients_of_rank)
         # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
-        seed, index = self._state.seed, self._state.round_index
         idle = CohortLoader(
-            self.data, clients[:1], seed=seed, round_index=index, lengths=lambda *_: [1]
+            self.data,
+            clients[:1],
+            seed=self._state.seed,
+            round_index=self._state.round_index,
+            lengths=lambda *_: [1],
         )
         idle.visits = []
         return idle
@@ -84,7 +94,8 @@ class SeveralRanks(Engine):
         self._strategy.within_round = (
             True  # until the clients are trained; after an error, until the fit is closed
         )
-        self._clients, self._all_trained = list(self._instructions), None
+        self._clients = list(self._instructions)
+        self._all_trained = None
         self._counted = counts_so_far(self.trainer)
         if self._idle():
             state = self.local_training.state
@@ -104,62 +115,84 @@ class SeveralRanks(Engine):
         return super().trained() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
-        ranks, keep_trained = self.ranks, self._config.evaluation.keeps
-        exchange_name, device = (
-            f"the updates of round {self._state.round_index}",
-            self._matrix.device,
-        )
-        own = counts_so_far(self.trainer) - self._counted
-        own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
-        rows, trained = self._vectors(), super().trained() if keep_trained else {}
-        has_last = not self._idle() and self._visits[-1].client == self._clients[-1]
-        told = {
-            "updates": [
-                replace(update, vector=update.vector.new_empty(0)) for update in self.updates
-            ],
+        exchange_name = f"the updates of round {self._state.round_index}"
+        device = self._matrix.device
+        keep_trained = self._config.evaluation.keeps
+        counted = counts_so_far(self.trainer) - self._counted
+        # Lightning adds the last batch after its hooks.
+        counted = counted._replace(stepped=counted.stepped + 1)
+        updates = []
+        for update in self.updates:
+            updates.append(replace(update, vector=update.vector.new_empty(0)))
+        part: dict[str, Any] = {
+            "updates": updates,
             "broken": self.broken,
-            "trained": {
-                client: model for client, model in trained.items() if model is not rows[client]
-            },
+            "trained": self._other_models() if keep_trained else {},
             "buffers": self.local_training.state.next_buffers,
-            "counted": Counted() if self._idle() else own,
-            "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
+            "counted": Counted() if self._idle() else counted,
+            "generators": None,
         }
-        parts = ranks.all_gather(told, exchange_name)
+        if not self._idle() and self._visits[-1].client == self._clients[-1]:
+            part["generators"] = (*global_rngs()[:2], *torch_rngs(device))
+
+        parts = self.ranks.all_gather(part, exchange_name)
         self._take_all(parts, exchange_name)
         if keep_trained:
             self._all_trained = self._vectors()
-            for part in parts:
-                self._all_trained |= part["trained"]
-        (last,) = [part["last"] for part in parts if part["last"] is not None]
-        restore_global_rngs((*last[:3], None))
-        restore_torch_rngs(last[2:], device)
-        everywhere = Counted(
-            *(sum(numbers) for numbers in zip(*(part["counted"] for part in parts)))
-        )
-        add(self.trainer, everywhere - own)
+            for part_of_rank in parts:
+                self._all_trained |= part_of_rank["trained"]
+        # Of the rank that has trained the cohort's last client.
+        (generators,) = filter(None, (part_of_rank["generators"] for part_of_rank in parts))
+        restore_global_rngs((*generators[:3], None))
+        restore_torch_rngs(generators[2:], device)
+        counts = zip(*(part_of_rank["counted"] for part_of_rank in parts))
+        everywhere = Counted(*map(sum, counts))
+        add(self.trainer, everywhere - counted)
+
+    def _other_models(self) -> dict[int, Tensor]:
+        """Return the clients' trained models, where they are not what the clients sent."""
+        vectors = self._vectors()
+        models = {}
+        for client, model in super().trained().items():
+            if model is not vectors[client]:
+                models[client] = model
+        return models
 
     def _vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
 
-    def _take_all(self, parts: Sequence[Mapping[str, Any]], exchange_name: str) -> None:
-        told = {
-            update.client_id: (rank, update)
-            for rank, part in enumerate(parts)
-            for update in part["updates"]
-        }
-        clients = [client for client in self._clients if client in told]
-        owners = [told[client][0] for client in clients]
-        matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
+    def _take_all(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        exchange_name: str,
+    ) -> None:
+        update_by_client = {}
+        rank_by_client = {}
+        for rank, part in enumerate(parts):
+            for update in part["updates"]:
+                update_by_client[update.client_id] = update
+                rank_by_client[update.client_id] = rank
+        clients = [client for client in self._clients if client in update_by_client]
+        owners = [rank_by_client[client] for client in clients]
+
+        matrix = empty_rows(
+            len(clients),
+            self.global_vector,
+            self.trainer.default_root_dir,
+        )
         rows = dict(zip(clients, matrix))
         for client, vector in self._vectors().items():
             rows[client].copy_(vector)
         self.ranks.broadcast_rows(matrix, owners, exchange_name)
-        self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
         self._matrix = matrix
-        self.broken = [
-            client for client in self._clients if any(client in part["broken"] for part in parts)
-        ]
+        self.updates = []
+        for client, row in rows.items():
+            self.updates.append(replace(update_by_client[client], vector=row))
+
+        broken_clients = set()
+        for part in parts:
+            broken_clients.update(part["broken"])
+        self.broken = [client for client in self._clients if client in broken_clients]
         if owners:
             self.local_training.state.next_buffers = parts[owners[0]]["buffers"]
 
@@ -181,7 +214,7 @@ class SeveralRanks(Engine):
 
     def kept(self) -> dict[int, Any]:
         """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
-        return self._kept
+        return self._states
 
     def close(self) -> None:
         self._strategy.within_round = False
@@ -190,12 +223,18 @@ class SeveralRanks(Engine):
         super().close()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        own = super().own_scores(instruct)
-        result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
-        for clients, scores in self.ranks.all_gather((self._mine(), own), "the clients' tests"):
+        scores_of_rank = super().own_scores(instruct)
+        parts = self.ranks.all_gather((self._mine(), scores_of_rank), "the clients' tests")
+        all_scores = {}
+        for name in scores_of_rank:
+            all_scores[name] = torch.full(
+                (self._state.num_clients,),
+                float("nan"),
+            )
+        for clients, scores in parts:
             for name, values in scores.items():
-                result[name][clients] = values
-        return result
+                all_scores[name][clients] = values
+        return all_scores
 
     def check_agreement(
         self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
@@ -205,8 +244,12 @@ class SeveralRanks(Engine):
             "aggregation weights": round.aggregation_weights,
             **{f"metric {name}": value for name, value in contributions.items()},
         }
-        checksums = {name: _checksum(value) for name, value in values.items() if value is not None}
-        for rank, checksums_of_rank in enumerate(self.ranks.all_gather(checksums, "checksums")):
+        checksums = {}
+        for name, value in values.items():
+            if value is not None:
+                checksums[name] = _checksum(value)
+        checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
+        for rank, checksums_of_rank in enumerate(checksums_by_rank):
             for name in {**checksums, **checksums_of_rank}:
                 if checksums.get(name) != checksums_of_rank.get(name):
                     self._raise_disagreement(round, rank, name)
@@ -223,11 +266,11 @@ class SeveralRanks(Engine):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        self._kept: dict[int, Any] = super().kept()
+        self._states: dict[int, Any] = super().kept()
         if self.owners.bound:
-            parts = self.ranks.all_gather(self._kept, "what clients keep")
+            parts = self.ranks.all_gather(self._states, "what clients keep")
             if self.ranks.rank == 0:
-                self._kept = _together(parts)
+                self._states = _together(parts)
 
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
@@ -235,8 +278,10 @@ class SeveralRanks(Engine):
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    found = {client: kept for part in parts for client, kept in part.items()}
-    return {client: found[client] for client in sorted(found)}
+    merged: dict[int, Any] = {}
+    for part in parts:
+        merged.update(part)
+    return dict(sorted(merged.items()))
 
 
 def _checksum(value: Tensor) -> int:

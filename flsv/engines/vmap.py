@@ -97,7 +97,7 @@ class _Begun(NamedTuple):
 
     context: ClientContext
     state: State
-    given: list[Any]
+    batches: list[Any]
 
 
 @checked
@@ -159,63 +159,77 @@ class VmapProcess(IdleEngine):
         return self._load(self._state.cohort)
 
     def _train(self, batches: Any) -> None:
-        self._given = iter(batches)
-        named = (*self._module.named_parameters(), *self._module.named_buffers())
-        self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
+        self._remaining_batches = iter(batches)
+        # The tensors of the module that each batched model has for itself.
+        self._stacked: State = {}
+        for name, tensor in _named(self._module):
+            if name not in self._unstacked:
+                self._stacked[name] = tensor.detach()
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
-        clip = clipping(self.trainer)
-        self._training = RowTraining(self._module, self.trainer.optimizers[0], clip, self._unused)
+        self._training = RowTraining(
+            self._module,
+            self.trainer.optimizers[0],
+            clipping(self.trainer),
+            self._unused,
+        )
         while not self.complete:
-            stop = min(self._visited + self._chunk, len(self._visits))
-            self._train_rows(
-                [self._begin_outside(visit) for visit in self._visits[self._visited : stop]]
-            )
-        add(self.trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
+            visits = self._visits[self._visited : self._visited + self._chunk]
+            self._train_rows([self._begin_outside(visit) for visit in visits])
+        num_steps = sum(visit.batches for visit in self._visits)
+        add(self.trainer, Counted(steps=num_steps))
 
     def _begin_outside(self, visit: ClientBatches) -> _Begun:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
         self._now = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
-        given = [as_given(self.trainer, next(self._given))]
+        batches = [self._next_batch()]
         self._begin(visit)
-        given += [as_given(self.trainer, next(self._given)) for _ in range(visit.batches - 1)]
-        state = {name: tensor.clone() for name, tensor in self._own.items()}
+        for _ in range(visit.batches - 1):
+            batches.append(self._next_batch())
+        state = {name: tensor.clone() for name, tensor in self._stacked.items()}
         context = self.local_training.suspend()
         self._now = None
-        return _Begun(context, state, given)
+        return _Begun(context, state, batches)
 
-    def _train_rows(self, begun: list[_Begun]) -> None:
+    def _next_batch(self) -> Any:
+        return as_given(self.trainer, next(self._remaining_batches))
+
+    def _train_rows(self, clients: list[_Begun]) -> None:
         """Train a chunk of clients as one batched model, in halves if memory runs out."""
-        found: tuple[State, Tensor] | None = None
+        result: tuple[State, Tensor] | None = None
         try:
-            states = {
-                name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state
-            }
+            states = {}
+            for name in clients[0].state:
+                states[name] = torch.stack([client.state[name] for client in clients])
+            batches = [client.batches for client in clients]
             with batched_steps(self.trainer):
-                found = self._training.train(states, [each.given for each in begun])
+                result = self._training.train(states, batches)
         except RuntimeError as error:
-            if not is_oom_error(error) or len(begun) == 1:
+            if not is_oom_error(error) or len(clients) == 1:
                 raise
-        if found is None:  # out of the except block: the error's traceback holds the tensors
-            self._chunk = half = (len(begun) + 1) // 2
-            garbage_collection_cuda()
-            rank_zero_warn(
-                f"flsv: the training of {len(begun)} clients at once ran out of memory: from here on {half} train at "
-                f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
-            )
-            self._train_rows(begun[:half])
-            self._train_rows(begun[half:])
+        if result is None:  # out of the except block: the error's traceback holds the tensors
+            self._train_halves(clients)
             return
-        trained, losses = found
-        for row, each in enumerate(begun):
+        trained, losses = result
+        for row, client in enumerate(clients):
             self._now = self._visits[self._visited].client
-            torch._foreach_copy_(
-                list(self._own.values()), [trained[name][row] for name in self._own]
-            )
-            self.local_training.resume(each.context, losses[row])
+            tensors_of_client = [trained[name][row] for name in self._stacked]
+            torch._foreach_copy_(list(self._stacked.values()), tensors_of_client)
+            self.local_training.resume(client.context, losses[row])
             self._end()
         self._now = None
+
+    def _train_halves(self, clients: list[_Begun]) -> None:
+        half = (len(clients) + 1) // 2
+        self._chunk = half
+        garbage_collection_cuda()
+        rank_zero_warn(
+            f"flsv: the training of {len(clients)} clients at once ran out of memory: from here on {half} train at "
+            f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
+        )
+        self._train_rows(clients[:half])
+        self._train_rows(clients[half:])
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
@@ -270,13 +284,13 @@ def _not_by_callbacks(trainer: L.Trainer) -> str | None:
 def _harmless(callback: L.Callback, hook: str) -> bool:
     if not is_overridden(hook, callback, L.Callback):
         return True
-    owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
-    if owner is None or hook in vars(
-        callback
-    ):  # the hook is an attribute of the instance, as in LambdaCallback
+    if hook in vars(callback):  # an attribute of the instance, as in LambdaCallback
         return False
-    known = issubclass(owner, OF_THE_RUN) and owner.__module__.startswith("lightning.")
-    return known or owner.__module__.startswith("flsv.")
+    for kind in type(callback).__mro__:
+        if hook in vars(kind):
+            is_idle = issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
+            return is_idle or kind.__module__.startswith("flsv.")
+    return False
 
 
 def try_rows(
@@ -289,56 +303,53 @@ def try_rows(
     without a gradient. ``unstacked`` names tensors that all batched models share."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
-        own = stand_in(trainer, module)
-        own.strategy.optimizers = [
-            deepcopy(trainer.optimizers[0], {id(each): each for each in module.parameters()})
-        ]
-        optimizer = own.optimizers[0]
-        for (
-            group
-        ) in optimizer.param_groups:  # a warm-up may begin at 0, which would hide all differences
+        trial = stand_in(trainer, module)
+        parameters = {id(parameter): parameter for parameter in module.parameters()}
+        optimizer = deepcopy(trainer.optimizers[0], parameters)
+        trial.strategy.optimizers = [optimizer]
+        for group in optimizer.param_groups:
+            # A warm-up may begin at 0, which would hide all differences.
             group["lr"] = group.get("initial_lr") or group["lr"]
-        given = _first_batches(trainer, own, seed)
-        start = _values(module)
+        batches = _first_batches(trainer, trial, seed)
+        initial = _values(module)
         with isolated_rngs(seed, "steps"), unchanged(module):
-            losses, unused = _one_by_one(own, given)
+            losses, unused = _one_by_one(trial, batches)
         model = _values(module)
         with torch.no_grad():
             for name, tensor in _named(module):
-                tensor.copy_(start[name])
+                tensor.copy_(initial[name])
+
         rounding = rounding_of(trainer)
         # The second row starts a rounding error away: where rounding is coarse, it shows the effect of rounding.
-        coarse = {
-            name
-            for name, tensor in start.items()
-            if rounding.steps > 0 and tensor.is_floating_point()
-        }
-        nudged = {
-            n: rounding.nudged(t.flatten()).view_as(t) if n in coarse else t
-            for n, t in start.items()
-        }
-        both = {
-            name: torch.stack([tensor, nudged[name]])
-            for name, tensor in start.items()
-            if name not in unstacked
-        }
+        coarse = set()
+        pairs = {}
+        for name, tensor in initial.items():
+            nudged = tensor
+            if rounding.steps > 0 and tensor.is_floating_point():
+                coarse.add(name)
+                nudged = rounding.nudged(tensor.flatten()).view_as(tensor)
+            if name not in unstacked:
+                pairs[name] = torch.stack([tensor, nudged])
         training = RowTraining(module, optimizer, clipping(trainer), unused)
-        # The same batches have been trained on as usual: an error from here on comes from training rows.
+        # The same batches have been trained on as usual: an error from now on comes from training rows.
         with (
             isolated_rngs(seed, "steps"),
             unchanged(module),
             refusing(module, (Exception,)),
-            batched_steps(own),
+            batched_steps(trial),
         ):
-            rows, means = training.train(both, [given, given])
-    _compare(module, "the loss", means[0], torch.stack(losses).mean().to(means), rounding.number)
-    rounded = rounding.steps * _norm(model[name] - tensor for name, tensor in start.items())
-    caused = _norm(
-        rounding.caused(start[name].flatten(), *rows[name].flatten(1))
-        for name in coarse & rows.keys()
-    )
+            rows, mean_losses = training.train(pairs, [batches, batches])
+
+    mean_loss = torch.stack(losses).mean().to(mean_losses)
+    _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
+    path_length = _norm(model[name] - tensor for name, tensor in initial.items())
+    effects = []
+    for name in coarse & rows.keys():
+        initial_vector = initial[name].flatten()
+        effects.append(rounding.caused(initial_vector, *rows[name].flatten(1)))
+    rounded = max(rounding.steps * path_length, _norm(effects))
     for name, tensor in rows.items():
-        _compare(module, name, tensor[0], model[name], rounding.number, max(rounded, caused))
+        _compare(module, name, tensor[0], model[name], rounding.number, rounded)
     return unused
 
 
@@ -354,40 +365,49 @@ def _norm(tensors: Iterable[Tensor]) -> float:
     return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
 
 
-def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
+def _first_batches(
+    trainer: L.Trainer,
+    trial: L.Trainer,
+    seed: int,
+) -> list[Any]:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
+    batches = []
     # A generator, which Iterable.__iter__ need not be.
     with closing(iter(CohortLoader(data, [client], seed=seed, round_index=0))) as loader:  # type: ignore[type-var]
-        return [
-            tree_map_only(Tensor, torch.clone, as_given(own, batch))
-            for batch in islice(loader, BATCHES)
-        ]
+        for batch in islice(loader, BATCHES):
+            batch_of_trial = as_given(trial, batch)
+            batches.append(tree_map_only(Tensor, torch.clone, batch_of_trial))
+    return batches
 
 
-def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
-    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+def _one_by_one(
+    trainer: L.Trainer,
+    batches: list[Any],
+) -> tuple[list[Tensor], set[str]]:
+    module = trainer.lightning_module
+    optimizer = trainer.optimizers[0]
+    clip_limit = trainer.gradient_clip_val
+    clip_algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
     losses: list[Tensor] = []
-    without: list[set[str]] = []
+    names_without_gradient: list[set[str]] = []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
-            loss = training_loss(
-                trainer.strategy.training_step(*step_arguments(module, batch, step))
-            )
+            arguments = step_arguments(module, batch, step)
+            loss = training_loss(trainer.strategy.training_step(*arguments))
         loss.backward()
-        without.append({name for name, p in module.named_parameters() if p.grad is None})
-        limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-        if limit is not None:
-            trainer.precision_plugin.clip_gradients(
-                optimizer, limit, algorithm or GradClipAlgorithmType.NORM
-            )
+        names = {name for name, parameter in module.named_parameters() if parameter.grad is None}
+        names_without_gradient.append(names)
+        if clip_limit is not None:
+            trainer.precision_plugin.clip_gradients(optimizer, clip_limit, clip_algorithm)
         optimizer.step()
         losses.append(loss.detach())
     optimizer.zero_grad()
-    if any(each != without[0] for each in without):
-        raise refusal(module, "which parameters have gradients differs from batch to batch")
-    return losses, without[0]
+    for names in names_without_gradient:
+        if names != names_without_gradient[0]:
+            raise refusal(module, "which parameters have gradients differs from batch to batch")
+    return losses, names_without_gradient[0]
 
 
 def _compare(
@@ -404,10 +424,10 @@ def _compare(
         return
     if float((batched - ordinary).float().norm()) <= rounded:
         return
-    far = (batched - ordinary).abs().max().item()
+    difference = (batched - ordinary).abs().max().item()
     raise refusal(
         module,
-        f"after at most {BATCHES} batches of one client, {name!r} differs by {far:.2g} from what the same "
+        f"after at most {BATCHES} batches of one client, {name!r} differs by {difference:.2g} from what the same "
         f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalization)",
@@ -424,17 +444,20 @@ _LIGHTNINGS |= {"_metric_attributes"}
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Raise NotBatched if the code within changes the module's attributes, or draws random numbers."""
-    before, drawn = dict(_attributes(module)), tree_leaves(global_rngs())
+    attributes = dict(_attributes(module))
+    generator_states = tree_leaves(global_rngs())
     yield
-    if not all(map(np.array_equal, drawn, tree_leaves(global_rngs()))):
+    if not all(map(np.array_equal, generator_states, tree_leaves(global_rngs()))):
         raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
-    now = dict(_attributes(module))
-    if names := sorted(
-        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
-    ):
-        text = ", ".join(names[:3])
+    attributes_now = dict(_attributes(module))
+    changed = []
+    for name in sorted(attributes.keys() | attributes_now.keys()):
+        if attributes.get(name) != attributes_now.get(name):
+            changed.append(name)
+    if changed:
+        names = ", ".join(changed[:3])
         raise refusal(
-            module, f"it changes what the module keeps beside parameters and buffers: {text}"
+            module, f"it changes what the module keeps beside parameters and buffers: {names}"
         )
 
 
@@ -442,18 +465,17 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield ``(name, fingerprint)`` of each attribute of a module's layers. A change alters the fingerprint."""
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
-            place = f"{prefix}.{name}" if prefix else name
+            path = f"{prefix}.{name}" if prefix else name
             if name == "_buffers":
-                yield place, {key: id(buffer) for key, buffer in value.items()}
+                yield path, {key: id(buffer) for key, buffer in value.items()}
             elif isinstance(value, Tensor):
-                yield place, (id(value), None if value.is_inference() else value._version)
+                version = None if value.is_inference() else value._version
+                yield path, (id(value), version)
+            elif isinstance(value, bool | int | float | str | None):
+                if name not in _LIGHTNINGS:
+                    yield path, (None, value)
             elif name not in _LIGHTNINGS:
-                held = isinstance(value, dict | list | set | deque)
-                plain = isinstance(value, bool | int | float | str | None)
-                yield (
-                    place,
-                    (
-                        None if plain else id(value),
-                        value if plain else len(value) if held else None,
-                    ),
-                )
+                size = None
+                if isinstance(value, dict | list | set | deque):
+                    size = len(value)
+                yield path, (id(value), size)
