@@ -84,17 +84,17 @@ class RankGroup(Ranks):
         self.broadcast_rows([data], [source], exchange_name)
         if source == self.rank:
             return value
-        theirs, found = torch.load(
+        sent_name, received = torch.load(
             io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False
         )
-        if theirs != exchange_name:
+        if sent_name != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
-                f"ranks are out of step: rank {source} is at {theirs!r}, rank {self.rank} at {exchange_name!r}. "
+                f"ranks are out of step: rank {source} is at {sent_name!r}, rank {self.rank} at {exchange_name!r}. "
                 "Something that all do alike was done by some only, such as a checkpoint saved under `if "
                 "is_global_zero`, or depends on a rank's own clock or random numbers."
             )
-        return found
+        return received
 
     def broadcast_rows(
         self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], exchange_name: str
@@ -123,8 +123,10 @@ class RankGroup(Ranks):
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
             self._group = None  # its connections are closed: the others notice
 
-    def _restored(self, storage: Any, place: str) -> Any:
-        return default_restore_location(storage, place if place == "cpu" else str(self._device))
+    def _restored(self, storage: Any, location: str) -> Any:
+        return default_restore_location(
+            storage, location if location == "cpu" else str(self._device)
+        )
 
 
 def _packed(value: Any) -> Tensor:
@@ -322,10 +324,12 @@ class FederatedStrategy(ParallelStrategy):
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint on rank 0 and broadcast it to the other hosts."""
-        found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
+        checkpoint: dict[str, Any] = {}
+        if self.ranks.rank == 0:
+            checkpoint = super().load_checkpoint(*args, **kwargs)
         # On rank 0, reading the checkpoint has done this.
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
-        return self.ranks.broadcast(0, found, "checkpoint")
+        return self.ranks.broadcast(0, checkpoint, "checkpoint")
 
     def on_exception(self, exception: BaseException) -> None:
         self.ranks.abort(repr(exception))
@@ -334,28 +338,32 @@ class FederatedStrategy(ParallelStrategy):
 
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    shapes = {
-        f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}"
-        for name, tensor in tensors.items()
-    }
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors.update(module.named_buffers())
+    shapes = {}
+    for name, tensor in tensors.items():
+        shapes[f"the module's {name}"] = f"{tuple(tensor.shape)}, {tensor.dtype}"
     _check_alike(ranks, Identity(shapes, {}))
-    for name, first in ranks.broadcast(0, tensors, "initial weights").items():
-        tensors[name].data.copy_(first)
+    initial_weights = ranks.broadcast(0, tensors, "initial weights")
+    for name, tensor_of_rank_0 in initial_weights.items():
+        tensors[name].data.copy_(tensor_of_rank_0)
 
 
-def _check_alike(ranks: Ranks, mine: Identity) -> None:
+def _check_alike(ranks: Ranks, identity: Identity) -> None:
     """Raise ConfigurationError if another rank has other settings or data than this rank."""
-    for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
-        theirs = Identity(**told)
-        if differ := mine.other_settings(
-            theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
-        ):
+    identities = ranks.all_gather(identity.plain(), "the federation")
+    for rank, plain_identity in enumerate(identities):
+        identity_of_rank = Identity(**plain_identity)
+        differences = identity.other_settings(
+            identity_of_rank, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
+        )
+        if differences:
             raise ConfigurationError(
-                f"{'; '.join(differ)}. Start all ranks with the same configuration."
+                f"{'; '.join(differences)}. Start all ranks with the same configuration."
             )
-        if who := mine.other_holders(theirs):
+        holders = identity.other_holders(identity_of_rank)
+        if holders:
             raise ConfigurationError(
-                f"ranks {ranks.rank} and {rank} have dealt out other data: {who} hold other samples or labels. All "
+                f"ranks {ranks.rank} and {rank} have dealt out other data: {holders} hold other samples or labels. All "
                 "need the same data, and a source that splits at random a seed: seed_everything before the data module."
             )

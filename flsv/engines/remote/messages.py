@@ -63,7 +63,7 @@ class Packet:
     @cached_property
     def digest(self) -> bytes:
         """Return the SHA-256 hash of all fields: equal for equal messages only."""
-        return digest([getattr(self, each.name) for each in fields(self)])
+        return digest([getattr(self, field.name) for field in fields(self)])
 
 
 Reply = Packet | str
@@ -113,24 +113,33 @@ def instruction_packet(
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     """Read the server's instruction from a packet at a site."""
-    tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
-    others = {
-        name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)
-    }
+    values = {}
+    start_model = None
+    for name, tensor in packet.tensors.items():
+        if name == START:
+            start_model = tensor.to(device)
+        elif name.startswith(OTHER):
+            values[name.removeprefix(OTHER)] = tensor.to(device)
     plain = packet.plain
-    return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
+    return Instruction(
+        plain["round"],
+        plain["client"],
+        plain["seed"],
+        start_model,
+        values,
+    )
 
 
 def check_request(packet: Packet) -> None:
     """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
     plain = packet.plain
     try:
-        rounds = checked_int(plain, "rounds", most=float("inf"), least=1)
-        clients = checked_int(plain, "clients", most=float("inf"), least=1)
-        checked_int(plain, "round", most=rounds - 1)
-        checked_int(plain, "client", most=clients - 1)
+        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
+        clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
+        checked_int(plain, "round", maximum=rounds - 1)
+        checked_int(plain, "client", maximum=clients - 1)
         if plain["classes"] is not None:
-            checked_int(plain, "classes", most=float("inf"), least=1)
+            checked_int(plain, "classes", maximum=float("inf"), minimum=1)
     except GARBLED as error:
         raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
     model = global_model(read_instruction(packet))
@@ -201,7 +210,7 @@ def read_update(
     plain, most_numbers = packet.plain, 2 * space.size + 64
     try:
         vector = packet.tensors["vector"]
-        sent = checked_int(plain, "samples", most=float("inf"))
+        sent = checked_int(plain, "samples", maximum=float("inf"))
         steps = checked_int(plain, "steps", most_steps)
         loss = float(plain["loss"])
         numbers, size = plain["traffic"]
@@ -249,21 +258,26 @@ def read_visit(packet: Packet) -> str:
     return visit
 
 
-def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
+def checked_int(
+    plain: Mapping[str, Any],
+    name: str,
+    maximum: float,
+    minimum: int = 0,
+) -> int:
     """Return the value ``plain[name]`` if it is a whole number from ``least`` to ``most``.
 
     Example:
-        >>> checked_int({"steps": 3}, "steps", most=3)
+        >>> checked_int({"steps": 3}, "steps", maximum=3)
         3
-        >>> checked_int({"steps": 4}, "steps", most=3)
+        >>> checked_int({"steps": 4}, "steps", maximum=3)
         Traceback (most recent call last):
             ...
         ValueError: 'steps': 4 (expected a whole number from 0 to 3)
     """
     value = plain[name]
-    if type(value) is not int or not least <= value <= most:
+    if type(value) is not int or not minimum <= value <= maximum:
         raise ValueError(
-            f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})"
+            f"{name!r}: {value!r:.40} (expected a whole number from {minimum} to {maximum})"
         )
     return value
 

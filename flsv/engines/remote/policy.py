@@ -83,7 +83,7 @@ class SitePolicy:
         try:
             return cls(**tomllib.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            names = [each.name for each in fields(cls)]
+            names = [option.name for option in fields(cls)]
             raise Refused(
                 f"its policy {path} cannot be read: {error}. It may have {names}"
             ) from error
@@ -118,9 +118,9 @@ class SitePolicy:
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
         """Return the transformations in ``uploads`` that add noise. Raise Refused if required noise is missing."""
         noises = [
-            each
-            for each in uploads
-            if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0
+            upload
+            for upload in uploads
+            if isinstance(upload, GaussianPrivacy) and upload.noise_multiplier > 0
         ]
         if self.max_epsilon is not None and not noises:
             raise Refused(
@@ -132,7 +132,7 @@ class SitePolicy:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        square = sum(each.noise_multiplier**-2 for each in self.noise(uploads)) or math.inf
+        square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads)) or math.inf
         with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
             updates, squares = _spent(ledger)
             epsilon = gaussian_epsilon((squares + square) ** -0.5, 1, self.delta)

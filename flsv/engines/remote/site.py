@@ -245,17 +245,17 @@ class Site:
         return visit.noise_alone()
 
     def _test(self, packet: Packet) -> Packet:
-        kept, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
+        state, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)
-        scores = self._within_fit(packet, partial(self._scores, packet, kept))
+        scores = self._within_fit(packet, partial(self._scores, packet, state))
         return Packet(
             "tested", {**scores, **dict.fromkeys(withheld, float("nan")), "withheld": withheld}
         )
 
-    def _scores(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> dict[str, float]:
+    def _scores(self, packet: Packet, saved: SiteState, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
-        space, _, local = opened_state(trainer, self._data, self._config, packet, kept)
+        space, _, local = opened_state(trainer, self._data, self._config, packet, saved)
         with opened(local):
             model = used_model(local, read_instruction(packet), self._config.strategies)
             assert model is not None
@@ -273,33 +273,35 @@ class Site:
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
         bound = inspect.signature(question).bind(None, *args, **kwargs)
         bound.apply_defaults()
-        asked = bound.arguments.get("performance")
-        if (score := QUESTIONS.get(name) if asked is None else asked) is not None:
+        performance = bound.arguments.get("performance")
+        if (score := QUESTIONS.get(name) if performance is None else performance) is not None:
             self.policy.check_told([score])
-        kept, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
+        state, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
         answer, tensors = pack(
-            self._within_fit(packet, partial(self._reply, packet, question, kept))
+            self._within_fit(packet, partial(self._reply, packet, question, state))
         )
         plain = {"answer": answer, "visit": packet.digest.hex()}
-        memory.keep(plain["visit"], kept, memory.all())
+        memory.keep(plain["visit"], state, memory.all())
         return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _reply(
-        self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer
+        self, packet: Packet, question: Callable[..., Any], saved: SiteState, trainer: L.Trainer
     ) -> Any:
-        _, _, local = opened_state(trainer, self._data, self._config, packet, kept)
+        _, _, local = opened_state(trainer, self._data, self._config, packet, saved)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):
             answer = question(local, *args, **kwargs)
             tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
-            kept["store"] = {**kept.get("store", {}), TENSORS: tensors}
+            saved["store"] = {**saved.get("store", {}), TENSORS: tensors}
         return answer
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
         answers: list[Any] = []
-        asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
-        self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
+        callback = LambdaCallback(
+            on_fit_start=lambda trainer, module: answers.append(reply(trainer))
+        )
+        self._trainer(packet, 0, callback).fit(self._make_module(), self._data.client_loader(0))
         return answers[0]
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
@@ -316,12 +318,12 @@ class Site:
 
     def _kept(self, packet: Packet) -> SiteState:
         """Return the saved state from which this site continues, as the server requests."""
-        kept = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
-        if kept is None:
+        state = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
+        if state is None:
             raise LookupError(
                 "this site no longer holds what it kept of the round that it is asked about."
             )
-        return dict(kept)
+        return dict(state)
 
 
 def opened_state(

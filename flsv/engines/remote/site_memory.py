@@ -90,8 +90,8 @@ def own_secret(folder: Path) -> str:
     return secret
 
 
-def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
+def visit_secret(secret: str, packet: Packet, state: SiteState | None) -> bytes:
     """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
     # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
     # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
-    return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
+    return hmac.digest(secret.encode(), digest([packet.digest, state]), "sha256")

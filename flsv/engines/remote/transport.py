@@ -338,16 +338,17 @@ class Directory:
             warnings.warn(words, stacklevel=3)
 
 
-def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
+def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
     sizes = {
-        split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()
+        split: checked_int(plain, split, float("inf"), minimum)
+        for split, minimum in _SPLITS.items()
     }
     split = max(sizes, key=sizes.__getitem__)
-    if sizes[split] > most:
+    if sizes[split] > max_samples:
         raise Unwilling(
-            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={most:,} of a site at "
-            "most. If it has them, raise server_app(max_samples=...)"
+            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={max_samples:,} of a "
+            "site at most. If it has them, raise server_app(max_samples=...)"
         )
     return sizes
 
@@ -389,12 +390,12 @@ def _sources() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
+def check_agreement(facts: Mapping[str, str], servers: Mapping[str, Any]) -> None:
     """Raise Refused unless a site's :func:`agreement` equals the server's."""
-    for what, value in servers.items():
-        if own.get(what) != value:
+    for fact, value in servers.items():
+        if facts.get(fact) != value:
             raise Refused(
-                f"it and the server differ in {what}: {own.get(what)!r} there, {value!r} here. Start both from the "
+                f"it and the server differ in {fact}: {facts.get(fact)!r} there, {value!r} here. Start both from the "
                 "same version, module and settings"
             )
 
