@@ -13,7 +13,7 @@ from torch import Tensor
 from flsv._lightning.evaluation import on_device
 from flsv.core import LocalData
 from flsv.data import FederatedDataModule
-from flsv.engines.client_manager import try_forward
+from flsv.engines.scoring import try_forward
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.scores.class_scores import OWN_SCORES as MEASURES, ClassScores
