@@ -1,6 +1,5 @@
 """``flsv retrain``: a run's coalitions, trained after the fact."""
 
-import csv
 import os
 import shutil
 from functools import partial
@@ -13,39 +12,21 @@ import pytest
 import torch
 import yaml
 
-import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.cli.retrained_run import performance_by
 from flsv.data import SizePartitioner, Splits
-from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
+from flsv.functional import exact_shapley
 from flsv.games.performance import CLASSIFICATION
 from flsv.metrics import (
     ClassSpecificShapley,
-    CumulativeShapley,
-    GradientAgreement,
-    GradientShapley,
-    LeaveOneOut,
-    PartialFederatedShapley,
 )
-from flsv.results.verdict import MOSTLY
-from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.pages import text_of
-from helpers.runs import FEDERATION, fitted, rows, write_table, written
-
-OF_A_TABLE: dict[str, Any] = {
-    "seed_everything": 3,
-    "model": {
-        "class_path": "flsv.ClassifierClient",
-        "init_args": {"network": "softmax"},
-    },
-    "federation": {"reporting": {"table": False, "figures": 0}},
-}
+from helpers.runs import fitted, printed, rows, written
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +61,6 @@ def run(trained):
     yield trained
     for file in trained.glob("retrained*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> str:
-    return " ".join(capsys.readouterr().out.split())
 
 
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
@@ -144,163 +121,6 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, t
             f"--without {' '.join(names)}: expected some of 0, 1, 2, not all"
             in capsys.readouterr().err
         )
-
-
-def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsys):
-    table = [
-        [
-            *"AB"[i % 2],
-            str(i % 7),
-            str(i % 3),
-            "ny"[i % 5 == 0],
-        ]
-        for i in range(100)
-    ]
-    data = write_table(
-        tmp_path / "clinics.csv",
-        [["clinic", "age", "dose", "ill"], *table],
-    )
-    run = fitted(
-        tmp_path,
-        written(
-            tmp_path / "federation.yaml",
-            **OF_A_TABLE,
-            data=data,
-        ),
-    )
-    for metric, message in (
-        ("accuracy", True),
-        ("negative_loss", False),
-    ):
-        capsys.readouterr()
-        assert (
-            main(
-                [
-                    "retrain",
-                    str(run),
-                    "--trainings",
-                    "singles",
-                    "--seeds",
-                    "1",
-                    "--metric",
-                    metric,
-                ]
-            )
-            == 0
-        )
-        majority = rows(run / "retrained.csv")[0].get("majority")
-        assert (majority not in (None, "") and float(majority) >= MOSTLY) is message
-
-
-@pytest.mark.slow
-def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkeypatch):
-    """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
-    game = {"performance": "negative_loss", "coalitions": "all"}
-    shadow = {"class_path": "ShadowShapley", "init_args": game}
-    options = {
-        "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},
-        "federation": {
-            "metrics": {"shadow": shadow},
-            "reporting": {"table": False, "figures": 0},
-        },
-        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
-        "seed_everything": 3,
-    }
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
-    shadow_rows = [row for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
-    assert len(shadow_rows) == 6
-    expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
-
-    # Killed in the last coalition.
-    stored = run / "coalitions.csv"
-    lines = stored.read_text().splitlines(keepends=True)
-    stored.write_text("".join(lines[:-3]))
-    trained = fits_of(monkeypatch)
-    table, _ = retrain(run, "all", seeds=1)
-    assert table["value"].tolist() == expected
-    assert len(trained) < 5
-
-    # Without what is stored, all are trained.
-    trained.clear()
-    stored.unlink()
-    (run / "retrained_scores.csv").unlink()
-    table, _ = retrain(run, "all", seeds=1)
-    assert table["value"].tolist() == expected
-    assert len(trained) == 7
-
-
-def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
-    """The coalitions whose fits are begun from now on."""
-    trained: set[tuple[int, ...]] = set()
-    train = FitsInProcesses.train
-
-    def counted(processes: FitsInProcesses, orders: Any) -> Any:
-        trained.update(order.members for order in orders)
-        return train(processes, orders)
-
-    monkeypatch.setattr(FitsInProcesses, "train", counted)
-    return trained
-
-
-def test_retrain_measures_by_the_performance_of_the_runs_metrics():
-    def of(**metrics: Any) -> tuple[str, str | None]:
-        return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
-
-    loss = CumulativeShapley(performance="negative_loss")
-    assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
-    assert of(cssv=ClassSpecificShapley(), sv=loss) == ("negative_loss", None)
-    assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
-    assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == (
-        "balanced_accuracy",
-        None,
-    )
-    assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
-    with pytest.raises(
-        ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"
-    ):
-        of(sv=loss, loo=LeaveOneOut())
-
-
-def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):
-    """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
-    table = [["clinic", "age", "dose", "ill"]]
-    for number, clinic in enumerate("ABC"):
-        for i in range(30):
-            row = [clinic, str(30 + i * 7 % 23), str(i % 5 + number), "ny"[i % 3 == 0]]
-            table.append(row)
-    other_doses_in_b = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table]
-    with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
-    without_c = [row for row in table if row[0] != "C"]
-    file = tmp_path / "clinics.csv"
-    config = written(
-        tmp_path / "federation.yaml",
-        **OF_A_TABLE,
-        data=write_table(file, table),
-    )
-    run = fitted(tmp_path, config)
-    command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
-    assert main(command) == 0
-    values = (run / "retrained.csv").read_bytes()
-
-    for changed, message in (
-        (other_doses_in_b, "other samples or labels for clients"),
-        (with_d, "its clients are A, B, C, and these are A, B, C, D"),
-        (without_c, "its clients are A, B, C, and these are A, B"),
-    ):
-        write_table(file, changed)
-        capsys.readouterr()
-        assert main(command) == 2
-        error = capsys.readouterr().err
-        assert f"the data are not those of {run}" in error
-        assert message in error
-        assert (run / "retrained.csv").read_bytes() == values
-
-    # The same data in another folder are the same, and none of the trainings is done again.
-    scores = (run / "retrained_scores.csv").read_bytes()
-    (tmp_path / "moved").mkdir()
-    write_table(tmp_path / "moved" / file.name, table)
-    assert main([*command, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
-    assert (run / "retrained_scores.csv").read_bytes() == scores
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(
@@ -388,82 +208,6 @@ def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(run,
     assert changed in printed(capsys)
 
 
-def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_not_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The values are those of the stored outputs. The run's metric has trained each client alone."""
-    singles = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
-    four = {
-        "class_path": "flsv.data.SizePartitioner",
-        "init_args": {"proportions": [1, 2, 3, 4], "seed": 0},
-    }
-    splits = {"server_val": 0.2, "seed": 0}
-    options: dict[str, Any] = {
-        "data": {"source": "digits", "partitioner": four, "splits": splits, "batch_size": 64},
-        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
-        "federation": {"metrics": {"shadow": singles}, "reporting": {"table": False, "figures": 0}},
-    }
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options}))
-    trained = fits_of(monkeypatch)
-    outcome, _ = retrain(run, seeds=1)
-    assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
-    data = FederatedDataModule(
-        "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
-    )
-    data.setup("fit")
-    y, masks = torch.cat([y for _, y in data.val_dataloader()]), few_coalitions(4, "both")
-
-    def accuracy(outputs: torch.Tensor) -> torch.Tensor:
-        return (outputs.argmax(-1) == y).double().mean(1)
-
-    table = (run / "retrained_scores.csv").read_text().splitlines()[1:]
-    stored = {}
-    for row in csv.DictReader(table):
-        stored[row["coalition"].lstrip("'")] = float(row["accuracy"])
-    names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[1:]]
-    outputs = [torch.zeros(len(y), 10)]
-    for name in names:
-        file = torch.load(run / "retrained_scores" / f"3_{name}.pt")
-        (output, *_) = file.values()
-        outputs.append(output[0])
-    scores = torch.tensor([stored["-"], *(stored[name] for name in names)])
-    trained_scores = accuracy(torch.stack(outputs[1:]))
-    torch.testing.assert_close(trained_scores, scores[1:].double(), rtol=0, atol=1e-6)
-    expected = predicted_shapley(
-        masks,
-        scores,
-        torch.stack(outputs),
-        data.num_samples,
-        accuracy,
-        logits=True,
-    )
-    assert outcome["value"].tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
-    assert set(outcome["trainings"]) == {"both"}
-    assert sum(outcome["share"]) == pytest.approx(1)
-    trained.clear()
-    assert retrain(run, seeds=1)[0]["value"].tolist() == outcome["value"].tolist()
-    assert trained == set()  # only the outputs were scored
-    capsys.readouterr()
-    assert (
-        main(
-            [
-                "retrain",
-                str(run),
-                "--seeds",
-                "1",
-                "--metric",
-                "val_loss",
-                "--mode",
-                "min",
-                "--rounds",
-                "1",
-            ]
-        )
-        == 0
-    )
-    assert "the scores of coalitions that were not trained are estimated" in printed(capsys)
-
-
 def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, capsys):
     command = [
         "retrain",
@@ -535,64 +279,6 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
     assert main([*command, "leave-one-out"]) == 0
     assert "so these values only rank" in printed(capsys)
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
-
-
-def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
-    metric = {
-        "class_path": "flsv.metrics.ShadowShapley",
-        "init_args": {"judges": "clients"},
-    }
-    data = {
-        **yaml.safe_load(FEDERATION)["data"],
-        "splits": {
-            "server_val": 0.0,
-            "client_val": 0.3,
-            "seed": 0,
-        },
-    }
-    config = written(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        trainer={"max_epochs": 2, "accelerator": "cpu"},
-        data=data,
-        federation={
-            "metrics": {"value": metric},
-            "reporting": {"table": False, "figures": 0},
-        },
-    )
-    run = fitted(tmp_path / "run", config)
-    assert main(["report", str(run), "--budget", "100"]) == 0
-    assert "who trust one another, by --judged-by-partners" in printed(capsys)
-    assert "amount" not in rows(run / "shares.csv")[0]
-    accepted = ["--budget", "100", "--judged-by-partners"]
-    assert main(["report", str(run), *accepted]) == 0
-    outcome, _ = retrain(run, "singles", seeds=1)
-    assert set(outcome["by"]) == {"clients' balanced_accuracy"}
-    shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
-    assert outcome["value"].tolist() == pytest.approx(shown, abs=1e-6)
-    retrain(run, seeds=1)
-    assert main(["report", str(run), "--budget", "100"]) == 0
-    assert "amount" not in rows(run / "shares.csv")[0]
-    assert (
-        main(
-            [
-                "report",
-                str(run),
-                "--budget",
-                "100",
-                "--judged-by-partners",
-            ]
-        )
-        == 0
-    )
-    text = text_of(run / "report.html")
-    assert "The partners themselves scored the models" in text
-    assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
-    with pytest.raises(
-        ConfigurationError,
-        match="no validation|empty|validation set",
-    ):
-        retrain(run, seeds=1, judges="server")
 
 
 class Hostile:

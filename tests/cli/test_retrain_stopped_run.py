@@ -10,15 +10,11 @@ import torch
 from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.results.record import read_record
-from helpers.runs import fitted, rows, write_table, written
+from helpers.runs import fitted, printed, rows, write_table, written
 
 REPORTING = {"table": False, "figures": 0}
 ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
 AGAIN = ["--trainings", "singles", "--seeds", "1"]
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> str:
-    return " ".join(capsys.readouterr().out.split())
 
 
 def early_stopping() -> dict[str, Any]:

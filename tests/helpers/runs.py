@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -43,7 +44,10 @@ def make_run(
 ) -> Path:
     """Of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
-    named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
+    client_names = names
+    if names is None:
+        has_names = clients <= len(NAMES)
+        client_names = NAMES[:clients] if has_names else tuple(map(str, range(clients)))
     rows: list[list[Any]] = []
     for r in range(rounds):
         for i in range(clients):
@@ -51,8 +55,8 @@ def make_run(
             rows += [[r, "cssv", i, j, made_value(i, j, r)] for j in range(classes)]
             rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
             rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
-    write_rows(folder, rows, named)
-    said: dict[str, Any] = {
+    write_rows(folder, rows, client_names)
+    record: dict[str, Any] = {
         "version": VERSION,
         "started": "2026-01-02T03:04:05+00:00",
         "first_round": 0,
@@ -60,7 +64,7 @@ def make_run(
         "module": "ClassifierClient",
         "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
         "rounds": rounds,
-        "clients": list(named),
+        "clients": list(client_names),
         "classes": [f"class {j}" for j in range(classes)],
         "samples": [100 + 7 * i for i in range(clients)],
         "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
@@ -78,7 +82,7 @@ def make_run(
             }
         },
         "settings": {
-            "uploads": f"[SignFlip(clients={list(named[1:2])})]",
+            "uploads": f"[SignFlip(clients={list(client_names[1:2])})]",
             "federation_seed": 77123,
         },
         "hashes": {
@@ -88,16 +92,16 @@ def make_run(
         "fingerprint": {},
     }
     if ended:
-        said |= {
+        record |= {
             "ended": "2026-01-02T04:04:05+00:00",
             "rounds_done": rounds,
             "logged": {"val_accuracy": 0.875},
         }
-    (folder / "run.json").write_text(json.dumps(said))
+    (folder / "run.json").write_text(json.dumps(record))
     return folder
 
 
-def at_fault(client: int, times: int, of: int) -> dict[str, Any]:
+def at_fault(client: int, times: int, num_rounds: int) -> dict[str, Any]:
     """An event of ``run.json``: updates far too large."""
     return {
         "client": client,
@@ -105,17 +109,17 @@ def at_fault(client: int, times: int, of: int) -> dict[str, Any]:
         "first": 0,
         "last": times - 1,
         "times": times,
-        "of": of,
+        "of": num_rounds,
     }
 
 
 def copying(*clients: int) -> list[dict[str, Any]]:
     """Events of ``run.json``: a group of copies, or one who sends the last step back."""
-    what = "copy" if len(clients) > 1 else "echo"
+    kind = "copy" if len(clients) > 1 else "echo"
     return [
         {
             "client": i,
-            "what": what,
+            "what": kind,
             "first": 2,
             "last": 2,
             "times": 1,
@@ -135,12 +139,12 @@ def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str]
 def make_game(
     folder: Path,
     values: dict[str, list[float]],
-    start: float = 0.25,
-    by: str = "accuracy",
+    initial: float = 0.25,
+    measure: str = "accuracy",
     rounds: int = 3,
-    **told: Any,
+    **facts: Any,
 ) -> Path:
-    """A run whose metrics share out a performance that was ``start``, with these last values; ``told`` goes into
+    """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into
     ``run.json``."""
     clients = len(next(iter(values.values())))
     make_run(folder, clients=clients, stderr=False)
@@ -153,21 +157,32 @@ def make_game(
                 for i, value in enumerate(row)
                 if value == value
             ]
-        rows += [[r, "weight", i, "", 1 / clients] for i in range(clients)]
+        weight = 1 / clients
+        rows += [[r, "weight", i, "", weight] for i in range(clients)]
     write_rows(folder, rows, record["clients"])
-    known = {name: [value for value in row if value == value] for name, row in values.items()}
+    paid_in = {}
+    for name, row in values.items():
+        total = sum(value for value in row if value == value)
+        paid_in[name] = {
+            "by": measure,
+            "start": initial,
+            "end": initial + total,
+            "sum": total,
+        }
     guide = {"unit": "nats", "cost": "2^k"}
-    kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": guide, "to_pay_by": True}
+    kind = {
+        "class": "CumulativeShapley",
+        "about": f"Of {measure}.",
+        "guide": guide,
+        "to_pay_by": True,
+    }
     record |= {
         "metrics": {
             name: {**kind, "per_class": False, "columns": None, "higher_is_better": True}
             for name in values
         },
-        "paid_in": {
-            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row)}
-            for name, row in known.items()
-        },
-        **told,
+        "paid_in": paid_in,
+        **facts,
     }
     (folder / "run.json").write_text(json.dumps(record))
     return folder
@@ -232,6 +247,11 @@ def fitted(folder: Path, config: Path) -> Path:
     return next(folder.glob("lightning_logs/*"))
 
 
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """What has been printed, in one line: in a narrow terminal its lines are broken."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -258,10 +278,15 @@ def small_federation(**changes: Any) -> Federation:
         "splits": {**like.data["splits"], "max_samples": 160},
         "batch_size": 8,
     }
-    made = replace(
-        like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]}
+    small = replace(
+        like,
+        name="small",
+        rounds=2,
+        data=data,
+        attacks=[RIDER],
+        bad={"free_rider": [2]},
     )
-    return replace(made, **changes)
+    return replace(small, **changes)
 
 
 #: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
@@ -272,19 +297,28 @@ OWN = re.compile(
 
 def differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
-    one, other = (
+    leaves, other_leaves = (
         leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
     )
-    found = [place for place in {**one, **other} if one.get(place) != other.get(place)]
+    different = []
+    for path in {**leaves, **other_leaves}:
+        if leaves.get(path) != other_leaves.get(path):
+            different.append(path)
     for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
-        if (a / name).is_file() and (a / name).read_bytes() != (b / name).read_bytes():
-            found.append(name)
-    return found
+        if not (a / name).is_file():
+            continue
+        if (a / name).read_bytes() != (b / name).read_bytes():
+            different.append(name)
+    return different
 
 
 def leaves_of(checkpoint: Any) -> dict[str, Any]:
-    leaves = {keystr(place): leaf for place, leaf in tree_flatten_with_path(checkpoint)[0]}
-    return {place: held(leaf) for place, leaf in leaves.items() if not OWN.search(place)}
+    leaves = {}
+    for path, leaf in tree_flatten_with_path(checkpoint)[0]:
+        name = keystr(path)
+        if not OWN.search(name):
+            leaves[name] = held(leaf)
+    return leaves
 
 
 def held(leaf: Any) -> Any:

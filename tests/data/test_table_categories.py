@@ -1,0 +1,129 @@
+"""Categories and classes of tables: gaps and codes that change none, and spellings that are refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
+
+
+def write_hospitals(folder, **columns_of_hospitals):
+    """Write a file per hospital with these cells of the column ``code``, and return the files by name."""
+    files = {}
+    for hospital, cells in columns_of_hospitals.items():
+        frame = pd.DataFrame({"code": cells})
+        frame["age"] = range(len(cells))
+        frame["ill"] = np.resize(["no", "yes"], len(cells))
+        files[hospital] = folder / f"{hospital}.csv"
+        frame.to_csv(files[hospital], index=False)
+    return files
+
+
+def categories_of(data):
+    for card in data.column_cards:
+        if card.name == "code":
+            return list(card.categories)
+
+
+CODES = {"categorical": ["code"]}
+
+
+@pytest.mark.parametrize("gap_at", [None, "Boston", "Lyon"])
+def test_categories_are_the_same_whatever_gaps_a_file_has(tmp_path, gap_at):
+    cells = {
+        "Boston": [1, 2, 3, 1] * 10,
+        "Lyon": [2, 1, 3, 3] * 10,
+    }
+    if gap_at is not None:
+        cells[gap_at][5] = None  # pandas then writes 1.0 for 1
+
+    data = ready(
+        clients=write_hospitals(tmp_path, **cells),
+        labels="ill",
+        columns=CODES,
+    )
+
+    assert categories_of(data) == ["1", "2", "3"]
+
+
+def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
+    cells = {
+        "Boston": [0, 1, 1, None] * 10,
+        "Lyon": [1, 0, 0, 1] * 10,
+    }
+    files = write_hospitals(tmp_path, **cells)
+
+    with pytest.warns(UserWarning, match="10 of 40 rows have no 'code'"):
+        data = ready(clients=files, labels="code", columns={"exclude": ["ill"]})
+
+    assert data.class_names == ("0", "1")
+
+
+def test_a_gap_changes_no_code_beside_letters(tmp_path):
+    cells = {
+        "Boston": [1, 2, None, 2] * 10,
+        "Lyon": ["1", "A", "2", "A"] * 10,
+    }
+    data = ready(
+        clients=write_hospitals(tmp_path, **cells),
+        labels="ill",
+        columns=CODES,
+    )
+
+    assert categories_of(data) == ["1", "2", "A"]
+
+
+def test_version_numbers_keep_their_zero(tmp_path):
+    cells = {
+        "Boston": ["1.0", "1.1"] * 20,
+        "Lyon": ["2.0", "1.0"] * 20,
+    }
+    data = ready(
+        clients=write_hospitals(tmp_path, **cells),
+        labels="ill",
+        columns=CODES,
+    )
+
+    assert categories_of(data) == ["1.0", "1.1", "2.0"]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "other_spelling"),
+    [("Male", "male"), ("New York", "New  York"), ("St", "St.")],
+)
+def test_spellings_of_a_category_are_refused_with_file_and_line(tmp_path, spelling, other_spelling):
+    cells = {
+        "Boston": [spelling, "other"] * 20,
+        "Lyon": ["other", other_spelling] * 20,
+    }
+    files = write_hospitals(tmp_path, **cells)
+    places = rf"{spelling!r} \(\S*Boston.csv, line 2\), {other_spelling!r} \(\S*Lyon.csv, line 3\)"
+    places = places.replace("St.'", r"St\.'")
+    with pytest.raises(ConfigurationError, match=f"'code' has {places}, which look like"):
+        ready(clients=files, labels="ill", columns=CODES)
+
+    data = ready(clients=files, labels="ill", columns={"exclude": ["code"]})
+    assert data.input_shape == (1,)
+
+
+def test_white_space_around_a_category_is_no_other_category(tmp_path):
+    cells = {
+        "Boston": ["male", "female"] * 20,
+        "Lyon": [" male", "female "] * 20,
+    }
+    data = ready(clients=write_hospitals(tmp_path, **cells), labels="ill")
+
+    assert categories_of(data) == ["female", "male"]
+
+
+def test_spellings_of_a_label_are_refused_with_file_and_line(tmp_path):
+    cells = {
+        "Boston": ["no", "yes"] * 20,
+        "Lyon": ["no", "yes."] * 20,
+    }
+    files = write_hospitals(tmp_path, **cells)
+
+    places = r"'yes' \(\S*Boston.csv, line 3\), 'yes\.' \(\S*Lyon.csv, line 3\)"
+    with pytest.raises(ConfigurationError, match=f"target 'code' has {places}"):
+        ready(clients=files, labels="code", columns={"exclude": ["ill"]})

@@ -1,0 +1,328 @@
+"""Numbers, dates, encodings and gaps in tables: by which notation each file is read, and what is not clear."""
+
+import datetime as dt
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flsv.data import Columns
+from flsv.data.sources.encoder import TableEncoder
+from flsv.data.sources.table import Table, frame_table
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
+
+CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
+
+
+LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
+
+
+def encoded(columns, came=CAME, typed=False):
+    frame = pd.DataFrame(
+        {
+            "came": came,
+            "left": LEFT,
+            "ill": ["a", "b"] * 2,
+        },
+        dtype=object,
+    )
+    table = Table("stays.csv", frame.set_axis(range(2, 6)))
+    if typed:
+        frame = frame.replace("", None)
+        table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")}))
+    encoder = TableEncoder(Columns(**columns), "ill")
+    return encoder, encoder.features(table, [np.arange(4)]).numpy()
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_dates_become_days_since_another_column_or_since_1970(typed):
+    encoder, x = encoded({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
+    stays = np.array([2.0, 2.0, np.nan, 0.0])
+    assert encoder.feature_names == ("left", "left missing")
+    np.testing.assert_allclose(
+        x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6
+    )
+    assert x[:, 1].tolist() == [0, 0, 1, 0]
+    encoder, x = encoded({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
+    days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
+    np.testing.assert_allclose(x[:, 0], (days - days.mean()) / days.std(), atol=1e-4)
+    assert encoder.read[0].became == "days since 1970"
+
+
+def test_dates_in_a_declared_format_are_read_and_others_refused():
+    columns = {"dates": {"came": "days"}, "exclude": ["left"]}
+    encoder, _ = encoded(
+        {**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"]
+    )
+    assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
+    with pytest.raises(
+        ConfigurationError,
+        match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
+    ):
+        encoded(columns, ["28.02.2024", *CAME[1:]])
+    with pytest.raises(
+        ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
+    ):
+        encoded(
+            {**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2
+        )
+    with pytest.raises(
+        ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
+    ):
+        encoded({"exclude": ["left"]})
+
+
+def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
+    # Clocks change in between.
+    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
+    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
+    frame.to_csv(tmp_path / "stays.csv", index=False)
+    columns = {"dates": {"came": "days"}}
+
+    of_frame = ready(frame, labels="ill", columns=columns)
+    of_file = ready(str(tmp_path / "stays.csv"), labels="ill", columns=columns)
+
+    assert of_frame.content_hashes() == of_file.content_hashes()
+
+
+def pasted(path, **columns):
+    """Read a table that is refused first and then read with the options of the message; return options and values."""
+    options = {"labels": "died", "groups": None if path.is_dir() else [i % 3 for i in range(60)]}
+    with pytest.raises(ConfigurationError) as error:
+        ready(str(path), columns=columns, **options)
+    line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
+    exclude = line.get("exclude") == ["x"]
+    return line, str(error.value) if exclude else ready(
+        str(path), columns=line, **options
+    ).column_cards[0].values
+
+
+def written(path, cells, **columns):
+    labels = np.resize(["yes", "no", "no"], 60)
+    died = np.random.default_rng(0).permutation(labels)
+    x = np.resize(cells, 60)
+    frame = pd.DataFrame(
+        {
+            "x": x,
+            "y": np.arange(60.0),
+            "died": died,
+            **columns,
+        }
+    )
+    frame.to_csv(path, index=False, sep=";")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cells", "line", "numbers"),
+    [
+        (
+            ["81,5", "78.0", "90"],
+            {"decimal": ","},
+            [81.5, 78.0, 90.0],
+        ),
+        (
+            ["1.234,56", "78,5", "12.345.678"],
+            {"decimal": ",", "thousands": "."},
+            [1234.56, 78.5, 12345678.0],
+        ),
+        (
+            ["1,234.56", "78.5", "90"],
+            {"thousands": ","},
+            [1234.56, 78.5, 90.0],
+        ),
+        (
+            ["1 234,5", "78,5", "1\u202f250"],
+            {"decimal": ",", "thousands": " "},
+            [1234.5, 78.5, 1250.0],
+        ),
+        # which it is, nobody knows
+        (
+            ["1,234", "56", "78"],
+            {"exclude": ["x"]},
+            "several notations are possible (thousands: ',' or decimal: ',')",
+        ),
+        (["12.500", "0,5", "90"], {"exclude": ["x"]}, "others are in another notation"),
+        (
+            ["01/02/2024", "03/04/2024", ""],
+            {"exclude": ["x"]},
+            "whether the day or the month comes first is not clear",
+        ),
+        (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
+        (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
+        (
+            ["31.12.2023 00:00", "1.2.2024", ""],
+            ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
+            ["2023-12-31", "2024-02-01"],
+        ),
+        # measurements with words among them
+        (
+            [*map(str, range(20)), "<1.5"],
+            {"gaps": {"x": ["<1.5"]}},
+            [*map(float, range(20)), np.nan],
+        ),
+    ],
+)
+def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or_refused(
+    tmp_path, cells, line, numbers
+):
+    if isinstance(line, list):
+        line = {"dates": {"x": "days"}, "date_format": line}
+        days = [(pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in numbers]
+        numbers = [*days, np.nan]
+
+    suggested, values = pasted(written(tmp_path / "all.csv", cells))
+
+    assert suggested == line
+    if isinstance(numbers, str):
+        assert numbers in values
+    else:
+        np.testing.assert_array_equal(values, np.resize(numbers, 60))
+
+
+@pytest.mark.parametrize("cells", [["1.2.3", "1.2.4", "2.0.1"], ["low", "high", "1,5"]])
+def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cells):
+    path = written(tmp_path / "all.csv", cells)
+    cards = ready(str(path), labels="died", groups=[i % 3 for i in range(60)]).column_cards
+    assert cards[0].kind == "categories"
+
+
+def values_of(path, columns):
+    """Return the numbers of the column x of a table."""
+    groups = [row % 3 for row in range(60)]
+    data = ready(str(path), labels="died", groups=groups, columns=columns)
+    card = data.column_cards[0]
+    return card.values.tolist()
+
+
+GERMAN = {"decimal": ",", "thousands": "."}
+
+
+POINTS = ["25.548", "873", "1.412"]
+
+
+COMMAS = ["25,548", "873", "1,412"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "stated", "expected"),
+    [
+        (POINTS, GERMAN, [25548, 873, 1412]),
+        (POINTS, {"thousands": ","}, [25.548, 873, 1.412]),
+        (COMMAS, {"thousands": ","}, [25548, 873, 1412]),
+        (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
+        (["2.500", "1,5"], GERMAN, [2500, 1.5]),
+        (["2.500", "1.5"], GERMAN, [2.5, 1.5]),
+    ],
+)
+def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, stated, expected):
+    table = written(tmp_path / "all.csv", cells)
+    values = values_of(table, stated)
+    assert values == pytest.approx(np.resize(expected, 60).tolist())
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        POINTS,
+        ["-1.412", "", "0"],
+        ["999.999", "+5"],
+    ],
+)
+def test_points_that_may_separate_thousands_are_refused_by_name(tmp_path, cells):
+    table = written(tmp_path / "all.csv", cells)
+    message = r"all.csv, line \d.* in 'x' is .* separates thousands"
+    with pytest.raises(ConfigurationError, match=message):
+        values_of(table, {})
+    options, _ = pasted(table)
+    assert options == GERMAN
+
+
+def test_points_that_may_separate_thousands_are_refused_in_each_file(tmp_path):
+    written(tmp_path / "Boston.csv", ["13733.5", "873"])
+    written(tmp_path / "Graz.csv", ["13.733", "873"])
+    message = "'13.733' in 'x' is 13733 if the point"
+    with pytest.raises(ConfigurationError, match=message):
+        ready(str(tmp_path), labels="died")
+
+
+@pytest.mark.parametrize("other_cell", ["0.873", "87.3", "1000"])
+def test_points_beside_numbers_without_thousands_are_decimal(tmp_path, other_cell):
+    cells = ["1.412", other_cell]
+    table = written(tmp_path / "all.csv", cells)
+    expected = [float(cell) for cell in cells]
+    assert values_of(table, {}) == np.resize(expected, 60).tolist()
+
+
+def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
+    """Lyon's commas do not make thousands of Boston's 1.250."""
+    for name, cells in {
+        "Boston": ["1.250", "0.980"],
+        "Lyon": ["1,250", "0,980"],
+        "Osaka": ["1", "2"],
+    }.items():
+        written(tmp_path / f"{name}.csv", cells)
+    line, values = pasted(tmp_path)
+    assert line == {"decimal": ","}
+    assert values.tolist() == [1.25, 0.98] * 60 + [1.0, 2.0] * 30
+
+
+def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_path):
+    """Lyon's 08/11/2023 may be of August or of November, whatever Boston's 12/31/2023 is."""
+    written(tmp_path / "Boston.csv", ["12/31/2023", "11/30/2023"])
+    written(tmp_path / "Lyon.csv", ["08/11/2023", "03/12/2023"])
+    assert pasted(tmp_path)[0] == {"exclude": ["x"]}
+
+
+def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
+    (tmp_path / "Boston.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "utf-8-sig")
+    (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
+    with pytest.raises(
+        ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"
+    ):
+        ready(str(tmp_path), labels="ill")
+    with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
+        ready(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
+    (card,) = ready(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
+    assert card.categories == ["Nord", "Süd"]
+
+
+def test_utf_16_is_read_by_its_mark_and_named_without_one(tmp_path):
+    path = tmp_path / "all.csv"
+    text = "ward,ill\n" + "Nord,0\nWest,1\n" * 20
+    path.write_text(text, "utf-16")
+    groups = [row % 2 for row in range(40)]
+    marked = ready(str(path), labels="ill", groups=groups)
+    assert marked.column_cards[0].categories == ["Nord", "West"]
+
+    path.write_text(text, "utf-16-le")
+    with pytest.raises(ConfigurationError, match="zero bytes.*encoding.: .utf-16-le"):
+        ready(str(path), labels="ill", groups=groups)
+    stated = {"encoding": "utf-16-le"}
+    unmarked = ready(str(path), labels="ill", groups=groups, columns=stated)
+    assert unmarked.column_cards[0].categories == ["Nord", "West"]
+
+
+def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
+    """pandas writes -99 as -99.0 where there are decimals: CSV and DataFrame alike."""
+    columns = {
+        "lab": [1.5, -99.0, 2.5, 3.0] * 10,
+        "code": ["07", "7"] * 20,
+        "ill": [0, 1] * 20,
+    }
+    frame = pd.DataFrame(columns)
+    frame.to_csv(tmp_path / "lab.csv", index=False)
+    for source in (frame, str(tmp_path / "lab.csv")):
+        for gaps in (
+            ["-99"],
+            {"lab": [-99]},
+            {"lab": ["-99.0"], "code": ["7"]},
+        ):
+            data = ready(source, labels="ill", columns={"gaps": gaps})
+            num_gaps = {card.name: card.values.isna().sum() for card in data.column_cards}
+            assert num_gaps["lab"] == 10
+            assert num_gaps["code"] == (20 if "code" in gaps else 0)  # 07 is another
+    with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
+        ready(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
