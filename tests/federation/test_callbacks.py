@@ -42,8 +42,12 @@ from helpers.loops_by_hand import (
 from helpers.models import Logs, Plain, network, sgd
 
 
-def in_order(first: bool, callback: Callback, loop: FederatedLoop) -> list[Callback]:
-    return [callback, loop] if first else [loop, callback]
+def in_order(
+    is_first: bool,
+    callback: Callback,
+    loop: FederatedLoop,
+) -> list[Callback]:
+    return [callback, loop] if is_first else [loop, callback]
 
 
 def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
@@ -57,32 +61,47 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     assert "log_metrics" not in vars(module.trainer._logger_connector)
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
 def test_training_that_stops_within_a_round_validates_no_client_model(
-    tmp_path: Path, first: bool
+    tmp_path: Path, is_first: bool
 ) -> None:
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 18
 
-    seen: list[Tensor] = []
-    stop = LambdaCallback(on_train_batch_end=time_is_up)
-    watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
+    models: list[Tensor] = []
+
+    def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
+        models.append(vector(module))
+
+    folder = tmp_path / "c"
     best = ModelCheckpoint(
-        tmp_path / "c", "{epoch}-{step}", monitor="val_acc", mode="max", save_top_k=-1
+        folder,
+        "{epoch}-{step}",
+        monitor="val_acc",
+        mode="max",
+        save_top_k=-1,
     )
-    loop, module = FederatedLoop(seed=1), Plain()
-    callbacks = [*in_order(first, stop, loop), watch, best]
+    loop = FederatedLoop(seed=1)
+    module = Plain()
+    callbacks = [
+        *in_order(is_first, LambdaCallback(on_train_batch_end=time_is_up), loop),
+        LambdaCallback(on_validation_start=record_model),
+        best,
+    ]
+    trainer = trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True)
+
     with pytest.warns(UserWarning, match="round 2 is discarded") as caught:
-        trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True).fit(
-            module, toy_data()
-        )
-    assert len([w for w in caught if "discarded" in str(w.message)]) == 1
+        trainer.fit(module, toy_data())
+
+    assert sum("discarded" in str(warning.message) for warning in caught) == 1
     assert loop.round_index == 1
-    assert all(torch.equal(model, vector(module)) for model in seen)
-    for path in (tmp_path / "c").iterdir():
+    global_model = vector(module)
+    for model in models:
+        assert torch.equal(model, global_model)
+    for path in folder.iterdir():
         saved = Plain()
         saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
-        assert torch.equal(vector(saved), vector(module))
+        assert torch.equal(vector(saved), global_model)
 
 
 # ---- callbacks that change how a model is trained
@@ -102,29 +121,35 @@ class Backbone(Plain):
 def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Path) -> None:
     """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
 
-    def run(first: bool = True, **options: Any) -> Backbone:
+    def run(is_first: bool = True, **options: Any) -> Backbone:
         thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
-        saving = (
-            []
-            if options
-            else [ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=20, save_top_k=-1)]
-        )
-        callbacks = [*in_order(first, thaw, three_of_five()), *saving]
+        callbacks = in_order(is_first, thaw, three_of_five())
+        if not options:
+            folder = tmp_path / "c"
+            saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
+            callbacks.append(saving)
         trainer = trainer_for(
-            None, tmp_path, ROUNDS, callbacks=callbacks, enable_checkpointing=bool(saving)
+            None,
+            tmp_path,
+            ROUNDS,
+            callbacks=callbacks,
+            enable_checkpointing=not options,
         )
-        trainer.fit(module := Backbone(), unequal_data(), **options)
+        module = Backbone()
+        trainer.fit(module, unequal_data(), **options)
         return module
 
     visits = iter([r for r in range(ROUNDS) for _ in cohort(r)])
 
-    def train(net: nn.Module, epochs: list[list[Any]]) -> None:
+    def train(
+        net: nn.Module,
+        epochs: list[list[Any]],
+    ) -> None:
         index = next(visits)
         groups = [{"params": net[2].parameters(), "lr": 0.1}]
         if index >= 1:  # Lightning adds the backbone with the optimizer's own defaults
-            groups.append(
-                {"params": net[0].parameters(), "lr": min(0.1, 0.05 * 1.5 ** (index - 1))}
-            )
+            rate = min(0.1, 0.05 * 1.5 ** (index - 1))
+            groups.append({"params": net[0].parameters(), "lr": rate})
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
         for x, y in (batch for epoch in epochs for batch in epoch):
             net.zero_grad()
@@ -132,37 +157,58 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
             optimizer.step()
 
     expected, _ = sharing_by_hand(Backbone().net, (), train)
+    expected_state = expected.state_dict()
     module = run()
     for name, value in module.net.state_dict().items():
-        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            value,
+            expected_state[name],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
     paths = sorted((tmp_path / "c").iterdir())
     assert len(paths) > 2
     for path in paths[:3]:
-        assert torch.equal(vector(run(first=False, ckpt_path=path)), vector(module)), path
+        resumed = run(is_first=False, ckpt_path=path)
+        assert torch.equal(vector(resumed), vector(module)), path
 
 
 def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop() -> None:
-    loop, first, last = FederatedLoop(), Callback(), Callback()
-    thaws, freezes = BackboneFinetuning(), BaseFinetuning()
-    trainer: Any = SimpleNamespace(callbacks=[thaws, first, freezes, loop, last])
+    loop = FederatedLoop()
+    one_callback = Callback()
+    another_callback = Callback()
+    thaws = BackboneFinetuning()
+    freezes = BaseFinetuning()
+    callbacks = [thaws, one_callback, freezes, loop, another_callback]
+    trainer: Any = SimpleNamespace(callbacks=callbacks)
+
     check_callbacks(trainer, loop)
-    assert trainer.callbacks == [first, loop, thaws, freezes, last]
+
+    assert trainer.callbacks == [one_callback, loop, thaws, freezes, another_callback]
 
 
 class Batchwise(Callback):
-    def __init__(self, start: Any = None, end: Any = None) -> None:
-        self.start, self.end = start, end
+    def __init__(self, on_start: Any = None, on_end: Any = None) -> None:
+        self.on_start = on_start
+        self.on_end = on_end
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        if self.start is not None:
-            self.start(trainer, module, batch, batch_idx)
+    def on_train_batch_start(
+        self,
+        trainer: Any,
+        module: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self.on_start is not None:
+            self.on_start(trainer, module, batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.end is not None:
+        if self.on_end is not None:
             with torch.no_grad():
-                self.end(trainer, module, batch, batch_idx)
+                self.on_end(trainer, module, batch, batch_idx)
 
 
 def set_option(trainer: Any, name: str, value: float) -> None:
@@ -186,56 +232,85 @@ BATCHWISE: dict[str, Callable[[], Batchwise]] = {
     ),
     "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i / 10)),
     "decay at every second": lambda: Batchwise(
-        end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None
+        on_end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None
     ),
     "decay at the last": lambda: Batchwise(
-        end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None
+        on_end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None
     ),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), [(name, i % 2 == 0) for i, name in enumerate(BATCHWISE)]
+    ("name", "is_first"),
+    [(name, number % 2 == 0) for number, name in enumerate(BATCHWISE)],
 )
 def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
-    tmp_path: Path, name: str, first: bool
+    tmp_path: Path, name: str, is_first: bool
 ) -> None:
-    callback, rates = BATCHWISE[name](), dict[int, float]()
+    callback = BATCHWISE[name]()
+    rates: dict[int, float] = {}
     visits = iter([client for r in range(ROUNDS) for client in cohort(r)])
 
-    def train(net: nn.Module, epochs: list[list[Any]]) -> None:
-        client, optimizer = next(visits), sgd(net.parameters())
+    def train(
+        net: nn.Module,
+        epochs: list[list[Any]],
+    ) -> None:
+        client = next(visits)
+        optimizer = sgd(net.parameters())
         optimizer.param_groups[0]["lr"] = rates.get(client, 0.1)
-        given = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
-        for i, batch in given:
-            trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=batch is given[-1][1])
+        batches = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
+        for number, (i, batch) in enumerate(batches, 1):
+            is_last = number == len(batches)
+            trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=is_last)
             callback.on_train_batch_start(trainer, net, batch, i)
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
             optimizer.step()
             callback.on_train_batch_end(trainer, net, None, batch, i)
-        rates[client] = optimizer.param_groups[0][
-            "lr"
-        ]  # a rate that changes while a client trains goes on with it
+        # A rate that changes while a client trains goes on with it.
+        rates[client] = optimizer.param_groups[0]["lr"]
 
     net = network()
     expected, _ = sharing_by_hand(net, (), train)
     module = Plain(copy.deepcopy(net))
-    trainer_for(None, tmp_path, ROUNDS, callbacks=in_order(first, callback, three_of_five())).fit(
-        module, unequal_data()
-    )
+    callbacks = in_order(is_first, callback, three_of_five())
+    trainer_for(
+        None,
+        tmp_path,
+        ROUNDS,
+        callbacks=callbacks,
+    ).fit(module, unequal_data())
+
+    expected_state = expected.state_dict()
     for key, value in module.net.state_dict().items():
         # Large rates amplify rounding; a hook at the wrong batch moves weights by 0.01 and more.
-        torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-3, atol=1e-4)
-    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back
+        torch.testing.assert_close(value, expected_state[key], rtol=1e-3, atol=1e-4)
+    # Its hooks are given back.
+    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()
 
 
 def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) -> None:
     places: list[int] = []
-    count = Batchwise(end=lambda trainer, module, batch, batch_idx: places.append(batch_idx))
+    count = Batchwise(
+        on_end=lambda trainer, module, batch, batch_idx: places.append(batch_idx),
+    )
     data = unequal_data()
-    fit(three_of_five(), tmp_path, data=data, callbacks=[count], rounds=1)
-    lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in cohort(0)]
+    fit(
+        three_of_five(),
+        tmp_path,
+        data=data,
+        callbacks=[count],
+        rounds=1,
+    )
+    lengths = [
+        len(
+            data.client_loader(
+                client,
+                generator=torch.Generator(),
+            )
+        )
+        for client in cohort(0)
+    ]
     assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
 
 
@@ -248,20 +323,26 @@ def test_monitoring_callbacks_change_no_weight(
 ) -> None:
     def run(callbacks: list[Callback], **options: Any) -> Tensor:
         module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
-        trainer_for(None, tmp_path, callbacks=callbacks, **options).fit(module, toy_data())
+        trainer_for(
+            None,
+            tmp_path,
+            callbacks=callbacks,
+            **options,
+        ).fit(module, toy_data())
         return vector(module)
 
-    loop, throughput = (
-        FederatedLoop(seed=1),
-        ThroughputMonitor(lambda batch: len(batch[0]), window_size=2),
-    )
-    before: list[Callback] = [LearningRateMonitor("step"), throughput]
-    after: list[Callback] = [
+    loop = FederatedLoop(seed=1)
+    throughput = ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)
+    monitors: list[Callback] = [LearningRateMonitor("step"), throughput]
+    printers: list[Callback] = [
         ModelSummary(),
         bar(),
-        LambdaCallback(on_train_batch_end=lambda *args: None),
+        LambdaCallback(on_train_batch_end=lambda *arguments: None),
     ]
-    callbacks = [*before, loop, *after] if bar is RichProgressBar else [*after, loop, *before]
+    if bar is RichProgressBar:
+        callbacks = [*monitors, loop, *printers]
+    else:
+        callbacks = [*printers, loop, *monitors]
     shown = {
         "enable_progress_bar": True,
         "enable_model_summary": True,
@@ -269,10 +350,12 @@ def test_monitoring_callbacks_change_no_weight(
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flops_per_batch")
-        looked = run(callbacks, **shown)
-    said = "".join(capsys.readouterr())
-    assert ("3/3" in said, "4/3" in said) == (True, False)
-    assert torch.equal(looked, run([FederatedLoop(seed=1)]))
+        monitored = run(callbacks, **shown)
+
+    printed = "".join(capsys.readouterr())
+    assert "3/3" in printed
+    assert "4/3" not in printed
+    assert torch.equal(monitored, run([FederatedLoop(seed=1)]))
     rates = [float(row["lr-SGD"]) for row in logged(tmp_path) if row["lr-SGD"]]
     assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
 
@@ -293,18 +376,21 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
 ) -> None:
     mode = "max" if performance == "val_acc" else None
 
-    def train(first: bool, hook: str = "on_fit_start") -> None:
-        loop = FederatedLoop(
-            metrics={"game": CumulativeShapley(performance=performance, mode=mode)}, seed=1
-        )
-        trainer_for(None, tmp_path / hook, 1, callbacks=in_order(first, Adds(hook), loop)).fit(
-            Logs(), toy_data()
-        )
+    def train(is_first: bool, hook: str = "on_fit_start") -> None:
+        metric = CumulativeShapley(performance=performance, mode=mode)
+        loop = FederatedLoop(metrics={"game": metric}, seed=1)
+        callbacks = in_order(is_first, Adds(hook), loop)
+        trainer_for(
+            None,
+            tmp_path / hook,
+            1,
+            callbacks=callbacks,
+        ).fit(Logs(), toy_data())
 
-    train(first=True)
+    train(is_first=True)
     with pytest.raises(
         ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
     ):
-        train(first=False)
+        train(is_first=False)
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
-        train(first=True, hook="on_train_epoch_start")
+        train(is_first=True, hook="on_train_epoch_start")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
-from torch import nn
+from torch import Tensor, nn
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -67,42 +67,62 @@ def test_global_model_equals_federated_averaging_by_hand(
 
 def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:
     net = network()
-    full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
-    half = fit(
-        FederatedLoop(FedAvg(server_lr=0.5), seed=SEED),
-        tmp_path,
-        Plain(copy.deepcopy(net)),
-        rounds=1,
-    ).net
-    for start, end, middle in zip(net.parameters(), full.parameters(), half.parameters()):
-        torch.testing.assert_close(middle, (start + end) / 2)
+
+    def train(aggregator: FedAvg) -> nn.Module:
+        loop = FederatedLoop(aggregator, seed=SEED)
+        return fit(
+            loop,
+            tmp_path,
+            Plain(copy.deepcopy(net)),
+            rounds=1,
+        ).net
+
+    full = train(FedAvg())
+    half = train(FedAvg(server_lr=0.5))
+
+    for initial, trained, halfway in zip(
+        net.parameters(),
+        full.parameters(),
+        half.parameters(),
+    ):
+        torch.testing.assert_close(halfway, (initial + trained) / 2)
     torch.testing.assert_close(half[1].running_var, full[1].running_var)
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:
-    first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
-    a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
-    assert torch.equal(vector(a), vector(b))
-    assert torch.equal(
-        first.contributions["cssv"].by_class.nan_to_num(9),
-        second.contributions["cssv"].by_class.nan_to_num(9),
-    )
-    assert not torch.equal(vector(a), vector(c))
+    def run(seed: int) -> tuple[Tensor, Tensor]:
+        loop = shapfed(seed=seed, sampler=UniformSampler(2))
+        module = fit(loop, tmp_path, Plain(network(dropout=0.5)))
+        return vector(module), loop.contributions["cssv"].by_class.nan_to_num(9)
+
+    model, values = run(seed=1)
+    same_model, same_values = run(seed=1)
+    other_model, _ = run(seed=2)
+
+    assert torch.equal(model, same_model)
+    assert torch.equal(values, same_values)
+    assert not torch.equal(model, other_model)
 
 
 def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
     base = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])]
+        metrics={"cssv": ClassSpecificShapley()},
+        uploads=[Scaling(100.0, clients=[1])],
     )
-    first, clean = base.replace(seed=0), base.replace(uploads=[])
-    fit(first, tmp_path / "a")
-    before, named = first.metrics["cssv"].compute(), dict(first.named)
-    assert named
+    attacked = base.replace(seed=0)
+    clean = base.replace(uploads=[])
+
+    fit(attacked, tmp_path / "a")
+    values = attacked.metrics["cssv"].compute()
+    suspects = dict(attacked.named)
+    assert suspects
     fit(clean, tmp_path / "b")
-    assert torch.equal(first.metrics["cssv"].compute(), before)
-    assert not torch.equal(clean.metrics["cssv"].compute(), before)
-    assert (dict(first.named), dict(clean.named)) == (named, {})
+
+    assert torch.equal(attacked.metrics["cssv"].compute(), values)
+    assert not torch.equal(clean.metrics["cssv"].compute(), values)
+    assert dict(attacked.named) == suspects
+    assert dict(clean.named) == {}
 
 
 # ---- metric to weight and back
@@ -110,14 +130,16 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
 
 def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: Path) -> None:
     keep = KeepUpdates()
-    loop = FederatedLoop(keep, {"cssv": ClassSpecificShapley(momentum=0, source="weights")}, seed=1)
+    metric = ClassSpecificShapley(momentum=0, source="weights")
+    loop = FederatedLoop(keep, {"cssv": metric}, seed=1)
+
     module = fit(loop, tmp_path)
-    last = torch.stack([keep.rounds[-1][i] for i in range(3)])
-    heads = loop.space.head.rows(last)
-    torch.testing.assert_close(
-        loop.contributions["cssv"].by_class,
-        class_specific_shapley(heads, loop.space.head.rows(loop.space.read(module))),
-    )
+
+    last_models = torch.stack([keep.rounds[-1][client] for client in range(3)])
+    rows = loop.space.head.rows
+    global_head = rows(loop.space.read(module))
+    expected = class_specific_shapley(rows(last_models), global_head)
+    torch.testing.assert_close(loop.contributions["cssv"].by_class, expected)
 
 
 # ---- personal models
@@ -126,46 +148,66 @@ def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: 
 def test_standalone_run_equals_each_client_training_alone(tmp_path: Path) -> None:
     keep = KeepUpdates()
     net = network()
-    loop = FederatedLoop(keep, personalizer=Standalone(), optimizer_state="persist", seed=SEED)
+    loop = FederatedLoop(
+        keep,
+        personalizer=Standalone(),
+        optimizer_state="persist",
+        seed=SEED,
+    )
+
     fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=3)
+
     data = toy_data()
     data.setup("fit")
     for client in range(3):
         model = copy.deepcopy(net).train()
         optimizer = sgd(model.parameters())
         for r in range(3):
-            for x, y in data.client_loader(
-                client, generator=generator_for(SEED, "shuffle", r, client, 0)
-            ):
+            shuffle = generator_for(SEED, "shuffle", r, client, 0)
+            for x, y in data.client_loader(client, generator=shuffle):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-        state = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
-        own = loop.space.unflatten(loop.received()[client])
-        for name, value in state.items():
-            torch.testing.assert_close(own[f"net.{name}"], value, rtol=1e-5, atol=1e-6)
+        received = loop.space.unflatten(loop.received()[client])
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(
+                    received[f"net.{name}"],
+                    value,
+                    rtol=1e-5,
+                    atol=1e-6,
+                )
 
 
 def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_path: Path) -> None:
-    loop = FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1)
+    evaluation = ClientEvaluation(every=2)
+    loop = FederatedLoop(personalizer=Standalone(), evaluation=evaluation, seed=1)
     data = toy_data()
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
-    before = vector(module)
+    global_model = vector(module)
     for client in range(3):
         loop.space.write(module, loop.received()[client])
         module.eval()
-        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
-        logits = module(x).detach().double()
+        inputs, labels = zip(*data.client_loader(client, "test"))
+        y = torch.cat(labels)
+        logits = module(torch.cat(inputs)).detach().double()
+        predicted = logits.argmax(1)
+        chances = logits.softmax(1)
+        areas = [
+            roc_auc_score(
+                y == label,
+                chances[:, label],
+            )
+            for label in y.unique()
+        ]
         expected = {
-            "accuracy": accuracy_score(y, logits.argmax(1)),
-            "balanced_accuracy": balanced_accuracy_score(y, logits.argmax(1)),
-            "auroc": sum(roc_auc_score(y == c, logits.softmax(1)[:, c]) for c in y.unique())
-            / len(y.unique()),
+            "accuracy": accuracy_score(y, predicted),
+            "balanced_accuracy": balanced_accuracy_score(y, predicted),
+            "auroc": sum(areas) / len(areas),
         }
-        assert {
-            name: scores[client].item() for name, scores in loop.client_scores.items()
-        } == pytest.approx(expected)
-    assert not torch.equal(before, vector(module))
+        scores = {name: values[client].item() for name, values in loop.client_scores.items()}
+        assert scores == pytest.approx(expected)
+    assert not torch.equal(global_model, vector(module))
 
 
 # ---- memory
@@ -177,26 +219,39 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: P
         """Floats held in tensors as large as the model's largest layer, at the end of every round."""
 
         def __init__(self) -> None:
-            self.before = self.storages()  # what other tests have left
+            self.initial_storages = self.storages()  # what other tests have left
             self.floats: list[int] = []
 
         def storages(self) -> dict[int, int]:
             gc.collect()
             # Not what a compiler has left behind: its tensors have no memory.
-            real = (torch.Tensor, nn.Parameter)
-            held = [t.untyped_storage() for t in gc.get_objects() if type(t) in real]
-            return {s.data_ptr(): s.nbytes() // 4 for s in held}
+            kinds = (torch.Tensor, nn.Parameter)
+            sizes = {}
+            for tensor in gc.get_objects():
+                if type(tensor) in kinds:
+                    storage = tensor.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes() // 4
+            return sizes
 
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            new = {
-                place: size for place, size in self.storages().items() if place not in self.before
-            }
-            self.floats.append(sum(size for size in new.values() if size >= 20_000))
+            new_sizes = []
+            for address, size in self.storages().items():
+                if address not in self.initial_storages and size >= 20_000:
+                    new_sizes.append(size)
+            self.floats.append(sum(new_sizes))
 
-    wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3))
-    count, loop = Count(), shapfed()
+    layers = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
+    wide = nn.Sequential(*layers)
+    count = Count()
+    loop = shapfed()
     small_steps = partial(torch.optim.SGD, lr=0.001)
-    fit(loop, tmp_path, Plain(wide, small_steps), rounds=5, callbacks=[count])
+    fit(
+        loop,
+        tmp_path,
+        Plain(wide, small_steps),
+        rounds=5,
+        callbacks=[count],
+    )
     assert count.floats[0] == count.floats[-1]
     # The module, its gradients and the round's global vector are what stays between two rounds.
     assert count.floats[-1] <= 4 * loop.space.size

@@ -10,8 +10,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from flsv import ClientEvaluation, Reporting, read_run
+from flsv.core import find_loop
 from flsv.core.artifacts import keep_artifact
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
@@ -26,29 +28,41 @@ from helpers.models import Plain, network, sgd
 
 
 def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
-    seen: list[Tensor] = []
-    watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
-    keep = KeepUpdates()
+    models: list[Tensor] = []
+
+    def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
+        models.append(vector(module))
+
     checkpoint = ModelCheckpoint(
-        tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}"
+        tmp_path / "c",
+        monitor="val_acc",
+        mode="max",
+        save_top_k=-1,
+        filename="{epoch}",
     )
-    stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
+    callbacks = [
+        LambdaCallback(on_validation_start=record_model),
+        checkpoint,
+        EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2),
+    ]
+    keep = KeepUpdates()
     loop = FederatedLoop(keep, seed=1)
-    module = fit(
-        loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[watch, checkpoint, stop]
-    )
+
+    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=callbacks)
+
     assert loop.round_index == 3  # 1 + patience
     data = toy_data()
     data.setup("fit")
     weights = data.num_samples.double() / data.num_samples.sum()
-    for r, global_model in enumerate(seen):
-        stacked = torch.stack([keep.rounds[r][i] for i in range(3)]).double()
-        torch.testing.assert_close(global_model, weights @ stacked, rtol=1e-5, atol=1e-6)
-        saved = torch.load(tmp_path / "c" / f"epoch={r}.ckpt", weights_only=False)["state_dict"]
-        assert torch.equal(
-            flat(saved, [name for name, _ in module.named_parameters()]), global_model
-        )
-    assert torch.equal(vector(module), seen[-1])
+    parameter_names = [name for name, _ in module.named_parameters()]
+    for round_index, global_model in enumerate(models):
+        client_models = [keep.rounds[round_index][client] for client in range(3)]
+        expected = weights @ torch.stack(client_models).double()
+        torch.testing.assert_close(global_model, expected, rtol=1e-5, atol=1e-6)
+        path = tmp_path / "c" / f"epoch={round_index}.ckpt"
+        saved = torch.load(path, weights_only=False)["state_dict"]
+        assert torch.equal(flat(saved, parameter_names), global_model)
+    assert torch.equal(vector(module), models[-1])
 
 
 class Bare(L.LightningModule):
@@ -72,15 +86,17 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     with caplog.at_level("INFO", "lightning.pytorch"):
         trainer.fit(Plain(), toy_data())
-        sets = {name: torch.utils.data.TensorDataset(torch.ones(4, 2)) for name in "ab"}
+        sets = {name: TensorDataset(torch.ones(4, 2)) for name in "ab"}
         bare = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
+
         bare.fit(Bare(), FederatedDataModule(clients=sets, batch_size=2))
-    one, other = (text for text in caplog.messages if "a batch of each of" in text)
-    assert "by what validation logs: performance one of ['val_acc'" in one
-    assert "by accuracy: performance accuracy, of" in one
+    messages = [text for text in caplog.messages if "a batch of each of" in text]
+    with_validation, without_validation = messages
+    assert "by what validation logs: performance one of ['val_acc'" in with_validation
+    assert "by accuracy: performance accuracy, of" in with_validation
     assert (
         "No values by what validation logs: there is no validation_step. No values by accuracy: the labels"
-        in other
+        in without_validation
     )
     assert loop.round_index == 1
     assert trainer.global_step == 3
@@ -111,23 +127,25 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
 
 class Record(Callback):
     def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
+        self.logged_values: list[dict[str, float]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
-        self.seen.append(
+        self.logged_values.append(
             {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
         )
 
 
 def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: Path) -> None:
     loss = LeaveOneOut(performance="negative_loss")
-    metrics: Any = {"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()}
-    options: Any = {
-        "evaluation": ClientEvaluation(every=1),
-        "reporting": Reporting(per_class=False),
-    }
-    loop, record = FederatedLoop(metrics=metrics, seed=1, **options), Record()
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()},
+        evaluation=ClientEvaluation(every=1),
+        reporting=Reporting(per_class=False),
+        seed=1,
+    )
+    record = Record()
+
     fit(
         loop,
         tmp_path,
@@ -135,30 +153,21 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: 
         callbacks=[record],
         logger=CSVLogger(tmp_path),
     )
-    rows = logged(tmp_path)
-    for round_index, seen in enumerate(record.seen):
-        there = {
-            k: float(v)
-            for row in rows
-            if row["step"] == str(round_index)
-            for k, v in row.items()
-            if v
-        }
-        values = [
-            f"{name}/client_{client}" for name in ("cssv", "loo", "cost") for client in range(3)
-        ]
-        for name in [
-            "weight/client_0",
-            "client_accuracy/mean",
-            "client_accuracy/client_2",
-            "cost/bytes_down",
-            *values,
-        ]:
-            assert seen[name] == pytest.approx(there[name])
+
+    names = ["weight/client_0", "client_accuracy/mean", "client_accuracy/client_2"]
+    names.append("cost/bytes_down")
+    for metric in ("cssv", "loo", "cost"):
+        names += [f"{metric}/client_{client}" for client in range(3)]
+    for round_index, monitored in enumerate(record.logged_values):
+        in_file = {}
+        for row in logged(tmp_path):
+            if row["step"] == str(round_index):
+                in_file |= {name: float(value) for name, value in row.items() if value}
+        for name in names:
+            assert monitored[name] == pytest.approx(in_file[name])
     expected = loop.contributions["cssv"]
-    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(
-        expected.tolist()
-    )
+    last_values = [record.logged_values[-1][f"cssv/client_{client}"] for client in range(3)]
+    assert last_values == pytest.approx(expected.tolist())
 
 
 class Cohorts(ClientSampler):
@@ -196,22 +205,33 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
         )
         fit(loop, tmp_path, rounds=rounds, **kwargs)
 
-    whole, half, rest = Record(), Record(), Record()
+    whole = Record()
     run(whole, 4, callbacks=[whole])
-    assert ["client_accuracy/mean" in seen for seen in whole.seen] == [False, True, True, True]
-    for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
-        assert {name for name in seen if name.startswith("weight/")} == {
-            f"weight/client_{i}" for i in cohort
-        }
-        assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
+
+    has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
+    assert has_accuracy == [False, True, True, True]
+    seen_clients: set[int] = set()
+    for values, cohort in zip(whole.logged_values, cohorts, strict=True):
+        seen_clients |= set(cohort)
+        weight_names = {name for name in values if name.startswith("weight/")}
+        value_names = {name for name in values if name.startswith("cssv/")}
+        assert weight_names == {f"weight/client_{client}" for client in cohort}
+        assert value_names == {f"cssv/client_{client}" for client in seen_clients}
+
+    half = Record()
+    resumed = Record()
     saving = ModelCheckpoint(tmp_path / "c", "last")
     run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
-    run(rest, 4, callbacks=[rest], ckpt_path=tmp_path / "c/last.ckpt")
-    assert [*half.seen, *rest.seen] == whole.seen
+    run(resumed, 4, callbacks=[resumed], ckpt_path=tmp_path / "c/last.ckpt")
+    assert [*half.logged_values, *resumed.logged_values] == whole.logged_values
 
 
 @pytest.mark.parametrize(
-    ("name", "validation"), [("cssv/client_1", True), ("client_accuracy/mean", False)]
+    ("name", "validation"),
+    [
+        ("cssv/client_1", True),
+        ("client_accuracy/mean", False),
+    ],
 )
 def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
     tmp_path: Path, name: str, validation: bool
@@ -220,15 +240,18 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
     loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1)
+        metrics={"cssv": ClassSpecificShapley()},
+        seed=1,
+        evaluation=ClientEvaluation(every=1),
     )
     options: dict[str, Any] = {
         "enable_checkpointing": True,
         "limit_val_batches": 1.0 if validation else 0,
     }
+
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
     assert loop.round_index == 3  # 1 + patience
-    values = [seen[name] for seen in record.seen]
+    values = [monitored[name] for monitored in record.logged_values]
     assert best.best_model_score.item() == pytest.approx(max(values))
     assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
 
@@ -302,15 +325,12 @@ class Notes(ClientAlgorithm):
 def test_table_kept_by_a_client_is_written_into_the_clients_folder(
     tmp_path: Path, files: bool
 ) -> None:
-    fit(
-        FederatedLoop(
-            client_algorithm=Notes(),
-            reporting=Reporting(files=files),
-        ),
-        tmp_path,
-        rounds=1,
-    )
-    assert list(tmp_path.glob("clients/*/*")) == [tmp_path / "clients/1/note.csv"] * files
+    loop = FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files))
+
+    fit(loop, tmp_path, rounds=1)
+
+    expected = [tmp_path / "clients/1/note.csv"] if files else []
+    assert list(tmp_path.glob("clients/*/*")) == expected
 
 
 class Remembers(Sink, L.Callback):
@@ -318,7 +338,7 @@ class Remembers(Sink, L.Callback):
         self.calls: list[Any] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        (loop,) = [each for each in trainer.callbacks if isinstance(each, FederatedLoop)]  # type: ignore[attr-defined]
+        loop = find_loop(trainer.callbacks)  # type: ignore[attr-defined]
         loop._fit.reports.sinks.append(self)  # type: ignore[union-attr]
 
     def write(self, result: RoundResult) -> None:
@@ -334,13 +354,13 @@ class Remembers(Sink, L.Callback):
 
 def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: Path) -> None:
     sink = Remembers()
-    fit(
-        FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1),
-        tmp_path,
-        rounds=2,
-        callbacks=[sink],
-    )
-    first, last, end, closed = sink.calls
-    assert (first, last) == ((0, {0, 1, 2}, []), (1, {0, 1, 2}, []))
-    assert (end[:2], closed) == ((2, {"cssv": "class"}), False)
-    assert {"cssv", "samples", "rounds", "weight"} <= end[2]
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+
+    fit(loop, tmp_path, rounds=2, callbacks=[sink])
+
+    first_round, second_round, summary, is_closed = sink.calls
+    assert first_round == (0, {0, 1, 2}, [])
+    assert second_round == (1, {0, 1, 2}, [])
+    assert summary[:2] == (2, {"cssv": "class"})
+    assert {"cssv", "samples", "rounds", "weight"} <= summary[2]
+    assert is_closed is False

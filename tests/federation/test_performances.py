@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
@@ -16,23 +17,27 @@ from helpers.models import Plain
 from helpers.pages import text_of
 
 
-@pytest.mark.parametrize("by", ["accuracy", "negative_loss", "auroc"])
+@pytest.mark.parametrize("performance", ["accuracy", "negative_loss", "auroc"])
 def test_performances_and_majority_class_are_in_record_terminal_and_page(
-    tmp_path: Path, capsys: Any, by: str
+    tmp_path: Path, capsys: Any, performance: str
 ) -> None:
-    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance=by)}, seed=0)
+    is_accuracy = performance == "accuracy"
+    metric = PartialFederatedShapley(performance=performance)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=0)
     data = toy_data()
     fit(loop, tmp_path, Plain(), data, rounds=2)
-    (told,) = json.loads((tmp_path / "run.json").read_text())["paid_in"].values()
-    labels = [int(y) for _, batch in data.val_dataloader() for y in batch]
-    most = max(map(labels.count, labels)) / len(labels)
-    assert (told["by"], told["majority"]) == (by, pytest.approx(most) if by == "accuracy" else None)
-    assert told["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
-    assert change(told)[1:] in " ".join(
-        capsys.readouterr().out.split()
-    )  # in a narrow terminal its lines are broken
-    assert f"The model's {change(told)}." in text_of(write_report(tmp_path))
-    assert ("the most frequent class alone: " in change(told)) == (by == "accuracy")
+
+    (record,) = json.loads((tmp_path / "run.json").read_text())["paid_in"].values()
+    labels = torch.cat([y for _, y in data.val_dataloader()])
+    majority = labels.bincount().max().item() / len(labels)
+    assert record["by"] == performance
+    assert record["majority"] == (pytest.approx(majority) if is_accuracy else None)
+    assert record["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
+    # In a narrow terminal its lines are broken.
+    printed = " ".join(capsys.readouterr().out.split())
+    assert change(record)[1:] in printed
+    assert f"The model's {change(record)}." in text_of(write_report(tmp_path))
+    assert ("the most frequent class alone: " in change(record)) is is_accuracy
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:

@@ -36,35 +36,33 @@ def assert_same_run(
 ) -> None:
     whole_folder, whole_loop, whole_module = whole
     assert torch.equal(vector(module), vector(whole_module))
-    for mine, theirs in zip(loop.contributions.values(), whole_loop.contributions.values()):
-        assert torch.equal(mine.nan_to_num(9), theirs.nan_to_num(9))
+    for name, values in whole_loop.contributions.items():
+        assert torch.equal(loop.contributions[name].nan_to_num(9), values.nan_to_num(9))
     assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
     torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
-    assert loop.state.starts.keys() == whole_loop.state.starts.keys()
-    assert all(
-        torch.equal(model, whole_loop.state.starts[i]) for i, model in loop.state.starts.items()
-    )
-    metrics, whole_metrics = module.trainer.callback_metrics, whole_module.trainer.callback_metrics
-    assert {k: v.item() for k, v in metrics.items()} == {
-        k: v.item() for k, v in whole_metrics.items()
-    }
+    starts = loop.state.starts
+    assert starts.keys() == whole_loop.state.starts.keys()
+    for client, model in whole_loop.state.starts.items():
+        assert torch.equal(starts[client], model)
+    metrics = {k: v.item() for k, v in module.trainer.callback_metrics.items()}
+    assert metrics == {k: v.item() for k, v in whole_module.trainer.callback_metrics.items()}
     csv = "log/contributions.csv"
     assert (folder / csv).read_text() == (whole_folder / csv).read_text()
 
 
 @pytest.mark.slow
 def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, whole: Any) -> None:
-    die = (3, 4)
-    status, said = Forked(tmp_path, full_run, tmp_path, 5, [Stop(*die)]).wait()
-    assert status == -signal.SIGKILL, said
-    rounds = [
-        line.split(",")[0]
-        for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
-    ]
-    assert set(rounds) == {str(r) for r in range(die[0])}
-    assert_same_run(
-        tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole
-    )
+    killed_in_round = 3
+    process = Forked(tmp_path, full_run, tmp_path, 5, [Stop(killed_in_round, 4)])
+    status, output = process.wait()
+    assert status == -signal.SIGKILL, output
+    lines = (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
+    rounds = {int(line.split(",")[0]) for line in lines}
+    assert rounds == set(range(killed_in_round))
+
+    resumed = full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+
+    assert_same_run(tmp_path, *resumed, whole)
 
 
 class SaveAt(InRound):
@@ -108,27 +106,34 @@ class CountsHooks(Callback):
         self.count = state_dict["count"]
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize(
     ("hook", "batch"),
-    [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)],
+    [
+        ("on_train_epoch_start", 0),
+        ("on_train_batch_start", 0),
+        ("on_train_batch_end", 5),
+    ],
 )
 def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
-    tmp_path: Path, hook: str, batch: int, first: bool
+    tmp_path: Path, hook: str, batch: int, is_first: bool
 ) -> None:
-    def run(save: list[Callback], **how: Any) -> tuple[L.LightningModule, int]:
+    def run(save: list[Callback], **options: Any) -> tuple[L.LightningModule, int]:
         counts = CountsHooks()
-        own = [counts, *save]
         loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
-        trainer = trainer_for(None, tmp_path, 4, callbacks=[*own, loop] if first else [loop, *own])
+        callbacks = [counts, *save]
+        callbacks = [*callbacks, loop] if is_first else [loop, *callbacks]
+        trainer = trainer_for(None, tmp_path, 4, callbacks=callbacks)
         torch.manual_seed(3)
-        trainer.fit(module := Plain(), toy_data(), **how)
+        module = Plain()
+        trainer.fit(module, toy_data(), **options)
         return module, counts.count
 
     path = tmp_path / "middle.ckpt"
     whole, count = run([SaveAt(hook, path, batch)])
-    resumed, again = run([], ckpt_path=path)
-    assert again == count
+    resumed, resumed_count = run([], ckpt_path=path)
+
+    assert resumed_count == count
     assert torch.equal(vector(resumed), vector(whole))
 
 
@@ -138,15 +143,19 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
 ) -> None:
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
 
-    owner, name = (CSV, "write") if where != "a metric" else (ClassSpecificShapley, "update")
-    do, rounds = getattr(owner, name), itertools.count()
+    if where == "a metric":
+        owner, name = ClassSpecificShapley, "update"
+    else:
+        owner, name = CSV, "write"
+    do = getattr(owner, name)
+    rounds = itertools.count()
 
     @wraps(do)
-    def fails(self: Any, *given: Any, **named: Any) -> None:
-        last = next(rounds) == 3
-        if not last or where == "a metric":
-            do(self, *given, **named)
-        if last:
+    def fails(self: Any, *arguments: Any, **options: Any) -> None:
+        is_fourth = next(rounds) == 3
+        if not is_fourth or where == "a metric":
+            do(self, *arguments, **options)
+        if is_fourth:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(owner, name, fails)
@@ -158,9 +167,8 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     ):
         full_run(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
     assert not (tmp_path / "exception.ckpt").exists()
-    assert_same_run(
-        tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole
-    )
+    resumed = full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert_same_run(tmp_path, *resumed, whole)
 
 
 class DrawsTwice(UniformSampler):

@@ -49,7 +49,7 @@ def resume(
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
         (partial(toy_data, client_test=0.3), "data.splits.client_test is 0.3 and was 0.2"),
@@ -61,30 +61,32 @@ def resume(
     ],
 )
 def test_resume_with_other_data_is_refused(
-    saved: Path, tmp_path: Path, data: Any, said: str
+    saved: Path, tmp_path: Path, data: Any, message: str
 ) -> None:
     with pytest.raises(
-        ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"
+        ConfigurationError, match=f"the checkpoint is of another federation: .*{message}"
     ):
         resume(saved, tmp_path, data=data())
 
 
 def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> None:
     """All options are the same: only the hashes tell, and whose they are."""
-    before, after = toy_data(), toy_data()
-    before.setup("fit")
-    victim = int(before.client_indices(1)[0])
-    after.source[0].tensors[1][victim] += 1
-    after.source[0].tensors[1][victim] %= 3
-    path = save(tmp_path, data=before)
+    data = toy_data()
+    changed_data = toy_data()
+    data.setup("fit")
+    sample = int(data.client_indices(1)[0])
+    _, labels = changed_data.source[0].tensors
+    labels[sample] = (labels[sample] + 1) % 3
+    path = save(tmp_path, data=data)
+
     with pytest.raises(
         ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"
     ):
-        resume(path, tmp_path / "second", data=after)
+        resume(path, tmp_path / "second", data=changed_data)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"seed": 4}, "the seed is 4 and was 3"),
         (
@@ -109,9 +111,9 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
     ],
 )
 def test_resuming_another_federation_is_refused(
-    saved: Path, tmp_path: Path, changes: dict[str, Any], said: str
+    saved: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         resume(saved, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
 
@@ -154,13 +156,16 @@ def sgd_with(lr: float) -> Any:
 
 
 def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
-    stopped = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
-    parameters = [name for name, _ in stopped.named_parameters()]
-    before = torch.load(saved, weights_only=True)["state_dict"]
+    saved_state = torch.load(saved, weights_only=True)["state_dict"]
+
+    with_rate_0 = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
+    with_same_rate = resume(saved, tmp_path / "same")
+
+    parameters = [name for name, _ in with_rate_0.named_parameters()]
     for name in parameters:
-        torch.testing.assert_close(stopped.state_dict()[name], before[name])
-    moved = resume(saved, tmp_path / "same")
-    assert any(not torch.equal(moved.state_dict()[name], before[name]) for name in parameters)
+        torch.testing.assert_close(with_rate_0.state_dict()[name], saved_state[name])
+    moved_state = with_same_rate.state_dict()
+    assert any(not torch.equal(moved_state[name], saved_state[name]) for name in parameters)
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
@@ -187,13 +192,15 @@ def test_resume_with_another_optimizer_is_refused(saved: Path, tmp_path: Path) -
 def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(
     saved: Path, tmp_path: Path
 ) -> None:
-    before = torch.load(saved, weights_only=True)["state_dict"]
-    still = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
-    for name, _ in still.named_parameters():
-        torch.testing.assert_close(still.state_dict()[name], before[name])
+    saved_state = torch.load(saved, weights_only=True)["state_dict"]
+
+    unmoved = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
     longer = resume(saved, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2)
-    usual = resume(saved, tmp_path / "c")
-    assert longer.trainer.global_step > usual.trainer.global_step
+    unchanged = resume(saved, tmp_path / "c")
+
+    for name, _ in unmoved.named_parameters():
+        torch.testing.assert_close(unmoved.state_dict()[name], saved_state[name])
+    assert longer.trainer.global_step > unchanged.trainer.global_step
 
 
 # ---- the module

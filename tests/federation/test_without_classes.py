@@ -55,28 +55,39 @@ def graphs() -> FederatedDataModule:
 
 
 @pytest.mark.parametrize(
-    ("module", "data"), [(Texts, texts), (Regression, numbers), (GraphNet, graphs)]
+    ("module", "data"),
+    [
+        (Texts, texts),
+        (Regression, numbers),
+        (GraphNet, graphs),
+    ],
 )
 def test_a_task_without_classes_is_trained_and_measured(
     module: Any, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained, dealt = module(), data()
-    before = [parameter.detach().clone() for parameter in trained.parameters()]
+    trained = module()
+    dealt = data()
+    initial_parameters = [parameter.detach().clone() for parameter in trained.parameters()]
     metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
     logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
+
     trainer_for(loop, tmp_path, 2, logger=logger).fit(trained, dealt)
+
     assert loop.round_index == 2
-    assert any(not torch.equal(a, b) for a, b in zip(before, trained.parameters()))
+    is_moved = [not torch.equal(a, b) for a, b in zip(initial_parameters, trained.parameters())]
+    assert any(is_moved)
     assert loop.contributions["cosine"].shape == (dealt.num_clients,)
     assert not loop.contributions["cosine"].isnan().any()
 
     # FedAvg's weights are shares of the samples.
     assert loop.weights is not None
-    torch.testing.assert_close(loop.weights, dealt.num_samples / dealt.num_samples.sum())
+    shares = dealt.num_samples / dealt.num_samples.sum()
+    torch.testing.assert_close(loop.weights, shares)
 
     rows = list(csv.DictReader((tmp_path / "contributions.csv").open()))
-    assert {row["class"] for row in rows if row["metric"] != "cost"} == {""}
+    class_names = {row["class"] for row in rows if row["metric"] != "cost"}
+    assert class_names == {""}
     scalars = EventAccumulator(str(tmp_path)).Reload().Tags()
     assert not [tag for tag in scalars["scalars"] if "class" in tag]
     assert "data/partition" in scalars["images"]
@@ -86,7 +97,7 @@ def test_a_task_without_classes_is_trained_and_measured(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "who"),
+    ("arguments", "component"),
     [
         ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] work with classes"),
         (
@@ -100,11 +111,11 @@ def test_a_task_without_classes_is_trained_and_measured(
     ],
 )
 def test_component_that_needs_classes_is_refused_before_training(
-    arguments: Any, who: str, tmp_path: Path
+    arguments: Any, component: str, tmp_path: Path
 ) -> None:
     trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
     with pytest.raises(
-        ConfigurationError, match=f"{who}.*have no classes: the labels are float32 numbers\\."
+        ConfigurationError, match=f"{component}.*have no classes: the labels are float32 numbers\\."
     ):
         trainer.fit(Regression(), numbers())
     assert trainer.global_step == 0

@@ -49,8 +49,10 @@ def test_metric_named_by_a_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", METRIC_CASES)
 def test_constructor_arguments_of_a_metric_are_read_only(name: str) -> None:
     metric = METRIC_CASES[name].new()
-    kept = vars(metric).keys() - metric._defaults
-    arguments = [each for each in inspect.signature(type(metric)).parameters if each in kept]
+    attributes = vars(metric).keys() - metric._defaults
+    parameters = inspect.signature(type(metric)).parameters
+    arguments = [name for name in parameters if name in attributes]
+
     assert "num_clients" in arguments
     for argument in arguments:
         with pytest.raises(
@@ -70,10 +72,13 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
         with pytest.raises(ValueError, match=message):
             metric.update(torch.tensor(wrong, dtype=torch.long))
     assert metric.rounds == 0
+
     metric.update(client_ids=torch.tensor([1]))
-    again = pickle.loads(pickle.dumps(metric)).clone()
-    again.update(torch.tensor([0]))
-    assert (int(metric.rounds), int(again.rounds)) == (1, 2)
+    copied = pickle.loads(pickle.dumps(metric)).clone()
+    copied.update(torch.tensor([0]))
+    assert int(metric.rounds) == 1
+    assert int(copied.rounds) == 2
+
     with pytest.raises(ConfigurationError, match="pass num_clients and num_classes"):
         Curious().update(torch.tensor([0]))
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
@@ -84,7 +89,7 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
     not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
 )
 @pytest.mark.parametrize(
-    ("one", "other", "match"),
+    ("metric", "other_metric", "match"),
     [
         (
             ClassSpecificShapley(3, 2),
@@ -104,7 +109,7 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
     ],
 )
 def test_merging_metrics_with_different_settings_is_refused(
-    one: ContributionMetric, other: ContributionMetric, match: str
+    metric: ContributionMetric, other_metric: ContributionMetric, match: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=match):
-        one.merge_state(other)
+        metric.merge_state(other_metric)

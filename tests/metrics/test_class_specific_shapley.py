@@ -59,10 +59,13 @@ def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
 
 
 def test_cssv_weighted_by_samples_weights_values() -> None:
-    found = fed(weighting="samples", momentum=0.5)
-    torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
+    metric = fed(weighting="samples", momentum=0.5)
+
+    values = metric.compute()
+
+    unweighted = expected(momentum=0.5)
+    torch.testing.assert_close(values, unweighted, equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.
-    mean = expected(momentum=0.5).mean(-1)
-    torch.testing.assert_close(
-        found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31)
-    )
+    samples = 0.25 * 11 + 0.25 * 21 + 0.5 * 31
+    mean = unweighted.mean(-1)
+    torch.testing.assert_close(metric.per_client(values)[1], mean[1] * samples)

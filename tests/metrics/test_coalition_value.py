@@ -77,17 +77,25 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
 def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
     value: str, fold: str
 ) -> None:
-    given, folded = FOLDS[fold]
+    fold_argument, fold_by_hand = FOLDS[fold]
     rounds = by_loop(value)
     for estimator in {"auto", "exact"} if value == "shapley" else {value}:
-        found = played(CoalitionValue(N, estimator=estimator, fold=given)).compute()
+        metric = played(CoalitionValue(N, estimator=estimator, fold=fold_argument))
+        values = metric.compute()
         for client in range(N):
             indices = [index for index in range(len(rounds)) if client in rounds[index]]
-            expected = (
-                folded([rounds[i][client] for i in indices], indices) if indices else math.nan
-            )
+            expected = math.nan
+            if indices:
+                expected = fold_by_hand(
+                    [rounds[i][client] for i in indices],
+                    indices,
+                )
             torch.testing.assert_close(
-                found[client], torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True
+                values[client],
+                torch.tensor(expected),
+                rtol=1e-4,
+                atol=1e-5,
+                equal_nan=True,
             )
 
 
@@ -98,15 +106,35 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 @pytest.mark.parametrize("fold", ALL_FOLDS)
 def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator: str) -> None:
     arguments = {"num_permutations": 6} if estimator == "permutation" else None
-    made = partial(CoalitionValue, N, fold=fold, estimator=estimator, estimator_args=arguments)
-    by_class, alone = made(num_classes=2), [made(), made()]
+    make = partial(
+        CoalitionValue,
+        N,
+        fold=fold,
+        estimator=estimator,
+        estimator_args=arguments,
+    )
+    by_class = make(num_classes=2)
+    of_class_0 = make()
+    of_class_1 = make()
     for index, cohort in enumerate(COHORTS):
         tables = [game(index), game(index + 10)]
-        for metric, table in zip([by_class, *alone], [torch.stack(tables, 1), *tables]):
+        for metric, table in (
+            (by_class, torch.stack(tables, 1)),
+            (of_class_0, tables[0]),
+            (of_class_1, tables[1]),
+        ):
+            generator = torch.Generator().manual_seed(index)
             metric.update(
-                torch.tensor(cohort), table_game(table), torch.Generator().manual_seed(index), index
+                torch.tensor(cohort),
+                table_game(table),
+                generator,
+                index,
             )
-    expected = torch.stack([metric.compute() for metric in alone], dim=1)
+
+    expected = torch.stack(
+        [of_class_0.compute(), of_class_1.compute()],
+        dim=1,
+    )
     torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -164,22 +192,27 @@ def test_estimator_of_a_metric_may_be_a_users_function() -> None:
 
 
 def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
-    metric = CumulativeShapley(
-        num_clients=4, estimator="permutation", estimator_args={"budget": 12}
-    )
-    single = PartialFederatedShapley(
-        num_clients=4, estimator="permutation", estimator_args={"budget": 12}
-    )
-    total, variance = torch.zeros(3), torch.zeros(3)
+    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
+    cumulative = CumulativeShapley(num_clients=4, **options)
+    single = PartialFederatedShapley(num_clients=4, **options)
+    ids = torch.tensor([0, 1, 3])
+    total = torch.zeros(3)
+    variance = torch.zeros(3)
     for seed in range(3):
         utility = table_game(random_table(3, seed))
-        for each in (metric, single):
-            each.update(torch.tensor([0, 1, 3]), utility, torch.Generator().manual_seed(seed))
-        total += single.compute()[[0, 1, 3]]
-        variance += single.diagnostics()["stderr"][[0, 1, 3]] ** 2
-    torch.testing.assert_close(metric.compute()[[0, 1, 3]], total)
-    torch.testing.assert_close(metric.diagnostics()["stderr"][[0, 1, 3]], variance.sqrt())
-    assert metric.compute()[2].isnan()
+        for metric in (cumulative, single):
+            metric.update(
+                ids,
+                utility,
+                torch.Generator().manual_seed(seed),
+            )
+        total += single.compute()[ids]
+        variance += single.diagnostics()["stderr"][ids] ** 2
+
+    stderr = cumulative.diagnostics()["stderr"]
+    torch.testing.assert_close(cumulative.compute()[ids], total)
+    torch.testing.assert_close(stderr[ids], variance.sqrt())
+    assert cumulative.compute()[2].isnan()
 
 
 def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
@@ -191,23 +224,31 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
         sv = torch.from_numpy(reference_shapley(table))
         nsv = (sv - sv.min()) / (sv.max() - sv.min())
         value[ids] = 0.6 * value[ids] + 0.4 * nsv
-        seen = value.where(metric.history[:, -1] > 0, torch.nan)
+        expected = value.where(metric.history[:, -1] > 0, torch.nan)
+        values = metric.compute().double()
         torch.testing.assert_close(
-            metric.compute().double(), seen, rtol=1e-5, atol=1e-6, equal_nan=True
+            values,
+            expected,
+            rtol=1e-5,
+            atol=1e-6,
+            equal_nan=True,
         )
-    assert not seen.isnan().any()
+    assert not expected.isnan().any()
 
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
 def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize: Any) -> None:
-    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
+    options: dict[str, Any] = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
-    for each in (plain, surrogate):
-        each.update(torch.arange(4), table_game(random_table(4)), torch.Generator().manual_seed(0))
-    values, stderr = plain.compute(), plain.diagnostics()["stderr"]
-    least = values.min() if normalize == "min-max" else 0
-    torch.testing.assert_close(surrogate.diagnostics()["stderr"], stderr / (values.max() - least))
+    for metric in (plain, surrogate):
+        generator = torch.Generator().manual_seed(0)
+        metric.update(torch.arange(4), table_game(random_table(4)), generator)
+
+    values = plain.compute()
+    lowest = values.min() if normalize == "min-max" else 0
+    expected = plain.diagnostics()["stderr"] / (values.max() - lowest)
+    torch.testing.assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
 def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
@@ -224,29 +265,35 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
 def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
     tmp_path: Path,
 ) -> None:
-    kept, data = KeepsRounds(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
+    recorder = KeepsRounds()
+    data = toy_data(
+        (3, 2, 2, 1),
+        batch_size=7,
+        server_val=0.3,
+    )
     loop = FederatedLoop(
-        kept,
+        recorder,
         {"sv": PartialFederatedShapley(estimator="exact"), "loo": LeaveOneOut()},
         sampler=UniformSampler(3),
         seed=4,
     )
     module = fit(loop, tmp_path, data=data, rounds=2)
-    round, table = kept.rounds[-1], torch.empty(8, dtype=torch.float64)
+    round = recorder.rounds[-1]
+    table = torch.empty(8, dtype=torch.float64)
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
     for number in range(8):
         members = [i for i in range(3) if number >> i & 1]
         model = round.client_vectors[members].mean(0) if members else round.global_vector
         loop.space.write(module, model)
-        table[number] = (module.eval()(x).argmax(-1) == y).double().mean()
-    ids, expected = round.client_ids, torch.from_numpy(reference_shapley(table))
-    torch.testing.assert_close(
-        loop.contributions["sv"][ids].double(), expected, rtol=1e-5, atol=1e-6
-    )
-    without = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
-    torch.testing.assert_close(
-        loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6
-    )
+        is_right = module.eval()(x).argmax(-1) == y
+        table[number] = is_right.double().mean()
+
+    shapley = loop.contributions["sv"][round.client_ids].double()
+    expected = torch.from_numpy(reference_shapley(table))
+    torch.testing.assert_close(shapley, expected, rtol=1e-5, atol=1e-6)
+    leave_one_out = loop.contributions["loo"][round.client_ids].double()
+    expected = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
+    torch.testing.assert_close(leave_one_out, expected, rtol=1e-5, atol=1e-6)
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
@@ -260,34 +307,48 @@ def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -
 
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
-    n, rounds = 5, [([0, 2, 3], [0.3, -0.1, 0.05]), ([2, 3], [0.2, 0.4]), ([0, 3], [0.6, -0.2])]
-    metric, relevance = (
-        PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform"),
-        [1 / n] * n,
-    )
+    n = 5
+    rounds = [
+        ([0, 2, 3], [0.3, -0.1, 0.05]),
+        ([2, 3], [0.2, 0.4]),
+        ([0, 3], [0.6, -0.2]),
+    ]
+    metric = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform")
+    relevance = [1 / n] * n
     for ids, values in rounds:
         worth = torch.tensor(values)
-        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
-        for i, value in zip(ids, values):
-            relevance[i] = relevance[i] * 0.75 + value * 0.25
-    value, total = metric.compute(), sum(math.exp(phi) for phi in relevance)
-    assert value[[1, 4]].isnan().all()  # never seen
-    torch.testing.assert_close(value[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
+        metric.update(
+            torch.tensor(ids),
+            lambda masks, worth=worth: masks.float() @ worth,
+        )
+        for client, value in zip(ids, values):
+            relevance[client] = relevance[client] * 0.75 + value * 0.25
+
+    computed = metric.compute()
+    assert computed[[1, 4]].isnan().all()  # never seen
+    torch.testing.assert_close(computed[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
     assert metric.prior == 1 / n
-    drawn = SoftmaxSampler(2, "sv").chances(n, {"sv": value.nan_to_num(metric.prior)})
-    torch.testing.assert_close(
-        drawn.float(), torch.tensor([math.exp(phi) / total for phi in relevance])
+    chances = SoftmaxSampler(2, "sv").chances(
+        n,
+        {"sv": computed.nan_to_num(metric.prior)},
     )
-    # Ours, the option: the average starts at the first value, and clients never seen are the mean of the others.
-    ours = PartialFederatedShapley(n, estimator="exact", momentum=0.75)
-    ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
-    torch.testing.assert_close(ours.compute()[[0, 2]], torch.tensor([0.3, -0.1]))
-    assert ours.prior is None
+    torch.testing.assert_close(chances.float(), torch.tensor(relevance).softmax(0))
+
+
+def test_momentum_without_uniform_start_begins_at_the_first_value() -> None:
+    """Clients never seen are the mean of the others."""
+    values = torch.tensor([0.3, -0.1])
+    metric = PartialFederatedShapley(5, estimator="exact", momentum=0.75)
+
+    metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ values)
+
+    torch.testing.assert_close(metric.compute()[[0, 2]], values)
+    assert metric.prior is None
 
 
 class Sees(ShapleyWeighted):
     def weights(self, round: Any, contributions: Any) -> Any:
-        self.seen = contributions["ssv"]
+        self.values_read = contributions["ssv"]
         return super().weights(round, contributions)
 
 
@@ -298,4 +359,4 @@ def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path: 
     )
     fit(loop, tmp_path, data=toy_data(), rounds=2)
     assert loop.contributions["ssv"][1].isnan()
-    assert aggregator.seen[1] == 0.5
+    assert aggregator.values_read[1] == 0.5

@@ -76,34 +76,46 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
 def test_contribution_estimation_of_a_federation_equals_that_by_hand(
     tmp_path: Path, combine: Any
 ) -> None:
-    aggregator, dealt = Kept(), data()
+    aggregator = Kept()
+    dealt = data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
+
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
     coefficients = np.full(3, 1 / 3)
-    cosines, scores = [], [np.zeros(3)]
+    cosines = []
+    scores = [np.zeros(3)]
     for round in aggregator.rounds:
-        used = round.aggregation_weights
-        assert used is not None
-        np.testing.assert_allclose(used.numpy(), coefficients / coefficients.sum(), atol=1e-6)
+        assert round.aggregation_weights is not None
+        weights = round.aggregation_weights.double()
+        expected_weights = coefficients / coefficients.sum()
+        np.testing.assert_allclose(weights.numpy(), expected_weights, atol=1e-6)
         models = round.client_vectors.double()
-        cosines.append(
-            reference_cosines((models - round.global_vector).numpy(), used.double().numpy())
-        )
-        others = [
-            sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i]))
-            for i in range(3)
-        ]
-        scores.append(
-            np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)])
-        )
+        updates = (models - round.global_vector).numpy()
+        cosines.append(reference_cosines(updates, weights.numpy()))
+        scores_without = []
+        for client in range(3):
+            of_others = weights.clone()
+            of_others[client] = 0
+            model = (of_others / (1 - weights[client])) @ models
+            scores_without.append(accuracy(model.float(), dealt, client))
+        scores.append(np.array(scores_without))
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
-    np.testing.assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
+    np.testing.assert_allclose(
+        loop.contributions["fedce"].numpy(),
+        coefficients,
+        atol=1e-5,
+    )
     assert np.ptp(coefficients) > 0.01
-    said = loop.metrics["fedce"].diagnostics()
-    np.testing.assert_allclose(said["cosine"].numpy(), np.mean(cosines, 0), atol=1e-5)
-    np.testing.assert_allclose(said["error"].numpy(), 1 - np.mean(scores, 0), atol=1e-5)
+    diagnostics = loop.metrics["fedce"].diagnostics()
+    np.testing.assert_allclose(
+        diagnostics["cosine"].numpy(),
+        np.mean(cosines, 0),
+        atol=1e-5,
+    )
+    errors = 1 - np.mean(scores, 0)
+    np.testing.assert_allclose(diagnostics["error"].numpy(), errors, atol=1e-5)
 
 
 class Constant(Upload):
@@ -132,20 +144,38 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
 
 def test_absent_client_keeps_its_contribution_estimate() -> None:
     metric = ContributionEstimation(4)
-    models = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    models = torch.randn(
+        3,
+        5,
+        generator=torch.Generator().manual_seed(0),
+    )
     for ids in ([0, 1, 2], [0, 1]):
         cohort = torch.tensor(ids)
-        part = models[: len(ids)]
-        metric.update(cohort, part, torch.ones(len(ids)), part.mean(0), judges(cohort, part))
+        cohort_models = models[: len(ids)]
+        metric.update(
+            cohort,
+            cohort_models,
+            torch.ones(len(ids)),
+            cohort_models.mean(0),
+            judges(cohort, cohort_models),
+        )
+
     assert metric.seen.tolist() == [2, 2, 1, 0]
-    said = metric.diagnostics()
-    assert said["cosine"].isnan().tolist() == [False] * 3 + [True]
+    is_missing = metric.diagnostics()["cosine"].isnan()
+    assert is_missing.tolist() == [False, False, False, True]
     value = metric.compute()
     space = ParameterSpace(torch.nn.Linear(2, 1))
-    round = Round(0, torch.tensor([2, 3]), torch.ones(2), torch.zeros(3), torch.zeros(2, 3), space)
+    round = Round(
+        0,
+        torch.tensor([2, 3]),
+        torch.ones(2),
+        torch.zeros(3),
+        torch.zeros(2, 3),
+        space,
+    )
     weights = FedCE().weights(round, {"fedce": value})
-    mean = value[:3].mean()
-    torch.testing.assert_close(weights.float(), torch.stack([value[2], mean]) / (value[2] + mean))
+    expected = torch.stack([value[2], value[:3].mean()])
+    torch.testing.assert_close(weights.float(), expected / expected.sum())
 
 
 def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:

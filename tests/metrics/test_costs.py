@@ -23,25 +23,39 @@ ROUNDS = [
 
 def test_communication_cost_gives_totals():
     metric = CommunicationCost(4)
-    for each in ROUNDS:
-        metric.update(*each)
-    assert metric.compute()[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
+    for arguments in ROUNDS:
+        metric.update(*arguments)
+
+    costs = metric.compute()
+    assert costs[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
     assert not metric.higher_is_better
-    assert metric.per_client(metric.compute())[:3].tolist() == [60, 10, 70]
-    said = {name: value.item() for name, value in metric.diagnostics().items()}
-    assert said == {"parameters_up": 40, "parameters_down": 100, "bytes_up": 160, "bytes_down": 400}
+    assert metric.per_client(costs)[:3].tolist() == [60, 10, 70]
+    totals = {name: value.item() for name, value in metric.diagnostics().items()}
+    assert totals == {
+        "parameters_up": 40,
+        "parameters_down": 100,
+        "bytes_up": 160,
+        "bytes_down": 400,
+    }
 
 
 def test_communication_cost_counts_measured_bytes():
     ids, up, down = ROUNDS[0]
-    sizes = (torch.tensor([11.0, 12.5]), torch.tensor([200.0, 80.0], dtype=torch.float64))
+    bytes_up = torch.tensor([11.0, 12.5])
+    bytes_down = torch.tensor(
+        [200.0, 80.0],
+        dtype=torch.float64,
+    )
     metric = CommunicationCost(4)
-    metric.update(ids, up, down, *sizes)
-    said = metric.diagnostics()
-    assert (said["bytes_up"], said["bytes_down"]) == (24, 280)  # whole bytes
-    assert said["parameters_up"] == 20
+
+    metric.update(ids, up, down, bytes_up, bytes_down)
+
+    totals = metric.diagnostics()
+    assert totals["bytes_up"] == 24  # whole bytes
+    assert totals["bytes_down"] == 280
+    assert totals["parameters_up"] == 20
     with pytest.raises(ValueError, match="uploaded_bytes"):
-        metric.update(ids, up, down, sizes[0][:1], sizes[1])
+        metric.update(ids, up, down, bytes_up[:1], bytes_down)
 
 
 class Spoils(Upload):

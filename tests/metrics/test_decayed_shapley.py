@@ -80,38 +80,46 @@ class Watch:
         return exact_shapley(utility, players)
 
 
-@pytest.mark.parametrize(("kind", "server_lr"), [("fixed", 1.0), ("renormalized", 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "server_lr"),
+    [
+        ("fixed", 1.0),
+        ("renormalized", 0.5),
+    ],
+)
 def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights(
     tmp_path: Path, kind: Any, server_lr: float
 ) -> None:
-    watch, kept = Watch(), KeepsRounds(server_lr=server_lr)
+    watch = Watch()
+    recorder = KeepsRounds(server_lr=server_lr)
     metric = DecayedShapley(
-        decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind
+        decay=0.5,
+        estimator=watch,
+        performance="negative_loss",
+        coalition_weights=kind,
     )
     data = toy_data((3, 2, 2), server_val=0.3)
-    loop = FederatedLoop(kept, {"guo": metric}, seed=4)
+    loop = FederatedLoop(recorder, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
-    for round, table in zip(kept.rounds, watch.tables):
+    for round, table in zip(recorder.rounds, watch.tables):
         weights = round.aggregation_weights
+        updates = round.client_vectors - round.global_vector
         for number, utility in enumerate(table.tolist()):
             members = [i for i in range(3) if number >> i & 1]
-            own = weights[members].float()
+            member_weights = weights[members].float()
             if kind == "renormalized" and members:
-                own = own / own.sum()
-            model = (
-                round.global_vector
-                + server_lr * own @ (round.client_vectors - round.global_vector)[members]
-            )
-            assert -validation_loss(module, loop.space, model, data) == pytest.approx(
-                utility, abs=1e-5
-            )
+                member_weights = member_weights / member_weights.sum()
+            model = round.global_vector + server_lr * member_weights @ updates[members]
+            loss = validation_loss(module, loop.space, model, data)
+            assert -loss == pytest.approx(utility, abs=1e-5)
     # Everybody together is the next global model, which is the next round's empty coalition.
-    assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
-    rows = [exact_shapley(table_game(table), 3).values for table in watch.tables]
-    torch.testing.assert_close(
-        loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float()
-    )
+    grand_utility = watch.tables[0][-1].item()
+    next_empty_utility = watch.tables[1][0].item()
+    assert grand_utility == pytest.approx(next_empty_utility, abs=1e-6)
+    rounds = [exact_shapley(table_game(table), 3).values for table in watch.tables]
+    expected = decayed_shapley(torch.stack(rounds), 0.5).float()
+    torch.testing.assert_close(loop.contributions["guo"], expected)
 
 
 def shares(values: np.ndarray) -> np.ndarray:
@@ -121,12 +129,24 @@ def shares(values: np.ndarray) -> np.ndarray:
 
 def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None:
     """Client 2 misses the first round: it gains nothing there, and its cosine is that of its own round."""
-    rounds = [([0, 1], [3.0, 1.0], [[2.0, 0.0], [1.0, 1.0]], [0.75, 0.25])]
-    rounds += [
-        ([0, 1, 2], [1.0, -4.0, 2.0], [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]], [0.5, 0.25, 0.25])
+    rounds = [
+        (
+            [0, 1],
+            [3.0, 1.0],
+            [[2.0, 0.0], [1.0, 1.0]],
+            [0.75, 0.25],
+        ),
+        (
+            [0, 1, 2],
+            [1.0, -4.0, 2.0],
+            [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]],
+            [0.5, 0.25, 0.25],
+        ),
     ]
     metric = BlendedContribution(num_clients=4, decay=0.5)
-    gain, cosine, seen = np.zeros(4), np.zeros(4), np.zeros(4)
+    gain = np.zeros(4)
+    cosine = np.zeros(4)
+    num_rounds = np.zeros(4)
     for index, (ids, gains, updates, weights) in enumerate(rounds):
         game = additive(*gains)
         metric.update(
@@ -138,47 +158,59 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
         )
         unit = np.array(updates) / np.linalg.norm(updates, axis=1, keepdims=True)
         everybody = np.array(weights) @ unit
-        gain[ids] += 0.5 ** (index + 1) * exact_shapley(game, len(ids)).values.numpy()
+        shapley = exact_shapley(game, len(ids)).values.numpy()
+        gain[ids] += 0.5 ** (index + 1) * shapley
         cosine[ids] += unit @ everybody / np.linalg.norm(everybody)
-        seen[ids] += 1
-    expected = shares(gain[:3]) / 2 + shares(cosine[:3] / seen[:3]) / 2
-    np.testing.assert_allclose(metric.compute()[:3].numpy(), expected, rtol=1e-5)
-    assert metric.compute()[3].isnan()
-    np.testing.assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain[:3], rtol=1e-5)
+        num_rounds[ids] += 1
+
+    values = metric.compute()
+    mean_cosine = cosine[:3] / num_rounds[:3]
+    expected = shares(gain[:3]) / 2 + shares(mean_cosine) / 2
+    np.testing.assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
+    assert values[3].isnan()
+    gain_reported = metric.diagnostics()["gain"][:3].numpy()
+    np.testing.assert_allclose(gain_reported, gain[:3], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "server_lr", "drawn"), [("renormalized", 0.7, 3), ("fixed", 0.7, 2)]
+    ("kind", "server_lr", "cohort_size"),
+    [
+        ("renormalized", 0.7, 3),
+        ("fixed", 0.7, 2),
+    ],
 )
 def test_one_round_shapley_models_are_the_start_plus_members_updates(
-    tmp_path: Path, kind: Any, server_lr: float, drawn: int
+    tmp_path: Path, kind: Any, server_lr: float, cohort_size: int
 ) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
-    watch, kept, data = (
-        Watch(),
-        KeepsRounds(server_lr=server_lr),
-        toy_data((3, 2, 2), server_val=0.3),
-    )
+    watch = Watch()
+    recorder = KeepsRounds(server_lr=server_lr)
+    data = toy_data((3, 2, 2), server_val=0.3)
     metric = OneRoundShapley(
-        3, estimator=watch, performance="negative_loss", coalition_weights=kind
+        3,
+        estimator=watch,
+        performance="negative_loss",
+        coalition_weights=kind,
     )
-    loop = FederatedLoop(kept, {"or": metric}, sampler=UniformSampler(drawn), seed=4)
+    sampler = UniformSampler(cohort_size)
+    loop = FederatedLoop(recorder, {"or": metric}, sampler=sampler, seed=4)
+
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)
-    assert table[-1].item() == pytest.approx(
-        -validation_loss(module, loop.space, final, data), abs=1e-5
-    )
+    loss = validation_loss(module, loop.space, final, data)
+    assert table[-1].item() == pytest.approx(-loss, abs=1e-5)
     for number, utility in enumerate(table.tolist()):
-        model = kept.rounds[0].global_vector.clone()
-        for round in kept.rounds:
-            own = round.aggregation_weights * torch.tensor(
-                [number >> i & 1 for i in round.client_ids.tolist()]
-            )
-            if kind == "renormalized" and own.sum() > 0:
-                own = own / own.sum()
-            model += server_lr * own.float() @ (round.client_vectors - round.global_vector)
-        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+        model = recorder.rounds[0].global_vector.clone()
+        for round in recorder.rounds:
+            is_member = [number >> i & 1 for i in round.client_ids.tolist()]
+            weights = round.aggregation_weights * torch.tensor(is_member)
+            if kind == "renormalized" and weights.sum() > 0:
+                weights = weights / weights.sum()
+            updates = round.client_vectors - round.global_vector
+            model += server_lr * weights.float() @ updates
+        loss = validation_loss(module, loop.space, model, data)
+        assert -loss == pytest.approx(utility, abs=1e-5)
 
 
 @pytest.mark.parametrize("rounds", [3, 4])

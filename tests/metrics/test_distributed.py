@@ -31,24 +31,25 @@ def process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     # They meet in a file: a store that the first process serves is gone when that one leaves, and the other may hang.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, case in METRIC_CASES.items():
-        metric = case.fed(EVERY[rank * HALF :][:HALF] if name not in WHOLE else EVERY[:1])
+        rounds = EVERY[:1] if name in WHOLE else EVERY[rank * HALF :][:HALF]
+        metric = case.fed(rounds)
         if name in WHOLE:
             with pytest.raises(ValueError, match="needs all rounds in one place"):
                 metric.compute()
             continue
-        found[name] = said_by_all(metric)
+        results[name] = said_by_all(metric)
         # One of them has no rounds: as after a start, or with more processes than clients.
         idle = case.fed(EVERY if rank == 1 else [])
-        found[f"{name}, one idle"] = said_by_all(idle)
-    torch.save(found, Path(folder) / f"{rank}.pt")
+        results[f"{name}, one idle"] = said_by_all(idle)
+    torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("processes")
@@ -56,13 +57,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", [name for name in METRIC_CASES if name not in WHOLE])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in METRIC_CASES if name not in WHOLE],
+)
 def test_metric_merged_over_two_processes_equals_that_of_one_process(
-    found: list[dict[str, Any]], name: str
+    results: list[dict[str, Any]], name: str
 ) -> None:
-    alone = METRIC_CASES[name].whole
-    assert alone["value"].isfinite().any()
-    for rank in range(2):
-        assert equal(found[rank][f"{name}, one idle"], alone, rtol=1e-4)
+    expected = METRIC_CASES[name].whole
+    assert expected["value"].isfinite().any()
+    for result in results:
+        assert equal(result[f"{name}, one idle"], expected, rtol=1e-4)
         # ShadowShapley's intervals are of the spread over the last rounds, of which a process has a part.
-        assert equal({**found[rank][name], "intervals": alone["intervals"]}, alone, rtol=1e-4)
+        merged = {**result[name], "intervals": expected["intervals"]}
+        assert equal(merged, expected, rtol=1e-4)

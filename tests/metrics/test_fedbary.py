@@ -41,35 +41,61 @@ def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
 
 
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
-    clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
+    clients = clients_of([draw(20, seed) for seed in range(1, 4)])
+    server = server_of(*draw(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []
     for index in range(3):
         metric.update(
-            torch.tensor([0, 1]), clients[:2], server, round_index=index, generator=seeded(index)
+            torch.tensor([0, 1]),
+            clients[:2],
+            server,
+            round_index=index,
+            generator=seeded(index),
         )
         history.append(metric.diagnostics()["distance"][:2])
     assert torch.equal(history[0], history[1])
     assert not torch.equal(history[1], history[2])
-    once = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
-    once.update(torch.tensor([0, 1]), clients[:2], server, round_index=3, generator=seeded(3))
-    first = once.diagnostics()["distance"]
-    once.update(torch.tensor([1, 2]), clients[1:], server, round_index=4, generator=seeded(4))
-    assert torch.equal(once.diagnostics()["distance"][:2], first[:2])
-    assert once.diagnostics()["distance"][2].isfinite()
-    assert once.rounds == 2
+
+
+def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> None:
+    clients = clients_of([draw(20, seed) for seed in range(1, 4)])
+    server = server_of(*draw(20, 0))
+    metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
+
+    distances = []
+    for ids, round_index in (([0, 1], 3), ([1, 2], 4)):
+        cohort = [clients[client] for client in ids]
+        generator = seeded(round_index)
+        metric.update(
+            torch.tensor(ids), cohort, server, round_index=round_index, generator=generator
+        )
+        distances.append(metric.diagnostics()["distance"])
+
+    first_distances, second_distances = distances
+    assert torch.equal(second_distances[:2], first_distances[:2])
+    assert second_distances[2].isfinite()
+    assert metric.rounds == 2
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
-    clients, server = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)]), server_of(*draw(20, 0))
-    default, named = (
-        WassersteinContribution(3, features="pixels"),
-        WassersteinContribution(3, "pixels", support=12),
-    )
-    default.check(torch.tensor([60, 60, 25]))
-    for metric in (default, named):
-        metric.update(torch.tensor([0, 1]), clients[:2], server, generator=seeded())
-    assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
+    clients = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)])
+    server = server_of(*draw(20, 0))
+    by_default = WassersteinContribution(3, features="pixels")
+    with_support = WassersteinContribution(3, "pixels", support=12)
+    by_default.check(torch.tensor([60, 60, 25]))
+
+    distances = []
+    for metric in (by_default, with_support):
+        metric.update(
+            torch.tensor([0, 1]),
+            clients[:2],
+            server,
+            generator=seeded(),
+        )
+        distances.append(metric.diagnostics()["distance"][:2])
+
+    assert torch.equal(*distances)
 
 
 def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: Path) -> None:
@@ -88,10 +114,15 @@ def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: 
 
 def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path: Path) -> None:
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
-    module, kept, data = Plain(), KeepsRounds(), toy_data()
-    loop = FederatedLoop(kept, {"ot": WassersteinContribution(**CHEAP)}, seed=0)
+    module = Plain()
+    recorder = KeepsRounds()
+    data = toy_data()
+    loop = FederatedLoop(recorder, {"ot": WassersteinContribution(**CHEAP)}, seed=0)
+
     fit(loop, tmp_path, module, data, rounds=2)
-    loop.space.write(module, kept.rounds[-1].global_vector)
+
+    last_round = recorder.rounds[-1]
+    loop.space.write(module, last_round.global_vector)
     body = module.net[:-1].eval()
 
     def features(batches: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,10 +130,21 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path: Pa
         return body(x).detach(), y
 
     sets = [features(data.client_loader(i, shuffle=False)) for i in range(3)]
-    generator = kept.rounds[-1].generator("WassersteinContribution")
     server = server_of(*features(data.val_dataloader()))
-    wanted = FedBary("pixels", **CHEAP).value(clients_of(sets), server, generator, judge=False)
-    torch.testing.assert_close(loop.contributions["ot"], wanted.shares, rtol=1e-4, atol=1e-5)
+    generator = last_round.generator("WassersteinContribution")
+    valuation = FedBary("pixels", **CHEAP).value(
+        clients_of(sets),
+        server,
+        generator,
+        judge=False,
+    )
+    expected = valuation.shares
+    torch.testing.assert_close(
+        loop.contributions["ot"],
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,17 +18,26 @@ from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Line
 
 
-def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+def by_hand(
+    rounds: list[tuple[Tensor, Tensor, Tensor]],
+    n: int,
+) -> np.ndarray:
     """The docstring's formulas for ``n`` clients, weighted by samples; full participation, in NumPy."""
-    gains, cosines = np.zeros((2, len(rounds), n))
-    for t, round in enumerate(rounds):
-        s, d, m = (
-            np.asarray(each, dtype=np.float64) for each in round
-        )  # slopes, updates and samples
-        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+    gains = np.zeros((len(rounds), n))
+    cosines = np.zeros((len(rounds), n))
+    for t, (slopes, updates, samples) in enumerate(rounds):
+        m = samples.double().numpy()
+        d = updates.double().numpy()
+        unit = d / np.linalg.norm(
+            d,
+            axis=1,
+            keepdims=True,
+        )
         everybody = (m[:, None] * unit).sum(0)
-        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
-    u, a = np.maximum(gains.sum(0), 0), np.maximum(cosines.mean(0), 0)
+        gains[t] = -m * slopes.double().numpy()
+        cosines[t] = m * (unit @ everybody) / np.linalg.norm(everybody)
+    u = np.maximum(gains.sum(0), 0)
+    a = np.maximum(cosines.mean(0), 0)
     return u / u.sum() / 2 + a / a.sum() / 2
 
 
@@ -49,43 +58,72 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
 def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
     tmp_path: Path, balanced: bool
 ) -> None:
-    data, kept = toy_data((4, 1, 2), server_val=0.3), KeepsRounds()
+    data = toy_data((4, 1, 2), server_val=0.3)
+    recorder = KeepsRounds()
     metric = GradientAgreement(balanced=balanced)
-    loop = FederatedLoop(kept, {"mine": metric}, seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        recorder,
+        {"mine": metric},
+        seed=1,
+        reporting=Reporting(table=False),
+    )
+
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
+
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    assert y.bincount().unique().numel() > 1
     rounds = []
-    for round in kept.rounds:
+    for round in recorder.rounds:
         loop.space.write(module, round.global_vector)
-        x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
         module.zero_grad()
-        each = nn.functional.cross_entropy(module(x), y, reduction="none")
-        classes = [each[y == c].mean() for c in y.unique()]
-        assert y.bincount().unique().numel() > 1
-        (torch.stack(classes).mean() if balanced else each.mean()).backward()
+        losses = nn.functional.cross_entropy(module(x), y, reduction="none")
+        if balanced:
+            losses = torch.stack([losses[y == label].mean() for label in y.unique()])
+        losses.mean().backward()
         slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
         updates = round.client_updates
         rounds.append((updates @ slope, updates, round.num_samples))
-    np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
+    expected = by_hand(rounds, 3)
+    np.testing.assert_allclose(
+        loop.contributions["mine"].numpy(),
+        expected,
+        rtol=1e-4,
+    )
 
 
 def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path) -> None:
     splits = Splits(max_samples=200, server_val=0.3)
-    data, kept = (
-        FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits),
-        KeepsRounds(),
-    )
+    data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits)
+    recorder = KeepsRounds()
     metrics = {"mine": GradientAgreement(loss="val_loss")}
-    loop = FederatedLoop(kept, metrics, seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        recorder,
+        metrics,
+        seed=1,
+        reporting=Reporting(table=False),
+    )
+
     line = fit(loop, tmp_path, Line(), data, rounds=1)
-    (round,) = kept.rounds
+
+    (round,) = recorder.rounds
     loop.space.write(line, round.global_vector)
     batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
     line.zero_grad()
     line.training_step(batch, 0).backward()
-    slope = torch.cat([line.layer.weight.grad.flatten(), line.layer.bias.grad])
-    expected = by_hand([(round.client_updates @ slope, round.client_updates, round.num_samples)], 3)
+    slope = torch.cat(
+        [
+            line.layer.weight.grad.flatten(),
+            line.layer.bias.grad,
+        ]
+    )
+    updates = round.client_updates
+    expected = by_hand([(updates @ slope, updates, round.num_samples)], 3)
     # A difference quotient with a step of 5 %.
-    np.testing.assert_allclose(loop.contributions["mine"].numpy(), expected, rtol=0.02)
+    np.testing.assert_allclose(
+        loop.contributions["mine"].numpy(),
+        expected,
+        rtol=0.02,
+    )
 
 
 def test_gradient_agreement_refuses_balance_without_classes() -> None:

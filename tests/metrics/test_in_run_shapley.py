@@ -34,17 +34,21 @@ from helpers.models import Plain, adam, network
 
 @pytest.mark.parametrize(
     ("momentum", "window", "epochs", "limit"),
-    [(0.0, 1, 1, None), (0.9, 1, 2, None), (0.5, 2, 1, None), (0.9, 1, 2, 1)],
+    [
+        (0.0, 1, 1, None),
+        (0.9, 1, 2, None),
+        (0.5, 2, 1, None),
+        (0.9, 1, 2, 1),
+    ],
     ids=["plain", "momentum", "windows", "limit"],
 )
 def test_in_run_value_of_every_sample_equals_that_by_hand(
     tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
 ) -> None:
-    dealt, loop = (
-        in_run_data(),
-        in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5)),
-    )
-    values, kept, rounds = in_run_fit(
+    dealt = in_run_data()
+    loop = in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+
+    values, sample_values, rounds = in_run_fit(
         loop,
         tmp_path,
         Plain(without_batch_norm(), sgd_with(momentum=momentum)),
@@ -52,24 +56,43 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
         accumulate_grad_batches=window,
         limit_train_batches=limit,
     )
-    counts, expected = dealt.class_counts, torch.zeros(3, CLASSES + 1, dtype=torch.float64)
+
+    counts = dealt.class_counts
+    expected = torch.zeros(3, CLASSES + 1, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
-        labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
+        labels = torch.cat(
+            [
+                y
+                for _, y in dealt.client_loader(
+                    client,
+                    "train",
+                    shuffle=False,
+                )
+            ]
+        )
         for round in rounds:
-            found, model = in_run_by_hand(
-                dealt, round, client, 0.1, momentum, window, epochs, limit
+            round_values, model = in_run_by_hand(
+                dealt,
+                round,
+                client,
+                0.1,
+                momentum,
+                window,
+                epochs,
+                limit,
             )
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
-            samples += found
+            samples += round_values
             assert round.aggregation_weights is not None
             weight = 0.5 * round.aggregation_weights[client].double()
             for c in range(CLASSES):
-                expected[client, c] += weight * found[labels == c].sum()
-        torch.testing.assert_close(kept[client], samples, atol=1e-6, rtol=1e-4)
+                expected[client, c] += weight * round_values[labels == c].sum()
+        torch.testing.assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-4)
     assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
-    assert loop.channel.numbers([0], "up").tolist() == [len(rounds[0].global_vector) + CLASSES]
+    uploaded = loop.channel.numbers([0], "up")
+    assert uploaded.tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
@@ -89,17 +112,26 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
     tmp_path: Path,
 ) -> None:
-    loop, module = in_run_loop(reporting=Reporting(figures=1)), Plain(without_batch_norm())
-    _, kept, _ = in_run_fit(loop, tmp_path, module, logger=True)
+    loop = in_run_loop(reporting=Reporting(figures=1))
+    module = Plain(without_batch_norm())
     plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
-    without = fit(plain, tmp_path / "plain", Plain(without_batch_norm()), in_run_data(), rounds=2)
+
+    _, sample_values, _ = in_run_fit(loop, tmp_path, module, logger=True)
+    without = fit(
+        plain,
+        tmp_path / "plain",
+        Plain(without_batch_norm()),
+        in_run_data(),
+        rounds=2,
+    )
+
     assert torch.equal(vector(module), vector(without))
     assert not any(layer._forward_hooks for layer in module.modules())
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
         head, *lines = path.read_text().splitlines()
         assert head == "sample,value"
-        assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
+        assert [float(line.split(",")[1]) for line in lines] == sample_values[client].tolist()
 
 
 class Penalty(Plain):

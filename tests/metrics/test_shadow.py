@@ -130,28 +130,31 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
 
 
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
-    whole, some = (
-        shadow_loop(ShadowShapley(coalitions="singles", every=every)) for every in (1, 2)
-    )
-    for each in (whole, some):
-        fit(each, tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
-    assert torch.equal(whole.contributions["shadow"], some.contributions["shadow"])
-    assert int(some.metrics["shadow"].evaluations) == 2 * 5
-    assert int(whole.metrics["shadow"].evaluations) == 3 * 5
+    loops = {}
+    for every in (1, 2):
+        loops[every] = shadow_loop(ShadowShapley(coalitions="singles", every=every))
+        fit(loops[every], tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
+
+    assert torch.equal(loops[1].contributions["shadow"], loops[2].contributions["shadow"])
+    assert int(loops[1].metrics["shadow"].evaluations) == 3 * 5
+    assert int(loops[2].metrics["shadow"].evaluations) == 2 * 5
 
 
 @pytest.mark.parametrize(
-    ("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)]
+    ("measure", "rounds"),
+    [
+        ({}, 12),
+        ({"performance": "val_loss", "mode": "min"}, 4),
+    ],
 )
 def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(
-    of: dict[str, Any], rounds: int
+    measure: dict[str, Any], rounds: int
 ) -> None:
-    metric = ShadowShapley(num_clients=2, **of)
+    metric = ShadowShapley(num_clients=2, **measure)
     metric.check_rounds(12)
     for index in range(12):
-        metric.update(
-            torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index
-        )
+        utility = lambda masks: masks.sum(1).double()  # noqa: E731
+        metric.update(torch.arange(2), few_coalitions(2), utility, index)
     assert int(metric.evaluations) == 4 * rounds
 
 
@@ -166,13 +169,15 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("setting", REFUSED)
 def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
-    tmp_path: Path, what: str
+    tmp_path: Path, setting: str
 ) -> None:
-    match, options = REFUSED[what]
+    match, options = REFUSED[setting]
+    module = Plain(network(batch_norm=False))
+
     with pytest.raises(ConfigurationError, match=match):
-        fit(shadow_loop(**options()), tmp_path, Plain(network(batch_norm=False)), data(), rounds=1)
+        fit(shadow_loop(**options()), tmp_path, module, data(), rounds=1)
 
 
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:

@@ -71,15 +71,19 @@ class OneNumber(L.LightningModule):
 def regression(binary: bool) -> FederatedDataModule:
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(160, FEATURES, generator=draw)
-    y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * torch.randn(160, generator=draw)
-    y = (y > 0).float() if binary else y
-    sets = [
-        torch.utils.data.TensorDataset(part, of)
-        for part, of in zip(x.split([60, 30, 70]), y.split([60, 30, 70]))
-    ]
-    return FederatedDataModule(
-        clients=dict(zip("abc", sets)), batch_size=8, splits=Splits(server_val=0.3)
-    )
+    noise = torch.randn(160, generator=draw)
+    y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
+    if binary:
+        y = (y > 0).float()
+    sizes = [60, 30, 70]
+    sets = {}
+    for name, inputs, targets in zip(
+        "abc",
+        x.split(sizes),
+        y.split(sizes),
+    ):
+        sets[name] = torch.utils.data.TensorDataset(inputs, targets)
+    return FederatedDataModule(clients=sets, batch_size=8, splits=Splits(server_val=0.3))
 
 
 class Adapted(L.LightningModule):
@@ -111,14 +115,12 @@ class Adapted(L.LightningModule):
 
 def texts() -> FederatedDataModule:
     draw = torch.Generator().manual_seed(3)
-    tokens = [
-        torch.randint(low, TOKENS, (count, 6), generator=draw)
-        for low, count in ((0, 20), (4, 12), (8, 16))
-    ]
-    sets = [torch.utils.data.TensorDataset(each, each[:, 1:]) for each in tokens]
-    return FederatedDataModule(
-        clients=dict(zip("abc", sets)), batch_size=4, splits=Splits(server_val=0.3), labels=False
-    )
+    sets = {}
+    for name, low, count in (("a", 0, 20), ("b", 4, 12), ("c", 8, 16)):
+        tokens = torch.randint(low, TOKENS, (count, 6), generator=draw)
+        sets[name] = torch.utils.data.TensorDataset(tokens, tokens[:, 1:])
+    splits = Splits(server_val=0.3)
+    return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
 
 def classes() -> Any:
@@ -129,7 +131,18 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def each_by(metric: Any, out: Tensor, y: Tensor) -> Tensor:
-    return torch.stack([metric.clone()(each, y) for each in out]).double()
+    scores = [metric.clone()(predictions, y) for predictions in out]
+    return torch.stack(scores).double()
+
+
+def negative_losses(out: Tensor, y: Tensor) -> Tensor:
+    losses = [nn.functional.cross_entropy(logits, y) for logits in out]
+    return -torch.stack(losses).double()
+
+
+def recalls(out: Tensor, y: Tensor) -> Tensor:
+    by_class = [hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)]
+    return torch.stack(by_class, 1)
 
 
 def hits(out: Tensor, y: Tensor) -> Tensor:
@@ -138,19 +151,12 @@ def hits(out: Tensor, y: Tensor) -> Tensor:
 
 #: Options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
 OF_CLASSES: list[tuple[dict[str, Any], Score]] = [
-    ({}, lambda out, y: hits(out, y).mean(-1)),
     (
-        {"performance": "negative_loss"},
-        lambda out, y: (
-            -torch.stack([nn.functional.cross_entropy(each, y) for each in out]).double()
-        ),
+        {},
+        lambda out, y: hits(out, y).mean(-1),
     ),
-    (
-        {"per_class": True},
-        lambda out, y: torch.stack(
-            [hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)], 1
-        ),
-    ),
+    ({"performance": "negative_loss"}, negative_losses),
+    ({"per_class": True}, recalls),
 ]
 F1 = ({"performance": MulticlassF1Score(CLASSES)}, partial(each_by, MulticlassF1Score(CLASSES)))
 AUROC = (
@@ -185,42 +191,76 @@ def outputs_of(module: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "uniform"), [*((name, False) for name in CASES), ("classes", True)]
+    ("name", "uniform"),
+    [
+        *((name, False) for name in CASES),
+        ("classes", True),
+    ],
 )
 def test_predicted_values_are_those_of_plain_fits_of_each_client(
     tmp_path: Path, name: str, uniform: bool
 ) -> None:
     make, make_data, measures, logits = CASES[name]
-    aggregator, module = FedAvg("uniform" if uniform else "samples"), make()
+    aggregator = FedAvg("uniform" if uniform else "samples")
+    module = make()
     dealt = make_data()
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    empty, grand = torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS)
     trained = torch.cat(
-        [torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS), torch.eye(CLIENTS)]
+        [
+            empty,
+            grand,
+            torch.eye(CLIENTS),
+        ]
     ).bool()
     outputs = [outputs_of(module, x)]
     for members in ([0, 1, 2], [0], [1], [2]):
         alone = FederatedLoop(
-            sampler=FixedCohort(members), aggregator=aggregator, seed=SEED, reporting=SILENT
+            sampler=FixedCohort(members),
+            aggregator=aggregator,
+            seed=SEED,
+            reporting=SILENT,
         )
-        outputs.append(
-            outputs_of(fit(alone, tmp_path, copy.deepcopy(module), make_data(), ROUNDS), x)
+        client_module = fit(
+            alone,
+            tmp_path,
+            copy.deepcopy(module),
+            make_data(),
+            ROUNDS,
         )
+        outputs.append(outputs_of(client_module, x))
     stacked = torch.stack(outputs)
     weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
 
-    metrics = {str(place): ShadowShapley(**options) for place, (options, _) in enumerate(measures)}
+    metrics = {}
+    for number, (options, _) in enumerate(measures):
+        metrics[str(number)] = ShadowShapley(**options)
     federation = FederatedLoop(
-        metrics=metrics, aggregator=aggregator, seed=SEED, reporting=Reporting(table=False)
+        metrics=metrics,
+        aggregator=aggregator,
+        seed=SEED,
+        reporting=Reporting(table=False),
     )
     fit(federation, tmp_path, module, make_data(), ROUNDS)
-    for place, (_, score) in enumerate(measures):
+
+    for number, (_, score) in enumerate(measures):
         utility = partial(lambda outputs, score: score(outputs, y), score=score)
         expected = predicted_shapley(
-            trained, utility(stacked), stacked, weights, utility, logits=logits
+            trained,
+            utility(stacked),
+            stacked,
+            weights,
+            utility,
+            logits=logits,
         ).values
-        metric: Any = federation.metrics[str(place)]
-        torch.testing.assert_close(metric.compute().double(), expected, rtol=1e-4, atol=1e-5)
+        metric: Any = federation.metrics[str(number)]
+        torch.testing.assert_close(
+            metric.compute().double(),
+            expected,
+            rtol=1e-4,
+            atol=1e-5,
+        )
         assert (metric.errors > 0).all()
 
 
@@ -238,56 +278,97 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Pat
 def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, sent = ForkedFits.train, list[Any]()
-    monkeypatch.setattr(
-        ForkedFits, "train", lambda forks, orders: sent.append(orders) or train(forks, orders)
-    )
+    train = ForkedFits.train
+    sent: list[Any] = []
+
+    def record(forks: ForkedFits, orders: Any) -> Any:
+        sent.append(orders)
+        return train(forks, orders)
+
+    monkeypatch.setattr(ForkedFits, "train", record)
 
     def loop() -> FederatedLoop:
         metrics = {"shadow": ShadowShapley(performance=MeanLogLikelihood(), every=1)}
         return FederatedLoop(metrics=metrics, share="trainable", seed=SEED, reporting=SILENT)
 
-    def run(rounds: int, seed: int, path: Path | None = None, **options: Any) -> Tensor:
-        fit(federation := loop(), tmp_path, Adapted(seed), texts(), rounds, path, **options)
+    def run(
+        rounds: int,
+        seed: int,
+        path: Path | None = None,
+        **options: Any,
+    ) -> Tensor:
+        federation = loop()
+        fit(
+            federation,
+            tmp_path,
+            Adapted(seed),
+            texts(),
+            rounds,
+            path,
+            **options,
+        )
         return federation.contributions["shadow"]
 
     whole = run(2, seed=1)
-    assert [set(order.initial) for order in sent[0]] == [{"adapter.weight"}] * (
-        CLIENTS + 1
-    )  # with the check
-    run(1, seed=1, callbacks=[checkpoints(tmp_path)], enable_checkpointing=True)
+    names_sent = [set(order.initial) for order in sent[0]]
+    assert names_sent == [{"adapter.weight"}] * (CLIENTS + 1)  # with the check
+
+    run(
+        1,
+        seed=1,
+        callbacks=[checkpoints(tmp_path)],
+        enable_checkpointing=True,
+    )
     path = tmp_path / "checkpoints/last.ckpt"
     saved = torch.load(path, weights_only=True)["callbacks"]
-    (state,) = (each["coalitions"] for each in saved.values() if "coalitions" in each)
+    (state,) = (state["coalitions"] for state in saved.values() if "coalitions" in state)
     assert set(state["initial"]) == {"adapter.weight"}
     assert torch.equal(run(2, seed=2, path=path), whole)
-    of = {"metric": MeanLogLikelihood(), "seeds": 1}
-    again = flsv.retrain(trainer_for(loop(), tmp_path, 2), Adapted(), texts(), "singles", **of)
-    assert again["value"].tolist() == pytest.approx(whole.tolist(), abs=1e-6)
+
+    trainer = trainer_for(loop(), tmp_path, 2)
+    measure = MeanLogLikelihood()
+    retrained = flsv.retrain(
+        trainer,
+        Adapted(),
+        texts(),
+        "singles",
+        metric=measure,
+        seeds=1,
+    )
+    assert retrained["value"].tolist() == pytest.approx(
+        whole.tolist(),
+        abs=1e-6,
+    )
 
 
 def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
     tmp_path: Path,
 ) -> None:
     make, make_data, [(options, _), *_], logits = CASES["classes"]
-    seen = list[Any]()
+    estimates: list[Any] = []
 
-    class Kept(ShadowShapley):
+    class Recorder(ShadowShapley):
         def complete(
-            self, masks: Tensor, utilities: Tensor, outputs: Any, weights: Any, by: Any
+            self, masks: Tensor, utilities: Tensor, outputs: Any, weights: Any, output_score: Any
         ) -> Any:
-            ends = torch.cat([self.outputs[-1], outputs[-1]])
+            last_outputs = torch.cat([self.outputs[-1], outputs[-1]])
             game = torch.cat([self.ends[-1].flatten(), utilities[-1]])
-            seen.append(predicted_shapley(masks, game, ends, weights, by.score, logits=logits))
-            return super().complete(masks, utilities, outputs, weights, by)
+            estimate = predicted_shapley(
+                masks, game, last_outputs, weights, output_score.score, logits=logits
+            )
+            estimates.append(estimate)
+            return super().complete(masks, utilities, outputs, weights, output_score)
 
-    federation = shadow_loop(Kept(**options))
+    federation = shadow_loop(Recorder(**options))
     fit(federation, tmp_path, make(), make_data(), ROUNDS)
     metric: Any = federation.metrics["shadow"]
-    values, apart = seen[-1].values, seen[-1].disagreement
-    variance = (0.75**2) * apart.square().mean() + (0.025 * values.clamp_min(0).sum()) ** 2
-    variance += (metric.starts[:, 0].std() / CLIENTS) ** 2
+    values = estimates[-1].values
+    disagreement = estimates[-1].disagreement
+    of_predictions = 0.75**2 * disagreement.square().mean()
+    of_payments = (0.025 * values.clamp_min(0).sum()) ** 2
+    of_untrained_models = (metric.starts[:, 0].std() / CLIENTS) ** 2
+    variance = of_predictions + of_payments + of_untrained_models
     low, high = metric.intervals()
-    torch.testing.assert_close(
-        ((high - low) / 2).double(), 1.6448536 * variance.sqrt().expand(CLIENTS), rtol=1e-4, atol=0
-    )
+    half = ((high - low) / 2).double()
+    expected = 1.6448536 * variance.sqrt().expand(CLIENTS)
+    torch.testing.assert_close(half, expected, rtol=1e-4, atol=0)
