@@ -29,8 +29,8 @@ WeightAveraging, EMAWeightAveraging = averaging.WeightAveraging, averaging.EMAWe
 ROUNDS, STEPS = 5, 13
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:.*{what}")
-    for what in (
+    pytest.mark.filterwarnings(f"ignore:.*{message}")
+    for message in (
         "holds rounds of an earlier run",
         "callbacks used to create the checkpoint",
         "is not empty",
@@ -43,11 +43,11 @@ class GlobalModels(FedAvg):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[Tensor] = []
+        self.global_models: list[Tensor] = []
 
     def aggregate(self, round: Any, contributions: Any) -> Any:
         vector, weights = super().aggregate(round, contributions)
-        self.made.append(vector.clone())
+        self.global_models.append(vector.clone())
         return vector, weights
 
 
@@ -71,11 +71,11 @@ class FromRound3(averaging.WeightAveraging):
 
 
 def both_orders(
-    callback: Callback, first: bool
+    callback: Callback, is_first: bool
 ) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
     models = GlobalModels()
     loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
-    return loop, [callback, loop] if first else [loop, callback], models
+    return loop, [callback, loop] if is_first else [loop, callback], models
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +86,11 @@ def plain(tmp_path_factory):
         tmp_path_factory.mktemp("plain"),
         rounds=ROUNDS,
     )
-    return models.made
+    return models.global_models
 
 
 @pytest.mark.parametrize(
-    ("make", "by_hand", "first"),
+    ("make", "by_hand", "is_first"),
     [
         (WeightAveraging, mean, True),
         # Of the steps 0, 20, 40 and 60 none is in round 2, which has 26 to 38.
@@ -100,35 +100,41 @@ def plain(tmp_path_factory):
     ],
 )
 def test_weight_averaging_averages_the_global_models_of_the_rounds(
-    tmp_path, plain, make, by_hand, first
+    tmp_path, plain, make, by_hand, is_first
 ):
-    _, callbacks, models = both_orders(make(), first)
-    module, seen = Plain(), []
+    _, callbacks, models = both_orders(make(), is_first)
+    module = Plain()
+    validated_models = []
 
     class Watch(Callback):
         def on_validation_batch_start(
             self, trainer: L.Trainer, module: L.LightningModule, *args: Any
         ) -> None:
-            seen.append(vector(module))
+            validated_models.append(vector(module))
 
     trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
+
     trainer.fit(module, toy_data())
+
     assert trainer.global_step == STEPS * ROUNDS
-    assert len(models.made) == ROUNDS
-    expected = by_hand(models.made)
+    assert len(models.global_models) == ROUNDS
+    expected = by_hand(models.global_models)
     torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        seen[-1], expected, rtol=1e-5, atol=1e-6
-    )  # validation sees it with this round in it
+    # Validation sees the average with this round in it.
+    torch.testing.assert_close(validated_models[-1], expected, rtol=1e-5, atol=1e-6)
     # Training goes on from the global models, and not from their average.
-    assert all(map(torch.equal, models.made, plain))
+    assert all(map(torch.equal, models.global_models, plain))
 
 
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
-        loop, both, _ = both_orders(ema(), False)
+        loop, both_callbacks, _ = both_orders(ema(), False)
         trainer = trainer_for(
-            None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks)
+            None,
+            tmp_path,
+            4,
+            callbacks=[*both_callbacks, *callbacks],
+            enable_checkpointing=bool(callbacks),
         )
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
         return vector(module), loop.state.model()
@@ -137,17 +143,18 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}"
     )
     # After validation, and before the epoch's end: the round is complete then, and so must the average be.
-    after = ModelCheckpoint(
+    at_validation = ModelCheckpoint(
         tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False
     )
-    whole = run(within, after)
+    whole = run(within, at_validation)
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
     for path in paths:
-        if (
-            path.stem != "step=52"
-        ):  # where nothing is left to train, Lightning does not call on_train_end
-            assert all(map(torch.equal, run(path=path), whole)), path
+        # Where nothing is left to train, Lightning does not call on_train_end.
+        if path.stem == "step=52":
+            continue
+        for value, expected in zip(run(path=path), whole):
+            assert torch.equal(value, expected), path
 
 
 @pytest.mark.parametrize(("make", "is_first"), [(WeightAveraging, True), (ema, False)])
@@ -183,21 +190,31 @@ class Fails(Plain):
         super().validation_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path, first):
-    _, both, models = both_orders(WeightAveraging(), first)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path, is_first):
+    _, callbacks, models = both_orders(WeightAveraging(), is_first)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
-    trainer = trainer_for(None, tmp_path, 3, callbacks=[*both, saving], enable_checkpointing=True)
+    trainer = trainer_for(
+        None,
+        tmp_path,
+        3,
+        callbacks=[*callbacks, saving],
+        enable_checkpointing=True,
+    )
+    module = Fails()
+
     with pytest.raises(ArithmeticError):
-        trainer.fit(module := Fails(), toy_data())
-    assert torch.equal(vector(module), models.made[1].double())
-    ends = []
+        trainer.fit(module, toy_data())
+    assert torch.equal(vector(module), models.global_models[1].double())
+
+    # Resumed from what was saved, it equals a run that never failed.
+    vectors = []
     for path in (tmp_path / "epoch=1.ckpt", None):
         resumed = Plain()
-        again = trainer_for(None, tmp_path, 3, callbacks=both_orders(WeightAveraging(), first)[1])
-        again.fit(resumed, toy_data(), ckpt_path=path)
-        ends.append(vector(resumed))
-    assert torch.equal(*ends)
+        _, callbacks, _ = both_orders(WeightAveraging(), is_first)
+        trainer_for(None, tmp_path, 3, callbacks=callbacks).fit(resumed, toy_data(), ckpt_path=path)
+        vectors.append(vector(resumed))
+    assert torch.equal(*vectors)
 
 
 class PerBatch(averaging.WeightAveraging):

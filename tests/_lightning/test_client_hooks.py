@@ -71,10 +71,10 @@ class Fails(Counts):
 
 def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> None:
     module = Fails()
-    given = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    own_hook = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
-    assert module.__dict__["on_train_batch_start"] is given
+    assert module.__dict__["on_train_batch_start"] is own_hook
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
     assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
     assert type(module.trainer.fit_loop).__name__ == "_FitLoop"

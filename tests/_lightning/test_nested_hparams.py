@@ -62,25 +62,30 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
         "callbacks": [{"class_path": "flsv.FederatedLoop", "init_args": loop}],
     }
     config = {"model": f"{HERE}.Module", "data": {"source": source, "partitioner": partitioner}}
-    own, path = tmp_path / "own.yaml", tmp_path / "federation.yaml"
-    own.write_text(yaml.safe_dump(config))
-    path.write_text(yaml.safe_dump({**config, "trainer": trainer, "seed_everything": 3}))
+    config_file = tmp_path / "own.yaml"
+    path = tmp_path / "federation.yaml"
+    config_file.write_text(yaml.safe_dump(config))
+    whole_config = {**config, "trainer": trainer, "seed_everything": 3}
+    path.write_text(yaml.safe_dump(whole_config))
 
-    def run(*more: str) -> LightningCLI:
+    def run(*options: str) -> LightningCLI:
         return LightningCLI(
-            datamodule_class=FederatedDataModule, args=["fit", "--config", str(path), *more]
+            datamodule_class=FederatedDataModule,
+            args=["fit", "--config", str(path), *options],
         )
 
     whole = run()
     assert dict(whole.datamodule.source.hparams) == OWN
     assert whole.datamodule.num_samples.sum() == 54
-    assert (whole.model.hparams.width, whole.model.hparams._class_path) == (8, f"{HERE}.Module")
+    assert whole.model.hparams.width == 8
+    assert whole.model.hparams._class_path == f"{HERE}.Module"
     assert Path(whole.trainer.log_dir or "", "contributions.csv").is_file()
     half = run("--trainer.max_epochs", "1")
-    (checkpoint,) = Path(half.trainer.log_dir or "", "checkpoints").iterdir()
+    log_folder = Path(half.trainer.log_dir or "")
+    (checkpoint,) = (log_folder / "checkpoints").iterdir()
     resumed = run("--ckpt_path", str(checkpoint))
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(vector(resumed.model), vector(whole.model))
     # So it is on flsv's own command line.
-    made = make_cli(["--config", str(own)], run=False, quiet=True)
-    assert dict(made.datamodule.source.hparams) == OWN
+    by_flsv = make_cli(["--config", str(config_file)], run=False, quiet=True)
+    assert dict(by_flsv.datamodule.source.hparams) == OWN

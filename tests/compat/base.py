@@ -48,7 +48,7 @@ class Sets(L.LightningDataModule):
         return DataLoader(self.train, batch_size=8, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        loaders = [DataLoader(each, batch_size=8) for each in self.val]
+        loaders = [DataLoader(samples, batch_size=8) for samples in self.val]
         return loaders if len(loaders) > 1 else loaders[0]
 
 

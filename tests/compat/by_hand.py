@@ -36,7 +36,7 @@ WHOLE = (
 class HandRound:
     """The model at the start of a round, and what every client has made of it."""
 
-    start: L.LightningModule
+    model: L.LightningModule
     clients: list[L.LightningModule]
     sizes: list[float]
 
@@ -45,22 +45,26 @@ class ClientBatches:
     """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
     def __init__(self, data: FederatedDataModule, round_index: int, client: int) -> None:
-        self._data, self._place, self._epochs = data, (round_index, client), itertools.count()
+        self._data = data
+        self._client = client
+        self._visit = (round_index, client)
+        self._epochs = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._data.client_loader(self._place[1], "train"))
+        return len(self._data.client_loader(self._client, "train"))
 
     def __iter__(self) -> Iterator[Any]:
-        place = (*self._place, next(self._epochs))
-        stream = generator_for(SEED, "shuffle", *place)
-        with isolated_rngs(SEED, "first batch", *place):
-            batches = iter(self._data.client_loader(place[1], "train", generator=stream))
-            first = next(batches)
-        if (
-            place[2] == 0
-        ):  # what the transfer hooks draw for the first batch comes before the training's own
-            seed_global_rngs(SEED, "transfer", *self._place)
-        yield first
+        epoch = next(self._epochs)
+        key = (*self._visit, epoch)
+        stream = generator_for(SEED, "shuffle", *key)
+        with isolated_rngs(SEED, "first batch", *key):
+            loader = self._data.client_loader(self._client, "train", generator=stream)
+            batches = iter(loader)
+            first_batch = next(batches)
+        if epoch == 0:
+            # What the transfer hooks draw for the first batch comes before the training's own.
+            seed_global_rngs(SEED, "transfer", *self._visit)
+        yield first_batch
         yield from batches
 
 
@@ -68,7 +72,10 @@ class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after its epochs of the many that the schedules are made for."""
 
     def __init__(self, round_index: int, client: int, epochs: int) -> None:
-        self.round_index, self.client, self._begun, self._left = round_index, client, False, epochs
+        self.round_index = round_index
+        self.client = client
+        self._begun = False
+        self._epochs_to_go = epochs
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
@@ -78,8 +85,8 @@ class OneRound(L.Callback):
         self._begun = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
-        self._left -= 1
-        trainer.should_stop = self._left == 0
+        self._epochs_to_go -= 1
+        trainer.should_stop = self._epochs_to_go == 0
 
 
 def fedavg(
@@ -96,11 +103,13 @@ def fedavg(
     """Every client takes part in every round; ``data`` says who has which samples, ``source`` is the project's own data
     module, of which copies give a client's batches in place of all. The last global model, and the rounds."""
     data.setup("fit")
-    server, history = copy.deepcopy(module), []
+    server = copy.deepcopy(module)
+    history = []
     for r in range(rounds):
         trained = []
         for client in range(data.num_clients):
-            model, path = copy.deepcopy(server), folder / f"by_hand_{client}.ckpt"
+            model = copy.deepcopy(server)
+            path = folder / f"by_hand_{client}.ckpt"
             if r:
                 checkpoint = torch.load(path, weights_only=False)
                 checkpoint["state_dict"] = server.state_dict()
@@ -111,17 +120,22 @@ def fedavg(
                 torch.save(checkpoint, path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                own = trainer_for(
+                client_trainer = trainer_for(
                     None,
                     folder,
                     rounds * epochs,
                     callbacks=[OneRound(r, client, epochs), *callbacks()],
                     **{"limit_val_batches": 0, **trainer},
                 )
-                given = copy.copy(source)
-                given.train_dataloader = partial(ClientBatches, data, r, client)
-                own.fit(model, datamodule=given, ckpt_path=path if r else None, **WHOLE)
-            own.save_checkpoint(path)
+                client_source = copy.copy(source)
+                client_source.train_dataloader = partial(ClientBatches, data, r, client)
+                client_trainer.fit(
+                    model,
+                    datamodule=client_source,
+                    ckpt_path=path if r else None,
+                    **WHOLE,
+                )
+            client_trainer.save_checkpoint(path)
             model.trainer = None
             trained.append(model)
         sizes = [float(n) for n in data.num_samples]
@@ -144,7 +158,9 @@ def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.Li
 
 
 def coalition_values(
-    round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
+    round: HandRound,
+    measure: Callable[[L.LightningModule], float],
+    weights: Sequence[float],
 ) -> Tensor:
     """The Shapley values of a round's clients: all coalitions, averaged by these weights, each a model that ``measure``
     is asked about."""
@@ -152,21 +168,21 @@ def coalition_values(
     worth = {}
     for size in range(len(players) + 1):
         for members in itertools.combinations(players, size):
-            model = copy.deepcopy(round.start)
+            model = copy.deepcopy(round.model)
             if members:
                 # Counters and what is not saved are the round's own in every coalition.
                 chosen = [round.clients[i] for i in members]
                 mean = average(chosen, [weights[i] for i in members]).state_dict()
-                kept = {
-                    name: v for name, v in model.state_dict().items() if not v.is_floating_point()
-                }
-                model.load_state_dict({**mean, **kept})
+                for name, value in model.state_dict().items():
+                    if not value.is_floating_point():
+                        mean[name] = value
+                model.load_state_dict(mean)
             worth[frozenset(members)] = measure(model)
     values = torch.zeros(len(players), dtype=torch.float64)
     for order in itertools.permutations(players):
-        for place, player in enumerate(order):
-            before = frozenset(order[:place])
-            values[player] += worth[before | {player}] - worth[before]
+        for position, player in enumerate(order):
+            predecessors = frozenset(order[:position])
+            values[player] += worth[predecessors | {player}] - worth[predecessors]
     return values / math.factorial(len(players))
 
 
@@ -174,14 +190,15 @@ def validated(
     module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
 ) -> float:
     """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
-    given, loaders = copy.copy(source), source.val_dataloader()
+    validated_source = copy.copy(source)
+    loaders = source.val_dataloader()
+    if not isinstance(loaders, list):
+        loaders = [loaders]
     # Batches that are there already: a DataLoader draws from the global generator when it starts.
-    batches = [
-        Batches(list(loader)) for loader in (loaders if isinstance(loaders, list) else [loaders])
-    ]
-    given.val_dataloader = lambda: batches
+    batches = [Batches(list(loader)) for loader in loaders]
+    validated_source.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")
-        own = trainer_for(None, Path(), **trainer)
-        results = own.validate(module, datamodule=given, verbose=False)
+        trainer_of_one = trainer_for(None, Path(), **trainer)
+        results = trainer_of_one.validate(module, datamodule=validated_source, verbose=False)
     return next(result[name] for result in results if name in result)

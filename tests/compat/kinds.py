@@ -33,8 +33,8 @@ class GAN(L.LightningModule):
         self.automatic_optimization = False
         torch.manual_seed(0)
         self.generator, self.discriminator = _mlp(LATENT, 16, PIXELS), _mlp(PIXELS, 16, 1)
-        for place in (0, 2):
-            spectral_norm(self.discriminator[place])
+        for layer in (0, 2):
+            spectral_norm(self.discriminator[layer])
         weight_norm(self.generator[2])
 
     def _judged(self, x: Tensor, real: bool) -> Tensor:
@@ -221,7 +221,8 @@ class Hooked(Small):
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
         self.save_hyperparameters()
-        self.net, self.seen = None, []
+        self.net = None
+        self.visits = []
 
     def configure_model(self) -> None:
         if self.net is None:
@@ -232,7 +233,7 @@ class Hooked(Small):
     def configure_callbacks(self) -> Any:
         return [
             LambdaCallback(
-                on_train_epoch_start=lambda trainer, module: module.seen.append("callback")
+                on_train_epoch_start=lambda trainer, module: module.visits.append("callback")
             )
         ]
 
@@ -240,7 +241,7 @@ class Hooked(Small):
         self.register_buffer("scale", torch.full((), 0.5), persistent=False)
 
     def on_train_epoch_start(self) -> None:
-        self.seen.append(f"epoch {self.current_epoch}")
+        self.visits.append(f"epoch {self.current_epoch}")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
@@ -262,10 +263,10 @@ class Hooked(Small):
         scheduler.step()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seen"] = self.seen
+        checkpoint["seen"] = self.visits
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.seen = checkpoint["seen"]
+        self.visits = checkpoint["seen"]
 
 
 class Fetches(Small):

@@ -29,30 +29,34 @@ class Pair:
 
     def check(self) -> None:
         """The first round's clients are the same to the bit, the last global model is to rounding."""
-        tolerance, aggregator = self.kind.tolerance, self.loop.aggregator
+        tolerance = self.kind.tolerance
+        aggregator = self.loop.aggregator
         assert isinstance(aggregator, KeepUpdates)
+        first_round, second_round = self.history[:2]
         for vector, client in zip(
-            aggregator.rounds[0].values(), self.history[0].clients, strict=True
+            aggregator.rounds[0].values(),
+            first_round.clients,
+            strict=True,
         ):
             state = client.state_dict()
             for name, value in self.loop.space.unflatten(vector).items():
-                assert torch.equal(value, state[name].to(value)), (
-                    f"{name} of a client in the first round"
-                )
-        found, expected = _tensors(self.module), _tensors(self.expected)
-        assert found.keys() == expected.keys()
+                is_equal = torch.equal(value, state[name].to(value))
+                assert is_equal, f"{name} of a client in the first round"
+
+        trained = _tensors(self.module)
+        expected = _tensors(self.expected)
+        assert trained.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
-                found[name],
+                trained[name],
                 value,
                 rtol=tolerance,
                 atol=tolerance,
-                msg=lambda m, n=name: f"{n}: {m}",
+                msg=lambda message, name=name: f"{name}: {message}",
             )
-        before = _tensors(self.history[1].start)
-        assert any(not torch.equal(value, before[name]) for name, value in expected.items()), (
-            "nothing moved"
-        )
+        initial = _tensors(second_round.model)
+        is_moved = [not torch.equal(value, initial[name]) for name, value in expected.items()]
+        assert any(is_moved), "nothing moved"
 
 
 def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
@@ -68,20 +72,17 @@ def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
 
 
 def run(
-    kind: Kind, folder: Path, rounds: int = ROUNDS, *, first: bool = True, **loop: Any
+    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first: bool = True, **loop: Any
 ) -> tuple[L.LightningModule, FederatedLoop]:
-    """Train in a federation, which is the ``first`` callback, or the last."""
-    module, federation = (
-        kind.module(),
-        FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop),
-    )
+    """Train in a federation, which is the first callback, or the last."""
+    module = kind.module()
+    federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own = list(kind.callbacks())
-        callbacks = [federation, *own] if first else [*own, federation]
-        trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer).fit(
-            module, federated(kind)
-        )
+        callbacks = list(kind.callbacks())
+        callbacks = [federation, *callbacks] if is_first else [*callbacks, federation]
+        trainer = trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer)
+        trainer.fit(module, federated(kind))
     return module, federation
 
 

@@ -9,6 +9,7 @@ from compat.base import federated
 from compat.by_hand import SEED, coalition_values, validated
 from compat.kinds import KINDS
 from compat.runs import Pair, both
+from lightning import LightningModule
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
@@ -32,15 +33,17 @@ def test_every_kind_of_module_trains_as_the_loop_by_hand(pair: Pair) -> None:
 
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) -> None:
     """Of the last round: a Trainer validates the average of every coalition."""
-    kind, last = pair.kind, pair.history[-1]
-    source, logged = kind.data(), kind.logged
-    expected = coalition_values(
-        last, lambda model: -validated(model, source, logged, **kind.trainer), last.sizes
-    )
+    kind = pair.kind
+    last_round = pair.history[-1]
+    source = kind.data()
+
+    def negative_loss(model: LightningModule) -> float:
+        return -validated(model, source, kind.logged, **kind.trainer)
+
+    expected = coalition_values(last_round, negative_loss, last_round.sizes)
+    values = pair.loop.contributions["value"].double()
     assert expected.abs().max() > 1e-4
-    torch.testing.assert_close(
-        pair.loop.contributions["value"].double(), expected, rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
 
 
 #: State in odd places. Fast: two optimizers, a state that is carried on.

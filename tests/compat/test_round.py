@@ -46,17 +46,26 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
             for i, how in enumerate(every)
         ]
 
-    one, many = tmp_path / "one", tmp_path / "many"
+    alone_folder = tmp_path / "one"
+    federation_folder = tmp_path / "many"
     options = {"enable_checkpointing": True}
-    run(small(callbacks=lambda: saving(many), trainer=options), tmp_path, ROUNDS)
+    kind = small(callbacks=lambda: saving(federation_folder), trainer=options)
+    run(kind, tmp_path, ROUNDS)
+
     x, y = images().train.tensors
-    batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)] + [(x[:4], y[:4])] * 2
+    batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)]
+    batches += [(x[:4], y[:4])] * 2
     assert len(batches) == sum(LENGTHS)
-    alone = trainer_for(None, tmp_path, ROUNDS, callbacks=saving(one), **options)
-    alone.fit(Small(), DataLoader(batches, batch_size=None), images().val_dataloader())
-    for each in ("0", "1", "2"):
-        assert saved(many / each) == saved(one / each)
-    assert len(saved(many / "0")) == ROUNDS
+    alone = trainer_for(None, tmp_path, ROUNDS, callbacks=saving(alone_folder), **options)
+    alone.fit(
+        Small(),
+        DataLoader(batches, batch_size=None),
+        images().val_dataloader(),
+    )
+
+    for name in ("0", "1", "2"):
+        assert saved(federation_folder / name) == saved(alone_folder / name)
+    assert len(saved(federation_folder / "0")) == ROUNDS
 
 
 class Everywhere(cb.Callback):
@@ -100,27 +109,37 @@ OF_ROUNDS = (
 )
 
 
-@pytest.mark.parametrize("kept", ["reset", pytest.param("persist", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "optimizer_state",
+    ["reset", pytest.param("persist", marks=pytest.mark.slow)],
+)
 def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
-    tmp_path: Path, kept: Any
+    tmp_path: Path, optimizer_state: Any
 ) -> None:
-    def train(callbacks: list[L.Callback], **how: Any) -> Tensor:
+    def train(callbacks: list[L.Callback], **options: Any) -> Tensor:
         loop = FederatedLoop(
-            seed=SEED, optimizer_state=kept, reporting=Reporting(table=False, files=False)
+            seed=SEED,
+            optimizer_state=optimizer_state,
+            reporting=Reporting(table=False, files=False),
         )
         trainer = trainer_for(
-            None, tmp_path, ROUNDS, callbacks=[loop, *callbacks], accumulate_grad_batches=2
+            None,
+            tmp_path,
+            ROUNDS,
+            callbacks=[loop, *callbacks],
+            accumulate_grad_batches=2,
         )
-        trainer.fit(module := Odd(), federated(small()), **how)
-        return torch.nn.utils.parameters_to_vector(
-            [*module.parameters(), module.net[2].running_var]
-        )
+        module = Odd()
+        trainer.fit(module, federated(small()), **options)
+        tensors = [*module.parameters(), module.net[2].running_var]
+        return torch.nn.utils.parameters_to_vector(tensors)
 
     whole = train([Everywhere(tmp_path / "c", *OF_BATCHES, *OF_ROUNDS)])
     paths = sorted((tmp_path / "c").iterdir())
     # Two steps of each client zero the gradients.
     assert len(paths) == 2 * sum(LENGTHS) + 2 * 4 + len(OF_ROUNDS)
-    assert [path.name for path in paths if not torch.equal(train([], ckpt_path=path), whole)] == []
+    for path in paths:
+        assert torch.equal(train([], ckpt_path=path), whole), path.name
 
 
 def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:
@@ -135,15 +154,21 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
             self.log("loss", loss, on_step=False, on_epoch=True)
             return loss
 
-    kind = Kind(Logs, images, trainer={"logger": CSVLogger(tmp_path)}, clients=(2, 3))
+    kind = Kind(
+        Logs,
+        images,
+        trainer={"logger": CSVLogger(tmp_path)},
+        clients=(2, 3),
+    )
     module: Any = run(kind, tmp_path, ROUNDS)[0]
-    found = [float(row["loss"]) for row in logged(tmp_path) if row["loss"]]
-    for r, value in enumerate(found):
-        of_round = module.losses[r * sum(LENGTHS) :][: sum(LENGTHS)]
-        assert value == pytest.approx(
-            sum(loss * n for loss, n in of_round) / sum(n for _, n in of_round), rel=1e-5
-        )
-    assert len(found) == ROUNDS
+    values = [float(row["loss"]) for row in logged(tmp_path) if row["loss"]]
+    assert len(values) == ROUNDS
+    steps = sum(LENGTHS)
+    for r, value in enumerate(values):
+        losses_of_round = module.losses[r * steps :][:steps]
+        total = sum(loss * size for loss, size in losses_of_round)
+        num_samples = sum(size for _, size in losses_of_round)
+        assert value == pytest.approx(total / num_samples, rel=1e-5)
 
 
 def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypatch: Any) -> None:
@@ -158,12 +183,18 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypat
 
 
 def test_progress_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     class Bar(cb.TQDMProgressBar):
         def on_train_batch_end(self, *hook: Any) -> None:
             super().on_train_batch_end(*hook)
-            seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
+            progress.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
-    run(small(callbacks=lambda: [Bar()], trainer={"enable_progress_bar": True}), tmp_path, ROUNDS)
-    assert seen == [(i + 1, sum(LENGTHS)) for _ in range(ROUNDS) for i in range(sum(LENGTHS))]
+    kind = small(
+        callbacks=lambda: [Bar()],
+        trainer={"enable_progress_bar": True},
+    )
+    run(kind, tmp_path, ROUNDS)
+
+    steps = sum(LENGTHS)
+    assert progress == [(step, steps) for step in range(1, steps + 1)] * ROUNDS

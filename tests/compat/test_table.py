@@ -29,25 +29,24 @@ def rows() -> list[tuple[str, str]]:
 
 def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
     assert len(rows()) > 50
-    for about, named in rows():
-        path, _, function = named.partition("::")
+    for support, test in rows():
+        path, _, function = test.partition("::")
         tree = ast.parse((ROOT / path).read_text())
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert function in functions or (not function and path in TESTED), about
+        functions = set()
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                functions.add(node.name)
+        assert function in functions or (not function and path in TESTED), support
 
 
 def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table() -> None:
     for path, tested in TESTED.items():
-        listed = re.findall(
-            r"`([^`]+)`", " ".join(about for about, named in rows() if named == path)
-        )
+        cells = " ".join(support for support, test in rows() if test == path)
+        listed = re.findall(r"`([^`]+)`", cells)
         assert sorted(listed) == sorted(tested)
 
 
 def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested() -> None:
-    (about,) = (
-        about
-        for about, named in rows()
-        if named.endswith("::test_every_coalitions_fit_equals_a_plain_loop")
-    )
-    assert about.startswith(f"{len(KINDS)} kinds of ")
+    test_name = "::test_every_coalitions_fit_equals_a_plain_loop"
+    (support,) = (support for support, test in rows() if test.endswith(test_name))
+    assert support.startswith(f"{len(KINDS)} kinds of ")

@@ -68,7 +68,7 @@ class HooksWhenConfigured(Small):
     def configure_optimizers(self) -> Any:
         torch.rand(7)
         if not self.net[-1]._forward_hooks:
-            self.net[-1].register_forward_hook(lambda layer, given, out: 2 * out)
+            self.net[-1].register_forward_hook(lambda layer, inputs, out: 2 * out)
         return super().configure_optimizers()
 
 
@@ -169,9 +169,9 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(
     assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
 
 
-@pytest.mark.parametrize("after", [True, False], ids=["after-the-loop", "before-the-loop"])
+@pytest.mark.parametrize("is_after", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain: dict[str, Tensor], after: bool
+    tmp_path: Path, plain: dict[str, Tensor], is_after: bool
 ) -> None:
     callbacks = [
         cb.EarlyStopping("val_loss", patience=9),
@@ -182,7 +182,8 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
         cb.RichModelSummary(),
     ]
     options = {"enable_model_summary": True, "enable_checkpointing": True}
-    assert_bits(tmp_path, Kind(Small, images, lambda: callbacks, options), plain, first=after)
+    kind = Kind(Small, images, lambda: callbacks, options)
+    assert_bits(tmp_path, kind, plain, is_first=is_after)
 
 
 def assert_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any) -> None:
@@ -235,14 +236,14 @@ class Notes(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, int, bool, float, int]] = []
+        self.steps: list[tuple[int, int, bool, float, int]] = []
         self.count = 0
         self.register_buffer("sum", torch.tensor(0))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         trainer = self.trainer
-        own = trainer.current_epoch, batch_idx, trainer.is_last_batch, trainer.num_training_batches
-        self.told.append((*own, self.global_step))
+        position = (trainer.current_epoch, batch_idx, trainer.is_last_batch)
+        self.steps.append((*position, trainer.num_training_batches, self.global_step))
         self.count += 1
         self.sum += 1
         return super().training_step(batch, batch_idx)
@@ -261,7 +262,7 @@ def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
                 is_last = index == length - 1
                 step = epoch * sum(lengths) + index
                 answers.append((epoch, index, is_last, length, step))
-    assert module.told == answers
+    assert module.steps == answers
     assert module.count == 2 * lengths[0]
     # Averages of counters mean nothing: the global model has those of the cohort's first client.
     assert int(module.sum) == 2 * lengths[0]

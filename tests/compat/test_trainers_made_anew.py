@@ -42,11 +42,15 @@ def by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningMod
     )[0]
 
 
-def assert_same(found: L.LightningModule, expected: L.LightningModule) -> None:
-    state = found.state_dict()
+def assert_same(module: L.LightningModule, expected: L.LightningModule) -> None:
+    state = module.state_dict()
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(
-            state[name], value, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
+            state[name],
+            value,
+            rtol=1e-12,
+            atol=1e-12,
+            msg=lambda message, name=name: f"{name}: {message}",
         )
 
 
@@ -87,16 +91,20 @@ class AtRates(Small):
 
 
 def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
-    own = sgd([torch.nn.Parameter(torch.zeros(()))])
-    schedule, rates = plateau(own), []
+    optimizer = sgd([torch.nn.Parameter(torch.zeros(()))])
+    schedule = plateau(optimizer)
+    rates = []
     for r in range(ROUNDS):
-        rates.append(own.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         expected = by_hand(small(lambda: AtRates(rates)), tmp_path, r + 1)
         schedule.step(validated(expected, images(), "val_loss", **DOUBLE))
-    found: Any = run(small(Watching), tmp_path, ROUNDS)[0]
-    assert found.rates == [rate for rate in rates for _ in range(3 + 4)]
+
+    module, _ = run(small(Watching), tmp_path, ROUNDS)
+
+    rates_watched: Any = module.rates
+    assert rates_watched == [rate for rate in rates for _ in range(3 + 4)]
     assert len(set(rates)) == 2
-    assert_same(found, expected)
+    assert_same(module, expected)
 
 
 # ---- a fit that is told to stop
@@ -129,9 +137,10 @@ def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_befor
     tmp_path: Path, stops: Any
 ) -> None:
     """Nobody who has not trained is averaged."""
-    found, loop = run(small(Small, stops), tmp_path, 4)
+    module, loop = run(small(Small, stops), tmp_path, 4)
+
     assert loop.round_index == 2
-    assert_same(found, by_hand(small(), tmp_path, 2))
+    assert_same(module, by_hand(small(), tmp_path, 2))
 
 
 # ---- averages of weights
@@ -143,19 +152,31 @@ def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path)
     )
     single = {"precision": "32-true"}  # in which Lightning keeps the average
     average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
-    found, _ = run(small(Small, average_of, **single), tmp_path, ROUNDS)
-    models = [by_hand(small(**single), tmp_path, r + 1) for r in range(ROUNDS)]
+    module, _ = run(small(Small, average_of, **single), tmp_path, ROUNDS)
+    models = [
+        by_hand(
+            small(**single),
+            tmp_path,
+            r + 1,
+        )
+        for r in range(ROUNDS)
+    ]
     average: dict[str, Tensor] = dict(models[0].named_parameters())
     for model in models[1:]:
         average = {
             name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()
         }
-    for name, value in found.named_parameters():
-        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-4)
-    assert (
-        max((value - average[name]).abs().max() for name, value in models[-1].named_parameters())
-        > 1e-2
-    )
+    last_parameters = dict(models[-1].named_parameters())
+    differences = []
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(
+            value,
+            average[name],
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        differences.append((last_parameters[name] - average[name]).abs().max())
+    assert max(differences) > 1e-2
 
 
 @pytest.mark.parametrize("averaged", [False, True])

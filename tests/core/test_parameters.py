@@ -27,25 +27,34 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None:
-    module, other = network(), network()
+    module = network()
+    randomized = network()
     space = ParameterSpace(module)
+
     vector = space.read(module)
+
+    cut = space.num_parameters
     parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    assert torch.equal(vector[: space.num_parameters], parameters)
-    assert torch.equal(
-        vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var])
-    )
+    statistics = torch.cat([module[1].running_mean, module[1].running_var])
+    assert torch.equal(vector[:cut], parameters)
+    assert torch.equal(vector[cut:], statistics)
     assert space.size == sum(value.numel() for value in float_state(module).values())
+
+    # Another module is read into a row, and written into this one.
     with torch.no_grad():
-        for value in float_state(other).values():
+        for value in float_state(randomized).values():
             value.normal_()
     matrix = torch.zeros(3, space.size)
-    row = space.read(other, out=matrix[1])
+    row = space.read(
+        randomized,
+        out=matrix[1],
+    )
     assert row.data_ptr() == matrix[1].data_ptr()
     assert matrix[0].abs().sum() == 0
     space.write(module, row)
+    expected = float_state(randomized)
     for name, value in float_state(module).items():
-        assert torch.equal(value, float_state(other)[name]), name
+        assert torch.equal(value, expected[name]), name
 
 
 def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:

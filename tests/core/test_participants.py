@@ -58,22 +58,22 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: 
 
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
-    def question(local: LocalData, round: Round) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def question(
+        local: LocalData,
+        round: Round,
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
         x, y = local.samples("test")
-        accuracy = [
-            (local.module(vector)(x).argmax(-1) == y).double().mean()
-            for vector in round.client_vectors
-        ]
-        return (
-            local.evaluate(round.client_vectors, "test").value("accuracy"),
-            torch.stack(accuracy),
-            len(y),
-        )
+        expected = []
+        for vector in round.client_vectors:
+            is_right = local.module(vector)(x).argmax(-1) == y
+            expected.append(is_right.double().mean())
+        accuracy = local.evaluate(round.client_vectors, "test").value("accuracy")
+        return accuracy, torch.stack(expected), len(y)
 
     answers, _ = ask(question, tmp_path)
     assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
-    for given, expected, _ in answers:
-        torch.testing.assert_close(given, expected)
+    for accuracy, expected, _ in answers:
+        torch.testing.assert_close(accuracy, expected)
 
 
 def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> None:
@@ -123,14 +123,21 @@ class Asked(ContributionMetric):
 
 
 def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) -> None:
-    loop = assert_resumes(lambda: FederatedLoop(metrics={"asked": Asked()}, seed=0), tmp_path)
+    def make_loop() -> FederatedLoop:
+        return FederatedLoop(metrics={"asked": Asked()}, seed=0)
+
+    loop = assert_resumes(make_loop, tmp_path)
     assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
-    first, second = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2)
-    first.ask(lambda local: local.memory.update(a=1))
-    assert (
-        first.ask(lambda local: dict(local.memory)),
-        second.ask(lambda local: dict(local.memory)),
-    ) == ({"a": 1}, {})
+
+
+def test_memory_of_a_client_is_its_own() -> None:
+    samples = (torch.zeros(2, 1), torch.tensor([0, 1]))
+    client, other_client = clients_of([samples, samples])
+
+    client.ask(lambda local: local.memory.update(a=1))
+
+    assert client.ask(lambda local: dict(local.memory)) == {"a": 1}
+    assert other_client.ask(lambda local: dict(local.memory)) == {}
 
 
 # ---- Pictures for the client's own eyes
@@ -190,7 +197,7 @@ def of(*layers: int) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("share", "kept"),
+    ("share", "private"),
     [
         ("all", set()),
         ("trainable", set()),
@@ -203,10 +210,10 @@ def of(*layers: int) -> set[str]:
     ],
 )
 def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(
-    share: Any, kept: set[str]
+    share: Any, private: set[str]
 ) -> None:
     assert sharing(["!head"], network(), head="3").kept == of(3)
-    assert sharing(share, network()) == (set(kept), set())
+    assert sharing(share, network()) == (set(private), set())
 
 
 def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> None:
@@ -215,11 +222,17 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
     # Statistics of a frozen BatchNorm change in training, too.
     assert sharing("trainable", net) == (set(), frozen)
-    assert sharing(["3.*", "4.*"], net) == (of(1, 2) - frozen, frozen)
+    assert sharing(
+        ["3.*", "4.*"],
+        net,
+    ) == (of(1, 2) - frozen, frozen)
     assert sharing(["trainable", "!head"], net) == (of(4), frozen)
-    kept = sharing(["trainable", "!0.*"], net)
-    assert kept == ({"0.weight", "0.bias"}, {"1.weight", "1.bias"})
-    assert sharing(lambda name, _: name.startswith("4"), net).constant == frozen
+    assert sharing(["trainable", "!0.*"], net) == (
+        {"0.weight", "0.bias"},
+        {"1.weight", "1.bias"},
+    )
+    by_function = sharing(lambda name, _: name.startswith("4"), net)
+    assert by_function.constant == frozen
 
 
 def test_share_finds_normalization_layers_of_other_libraries() -> None:
@@ -231,14 +244,18 @@ def test_share_finds_normalization_layers_of_other_libraries() -> None:
     class PreLayerNorm(nn.Module):  # a block, which has more in it
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.first = nn.Linear(3, 3), nn.LayerNorm(3)
+            self.inner = nn.Linear(3, 3)
+            self.norm = nn.LayerNorm(3)
 
     net = nn.Sequential(
-        TinyRMSNorm(), PreLayerNorm(), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, affine=True)
+        TinyRMSNorm(),
+        PreLayerNorm(),
+        nn.SyncBatchNorm(3),
+        nn.InstanceNorm1d(3, affine=True),
     )
-    kept = {"0.weight", "1.first.weight", "1.first.bias", "3.weight", "3.bias"}
-    kept |= {name for name in net.state_dict() if name.startswith("2.")}
-    assert sharing(["!norm"], net).kept == kept
+    expected = {"0.weight", "1.norm.weight", "1.norm.bias", "3.weight", "3.bias"}
+    expected |= {name for name in net.state_dict() if name.startswith("2.")}
+    assert sharing(["!norm"], net).kept == expected
 
 
 def test_share_treats_tied_weights_as_one_entry() -> None:
@@ -249,7 +266,7 @@ def test_share_treats_tied_weights_as_one_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    ("share", "message"),
     [
         (
             ["!bn.*"],
@@ -260,7 +277,7 @@ def test_share_treats_tied_weights_as_one_entry() -> None:
     ],
 )
 def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(
-    share: Any, said: str
+    share: Any, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         sharing(share, network())

@@ -48,18 +48,29 @@ def test_client_updates_and_heads_are_differences_from_the_clients_start(starts)
     expected = round.space.head.rows(round.client_updates)
     assert torch.equal(round.client_heads, expected)
     assert round.client_heads.shape == (2, 3, 7)
-    torch.testing.assert_close(round.matrix.norms(), round.state_updates.double().norm(dim=1))
+    torch.testing.assert_close(
+        round.matrix.norms(),
+        round.state_updates.double().norm(dim=1),
+    )
 
 
 def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers():
     """Whatever the weights sum to: running statistics are never extrapolated."""
     round = make_round()
-    x, cut, (one, other) = round.global_vector, round.space.num_parameters, round.client_vectors
-    torch.testing.assert_close(round.combine(torch.tensor([0.25, 0.75])), 0.25 * one + 0.75 * other)
-    result = round.combine(torch.tensor([0.5, 1.5]))
-    torch.testing.assert_close(result[:cut], (x + 0.5 * (one - x) + 1.5 * (other - x))[:cut])
-    torch.testing.assert_close(result[cut:], (0.25 * one + 0.75 * other)[cut:])
-    torch.testing.assert_close(round.combine(torch.zeros(2)), x)
+    x = round.global_vector
+    cut = round.space.num_parameters
+    model_0, model_1 = round.client_vectors
+
+    by_shares = round.combine(torch.tensor([0.25, 0.75]))
+    by_larger_weights = round.combine(torch.tensor([0.5, 1.5]))
+    by_zeros = round.combine(torch.zeros(2))
+
+    torch.testing.assert_close(by_shares, 0.25 * model_0 + 0.75 * model_1)
+    moved = x + 0.5 * (model_0 - x) + 1.5 * (model_1 - x)
+    torch.testing.assert_close(by_larger_weights[:cut], moved[:cut])
+    average = 0.25 * model_0 + 0.75 * model_1
+    torch.testing.assert_close(by_larger_weights[cut:], average[cut:])
+    torch.testing.assert_close(by_zeros, x)
 
 
 def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are_zero():
@@ -76,12 +87,15 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
 def test_combine_keeps_parameters_that_no_client_changed_bitwise():
     """To the bit: weights that are frozen must not drift."""
     round = make_round()
-    start, cut = round.global_vector, round.space.num_parameters
-    round.client_vectors[:, : cut - 1] = start[: cut - 1]
-    round.client_vectors[:, 0] = start[0] + 1
+    x = round.global_vector
+    cut = round.space.num_parameters
+    round.client_vectors[:, : cut - 1] = x[: cut - 1]
+    round.client_vectors[:, 0] = x[0] + 1
+
     result = round.combine(torch.tensor([0.3, 0.4]))
-    torch.testing.assert_close(result[0], start[0] + 0.7)
-    assert torch.equal(result[1 : cut - 1], start[1 : cut - 1])
+
+    torch.testing.assert_close(result[0], x[0] + 0.7)
+    assert torch.equal(result[1 : cut - 1], x[1 : cut - 1])
 
 
 def test_server_fields_exist_only_after_aggregation():
@@ -99,14 +113,16 @@ def test_server_fields_exist_only_after_aggregation():
         with pytest.raises(RuntimeError, match="only after aggregation"):
             getattr(round, name)
     weights = torch.tensor([0.2, 0.8])
-    after = round.aggregated(round.combine(weights), weights)
-    assert after.client_heads is heads  # not computed twice
-    torch.testing.assert_close(after.server_head, 0.2 * heads[0] + 0.8 * heads[1])
-    torch.testing.assert_close(after.server_update, after.server_vector - round.global_vector)
+
+    aggregated = round.aggregated(round.combine(weights), weights)
+
+    assert aggregated.client_heads is heads  # not computed twice
+    torch.testing.assert_close(aggregated.server_head, 0.2 * heads[0] + 0.8 * heads[1])
+    update = aggregated.server_update
+    torch.testing.assert_close(update, aggregated.server_vector - round.global_vector)
     # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
-    torch.testing.assert_close(
-        after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5
-    )
+    head_of_update = round.space.head.rows(update)
+    torch.testing.assert_close(aggregated.server_head, head_of_update, rtol=1e-4, atol=1e-5)
 
 
 # ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
@@ -131,24 +147,38 @@ class Seen(ClassSpecificShapley):
         super().update(client_ids, client_heads, server_head)
 
 
-def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
-    metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
+def run(
+    folder: Path,
+    **options: Any,
+) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
+    """The model, the values, and whether the cohort's models lay in a file, by round."""
+    metrics = {
+        "cssv": Seen(),
+        "sums": CumulativeShapley(),
+        "else": ContributionEstimation(),
+    }
     data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
-    module = fit(FederatedLoop(metrics=metrics, seed=0, **options), folder, data=data, rounds=2)
-    return (
-        vector(module),
-        {name: each.compute() for name, each in metrics.items()},
-        metrics["cssv"].lay,
-    )
+    loop = FederatedLoop(metrics=metrics, seed=0, **options)
+    module = fit(loop, folder, data=data, rounds=2)
+    values = {name: metric.compute() for name, metric in metrics.items()}
+    return vector(module), values, metrics["cssv"].lay
 
 
 @pytest.mark.parametrize(
     "options",
     [
         lambda: {"aggregator": FedAdam()},
-        lambda: {"filters": [OutlierFilter(), MultiKrum(1, keep=3)]},
+        lambda: {
+            "filters": [
+                OutlierFilter(),
+                MultiKrum(1, keep=3),
+            ]
+        },
         lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]},
-        lambda: {"uploads": [Scaling(1e30, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
+        lambda: {
+            "uploads": [Scaling(1e30, clients=[1])],
+            "filters": [OutlierFilter(exclude=True)],
+        },
     ],
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
@@ -156,13 +186,21 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
 def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     options, tmp_path, monkeypatch
 ):
-    model, values, seen = run(tmp_path / "memory", **options())
-    assert seen == [False, False]
+    model, values, was_in_file = run(tmp_path / "memory", **options())
+    assert was_in_file == [False, False]
+
     monkeypatch.setattr(matrix, "LARGE", 0)
-    mapped, again, lay = run(tmp_path / "file", **options())
-    assert lay == [True, True]
-    assert torch.equal(mapped, model)
-    torch.testing.assert_close(again, values, rtol=0, atol=0, equal_nan=True)
+    model_by_file, values_by_file, was_in_file = run(tmp_path / "file", **options())
+
+    assert was_in_file == [True, True]
+    assert torch.equal(model_by_file, model)
+    torch.testing.assert_close(
+        values_by_file,
+        values,
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
     assert not list(tmp_path.rglob(".flsv-cohort*"))
 
 
@@ -190,15 +228,19 @@ def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged():
     """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
     space = ParameterSpace(nn.BatchNorm1d(1))
     models = torch.arange(2.0 * space.size).view(2, space.size)
-    before = models.clone()
-    start = torch.full((space.size,), 10.0)
-    aggregator = First(server_lr=0.5)
-    server = RoundServer(ContributionMetrics({}), {"aggregator": aggregator}, space, Channel())
-    round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
-    done = server.finish(round, FederationState(2, global_vector=start))
+    sent = models.clone()
+    x = torch.full((space.size,), 10.0)
+    strategies = {"aggregator": First(server_lr=0.5)}
+    server = RoundServer(ContributionMetrics({}), strategies, space, Channel())
+    round = Round(0, torch.arange(2), torch.tensor([1, 1]), x, models, space)
+
+    done = server.finish(round, FederationState(2, global_vector=x))
+
     cut = space.num_parameters
     assert 0 < cut < space.size
-    torch.testing.assert_close(done.server_vector[:cut], (before[0, :cut] + 10) / 2)  # type: ignore[index]
-    assert torch.equal(done.server_vector[cut:], before[0, cut:])  # type: ignore[index]
-    assert torch.equal(done.client_vectors, before)
-    assert start.eq(10).all()
+    assert done.server_vector is not None
+    halfway = (sent[0, :cut] + 10) / 2
+    torch.testing.assert_close(done.server_vector[:cut], halfway)
+    assert torch.equal(done.server_vector[cut:], sent[0, cut:])
+    assert torch.equal(done.client_vectors, sent)
+    assert x.eq(10).all()

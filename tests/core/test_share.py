@@ -27,7 +27,6 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
 from helpers.fits import InRound, assert_resumes, checkpoints, client_tensors, fit, vector
 from helpers.loops_by_hand import (
-    PROPORTIONS,
     ROUNDS,
     assert_kept,
     assert_same,
@@ -53,7 +52,7 @@ def frozen() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("share", "kept"),
+    ("share", "private"),
     [
         (["!norm"], NORM),  # FedBN
         (["!head"], HEAD),  # FedPer
@@ -61,31 +60,33 @@ def frozen() -> nn.Module:
         (lambda name, tensor: tensor.ndim == 2, ["0.bias", "4.bias", *NORM]),
     ],
 )
-def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, share, kept):
+def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, share, private):
     net = network()
-    kept = [name for name in kept if name in net.state_dict()]
-    expected, own = sharing_by_hand(net, kept, plain_sgd())
-    federated, module = (
-        three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS)),
-        Plain(copy.deepcopy(net)),
-    )
+    private = [name for name in private if name in net.state_dict()]
+    expected, private_parts = sharing_by_hand(net, private, plain_sgd())
+    federated = three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS))
+    module = Plain(copy.deepcopy(net))
     data = unequal_data()
+
     fit(federated, tmp_path, module, data, rounds=ROUNDS)
+
     assert_same(module.net, expected)
-    assert_kept(federated, own)
-    for name in kept:  # the global model has what it began with
-        assert torch.equal(module.net.state_dict()[name], net.state_dict()[name])
-    drift = {
-        name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept
-    }
-    assert all(value > 1e-3 for value in drift.values())
+    assert_kept(federated, private_parts)
+    for name in private:
+        initial = net.state_dict()[name]
+        # The global model has what it began with.
+        assert torch.equal(module.net.state_dict()[name], initial)
+        drifts = [(part[name] - initial).abs().max() for part in private_parts.values()]
+        assert max(drifts) > 1e-3
+
     # Every client is evaluated with its own part; who was in no cohort with the initial one.
-    for client in range(len(PROPORTIONS)):
+    assert federated.client_accuracy is not None
+    for client, accuracy in enumerate(federated.client_accuracy.tolist()):
         model = copy.deepcopy(expected).eval()
-        model.load_state_dict({**model.state_dict(), **own.get(client, {})})
-        hits = [(model(x).argmax(-1) == y).float() for x, y in data.client_loader(client, "test")]
-        assert federated.client_accuracy is not None
-        assert federated.client_accuracy[client] == pytest.approx(float(torch.cat(hits).mean()))
+        model.load_state_dict({**model.state_dict(), **private_parts.get(client, {})})
+        inputs, labels = zip(*data.client_loader(client, "test"))
+        is_right = model(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
+        assert accuracy == pytest.approx(float(is_right.float().mean()))
 
 
 class Shifted(Plain):
@@ -141,28 +142,34 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
         "cost": CommunicationCost(),
     }
 
-    def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
+    def run(share: str) -> tuple[FederatedLoop, Tensor]:
         federated = three_of_five(
-            share=share, metrics=copy.deepcopy(games), evaluation=ClientEvaluation(every=ROUNDS)
+            share=share,
+            metrics=copy.deepcopy(games),
+            evaluation=ClientEvaluation(every=ROUNDS),
         )
-        return federated, fit(
-            federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS
+        module = fit(
+            federated,
+            tmp_path / share,
+            Plain(frozen()),
+            unequal_data(),
+            rounds=ROUNDS,
         )
+        return federated, vector(module)
 
-    (whole, one), (part, other) = run("all"), run("trainable")
-    torch.testing.assert_close(vector(one), vector(other), rtol=1e-6, atol=1e-6)
+    whole, model = run("all")
+    part, model_of_part = run("trainable")
+
+    torch.testing.assert_close(model, model_of_part, rtol=1e-6, atol=1e-6)
     for name in ("sv", "cssv"):
-        torch.testing.assert_close(
-            whole.contributions[name], part.contributions[name], rtol=1e-5, atol=1e-5
-        )
+        expected = whole.contributions[name]
+        torch.testing.assert_close(part.contributions[name], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(whole.client_accuracy, part.client_accuracy)
     trained = 8 * CLASSES + CLASSES
     # BatchNorm's statistics travel, though its layer is frozen: they move in training.
-    assert (part.space.num_parameters, part.space.size, whole.space.size) == (
-        trained,
-        trained + 16,
-        trained + 32 + 48,
-    )
+    assert part.space.num_parameters == trained
+    assert part.space.size == trained + 16
+    assert whole.space.size == trained + 32 + 48
     rounds = part.participations.double()
     expected = torch.stack([rounds, rounds], 1) * part.space.size
     torch.testing.assert_close(
@@ -202,25 +209,24 @@ class Follows(Plain):
         self.target = nn.Linear(8, CLASSES).requires_grad_(False)
 
     def on_train_batch_end(self, *args: Any) -> None:
-        for mine, other in zip(self.target.parameters(), self.net[4].parameters()):
-            mine.data = 0.9 * mine.data + 0.1 * other.data
+        for parameter, followed in zip(self.target.parameters(), self.net[4].parameters()):
+            parameter.data = 0.9 * parameter.data + 0.1 * followed.data
 
 
 def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path):
-    said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
-    with pytest.raises(ConfigurationError, match=said):
+    message = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
+    with pytest.raises(ConfigurationError, match=message):
         fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
+
     federated = three_of_five(share=["trainable", "!target.*"])
+
     module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
+
     states = client_tensors(federated)
     assert states.keys() == set(cohort(0)) | set(cohort(1))
-    assert all(
-        state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values()
-    )
-    assert not any(
-        torch.equal(state["module.target.weight"], module.target.weight)
-        for state in states.values()
-    )
+    for state in states.values():
+        assert state.keys() == {"module.target.weight", "module.target.bias"}
+        assert not torch.equal(state["module.target.weight"], module.target.weight)
 
 
 class Unfreezes(BaseFinetuning):
@@ -249,8 +255,12 @@ def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
     plain = three_of_five(share=["!norm"])
     for federated, name in ((noised, "a"), (plain, "b")):
         fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
-    before, after = client_tensors(plain), client_tensors(noised)
-    assert all(torch.equal(before[c][n], after[c][n]) for c in before for n in before[c])
+
+    private_parts = client_tensors(plain)
+    private_parts_beside_noise = client_tensors(noised)
+    for client, tensors in private_parts.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, private_parts_beside_noise[client][name])
 
 
 class Scaled(Plain):
@@ -324,7 +334,8 @@ class Saves(InRound):
 
 def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     path = tmp_path / "middle.ckpt"
-    whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
+    whole = three_of_five(share=["!norm"])
+    resumed_loop = three_of_five(share=["!norm"])
     expected = fit(
         whole,
         tmp_path / "a",
@@ -336,7 +347,7 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
     resumed = fit(
-        again,
+        resumed_loop,
         tmp_path / "b",
         data=unequal_data(),
         rounds=4,
@@ -344,14 +355,20 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
         enable_checkpointing=True,
     )
     assert torch.equal(vector(expected), vector(resumed))
-    assert_kept(
-        again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()}
-    )
+    private_parts = {}
+    for client, state in client_tensors(whole).items():
+        private_parts[client] = {
+            name.removeprefix("module.net."): value for name, value in state.items()
+        }
+    assert_kept(resumed_loop, private_parts)
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):
     optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    saving: dict[str, Any] = {
+        "enable_checkpointing": True,
+        "callbacks": [checkpoints(tmp_path)],
+    }
     fit(
         three_of_five(share="trainable"),
         tmp_path,
@@ -360,7 +377,10 @@ def test_other_frozen_layers_are_refused_on_resume(tmp_path):
         rounds=1,
         **saving,
     )
-    other, path = Plain(network(), optimizer), tmp_path / "checkpoints/last.ckpt"
-    said = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
-    with pytest.raises(ConfigurationError, match=said):
-        fit(three_of_five(share="trainable"), tmp_path, other, unequal_data(), ckpt_path=path)
+    unfrozen = Plain(network(), optimizer)
+    path = tmp_path / "checkpoints/last.ckpt"
+    message = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
+    loop = three_of_five(share="trainable")
+
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, unfrozen, unequal_data(), ckpt_path=path)

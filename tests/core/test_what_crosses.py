@@ -11,6 +11,7 @@ import pytest
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
+from flsv.core import find_loop
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -52,12 +53,11 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
-    def run(algorithm: str, *before: str) -> Crossed:
-        options = ["--config", str(CONFIGS / "digits.yaml"), *before]
-        cli = make_cli(
-            [*options, "--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK], run=False
-        )
-        (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
+    def run(algorithm: str, *overrides: str) -> Crossed:
+        options = ["--config", str(CONFIGS / "digits.yaml"), *overrides]
+        options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK]
+        cli = make_cli(options, run=False)
+        loop = find_loop(cli.trainer.callbacks)
         listening = Listening(loop)
         cli.trainer.callbacks.append(listening)
         cli.trainer.fit(cli.model, cli.datamodule)

@@ -37,11 +37,21 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def padded(count):
     """Texts without labels; what is behind a text's end is padding."""
-    start = torch.randint(0, TOKENS, (count, 1), generator=torch.Generator().manual_seed(4))
-    masks = [(torch.arange(LENGTH) < 3 + index % 4).long() for index in range(count)]
-    texts = (start + torch.arange(LENGTH)) % TOKENS
+    first_tokens = torch.randint(
+        0,
+        TOKENS,
+        (count, 1),
+        generator=torch.Generator().manual_seed(4),
+    )
+    counted = torch.arange(LENGTH)
+    masks = [(counted < 3 + index % 4).long() for index in range(count)]
+    texts = (first_tokens + torch.arange(LENGTH)) % TOKENS
     return Items(
-        {"input_ids": text * mask, "attention_mask": mask} for text, mask in zip(texts, masks)
+        {
+            "input_ids": text * mask,
+            "attention_mask": mask,
+        }
+        for text, mask in zip(texts, masks)
     )
 
 
@@ -51,17 +61,20 @@ def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(
 ) -> None:
     """In batches of any size, and padding is not predicted."""
     torch.manual_seed(1)
-    module, texts = (
-        CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=0.5)),
-        padded(11),
-    )
+    optimizer = partial(torch.optim.SGD, lr=0.5)
+    module = CausalLMClient(network, rank=2, optimizer=optimizer)
+    texts = padded(11)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+
     (logged,) = trainer.validate(module, DataLoader(texts, size), verbose=False)
+
     losses = []
     with torch.no_grad():
-        for each in (texts[index] for index in range(len(texts))):
-            tokens = each["input_ids"][: int(each["attention_mask"].sum())]
-            losses += F.cross_entropy(
-                module(tokens[None])[0, :-1], tokens[1:], reduction="none"
-            ).tolist()
-    assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        for index in range(len(texts)):
+            text = texts[index]
+            length = int(text["attention_mask"].sum())
+            tokens = text["input_ids"][:length]
+            predicted = module(tokens[None])[0, :-1]
+            losses += F.cross_entropy(predicted, tokens[1:], reduction="none").tolist()
+    mean = sum(losses) / len(losses)
+    assert logged["val_loss"] == pytest.approx(mean, rel=1e-5)

@@ -43,17 +43,18 @@ def private_names_of_lightning() -> set[str]:
 
 def used(tree: ast.AST) -> set[str]:
     """Private names that are imported from Lightning, asked of another object than ``self``, or given as a string."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id == "self"
-        ):
-            found.add(node.attr)
+        if isinstance(node, ast.ImportFrom):
+            if (node.module or "").startswith("lightning"):
+                names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if not is_own:
+                names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return {name for name in found if re.fullmatch(r"_[A-Za-z]\w*", name)}
+            names.add(node.value)
+    return {name for name in names if re.fullmatch(r"_[A-Za-z]\w*", name)}
 
 
 def test_private_lightning_names_in_use_are_those_listed() -> None:

@@ -38,21 +38,23 @@ def test_every_configuration_is_of_one_algorithm() -> None:
 
 def test_paths_named_in_pages_exist() -> None:
     """Those of the tree, or of the package's rooms; but for scripts of an earlier version, which are named with it."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").rglob("*.md")]
+    pages = {
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "tools").rglob("*.md"),
+    }
     rooms = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
-    broken, count = [], 0
-    for page in {*pages} - {ROOT / "CHANGELOG.md"}:
+    pattern = rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)"
+    examples = ("configs/NAME.yaml", "data/partition")
+    broken = []
+    count = 0
+    for page in pages - {ROOT / "CHANGELOG.md"}:
         text = re.sub(r"([Vv]ersion\s1\.\d\.\d\w*|commit\s\w{8})'s\s`[^`]*`", "", page.read_text())
-        named = re.findall(
-            rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)", text
-        )
-        count += len(named)
-        found = [path for path in named if not [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]]
-        broken += [
-            f"{page.relative_to(ROOT)}: {path}"
-            for path in found
-            if path not in ("configs/NAME.yaml", "data/partition")
-        ]
+        for path in re.findall(pattern, text):
+            count += 1
+            files = [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]
+            if not files and path not in examples:
+                broken.append(f"{page.relative_to(ROOT)}: {path}")
     assert count > 100
     assert broken == []
 
@@ -73,19 +75,17 @@ def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
 
 
 def test_files_linked_from_pages_exist() -> None:
-    made = {
-        *docs_site.generated_pages(),
-        *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS),
-    }
-    made = {(ROOT / "docs" / page).as_posix() for page in made}
+    generated = set(docs_site.generated_pages())
+    generated |= {f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS}
+    generated_paths = {(ROOT / "docs" / page).as_posix() for page in generated}
     broken = []
     pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
-    for page in sorted(
-        pages - {ROOT / "CHANGELOG.md"}
-    ):  # sections of released versions stay as they were
+    # Sections of released versions stay as they were.
+    pages.remove(ROOT / "CHANGELOG.md")
+    for page in sorted(pages):
         for target in re.findall(r"\]\(((?!\w+:|#)[^)\s#]+)", page.read_text()):
             path = (page.parent / target).resolve()
-            if not path.exists() and path.as_posix() not in made:
+            if not path.exists() and path.as_posix() not in generated_paths:
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
 

@@ -51,19 +51,20 @@ def short(fit: Any) -> Any:
     @functools.wraps(fit)  # the command line reads fit's signature
     def first_rounds(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
         module = args[0] if args else kwargs["model"]  # the command line gives it by name
-        coalition = any(isinstance(each, CoalitionScoring) for each in self.callbacks)
-        if coalition or type(module).__module__.startswith("flsv.testing"):
-            return fit(
-                self, *args, **kwargs
-            )  # has the rounds of its order; tiny, and as long as its checks need
-        self.fit_loop.max_epochs = min(
-            self.max_epochs or 2, 2 if kwargs.get("ckpt_path") is None else 3
+        trains_coalitions = any(
+            isinstance(callback, CoalitionScoring) for callback in self.callbacks
         )
+        # These have the rounds of their order, or are tiny and as long as their checks need.
+        if trains_coalitions or type(module).__module__.startswith("flsv.testing"):
+            return fit(self, *args, **kwargs)
+        most_rounds = 2 if kwargs.get("ckpt_path") is None else 3
+        self.fit_loop.max_epochs = min(self.max_epochs or 2, most_rounds)
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
                 # Figures are most of the time of so short a run; the page may use this very loop.
-                object.__setattr__(loop.config, "reporting", replace(loop.reporting, figures=0))
+                reporting = replace(loop.reporting, figures=0)
+                object.__setattr__(loop.config, "reporting", reporting)
         return fit(self, *args, **kwargs)
 
     return first_rounds
@@ -107,10 +108,11 @@ def test_every_code_block_of_a_page_runs(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "each", [pytest.param(each, id=each.configs[0]) for each in docs_site.algorithms()]
+    "algorithm",
+    [pytest.param(algorithm, id=algorithm.configs[0]) for algorithm in docs_site.algorithms()],
 )
-def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
-    if "lora" in each.configs:
+def test_the_command_of_every_algorithm_runs(algorithm: docs_site.Algorithm) -> None:
+    if "lora" in algorithm.configs:
         pytest.importorskip("peft")
-    page = docs_site.algorithm_page(each)
-    assert pages.run_page(page, fit_only) == 2 * len(each.configs)
+    page = docs_site.algorithm_page(algorithm)
+    assert pages.run_page(page, fit_only) == 2 * len(algorithm.configs)

@@ -50,24 +50,25 @@ def batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
 
 
 def a_round(net: nn.Module, own_starts: bool = False) -> Round:
-    space, clients = ParameterSpace(net), 4
+    space = ParameterSpace(net)
+    clients = 4
+    cut = space.num_parameters
     generator = torch.Generator().manual_seed(7)
 
     def models(like: Tensor) -> Tensor:
         noise = torch.randn(clients, space.size, generator=generator)
-        noise[:, space.num_parameters :] = noise[
-            :, space.num_parameters :
-        ].abs()  # a running variance is positive
+        noise[:, cut:] = noise[:, cut:].abs()  # a running variance is positive
         return like + 0.3 * noise
 
-    start = space.read(net)
-    starts = models(start) if own_starts else None
+    model = space.read(net)
+    starts = models(model) if own_starts else None
+    num_samples = torch.randint(5, 50, (clients,), generator=generator)
     return Round(
         round_index=0,
         client_ids=torch.arange(clients),
-        num_samples=torch.randint(5, 50, (clients,), generator=generator),
-        global_vector=start,
-        client_vectors=models(start if starts is None else starts),
+        num_samples=num_samples,
+        global_vector=model,
+        client_vectors=models(model if starts is None else starts),
         space=space,
         starts=None if starts is None else list(starts),
     )
@@ -81,14 +82,18 @@ def coalition_weights(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The members' weights in parameters and in buffers, in plain Python."""
     members = mask.nonzero().flatten().tolist()
-    if not isinstance(weighting, str):
-        given = weighting.weights if isinstance(weighting, Renormalized) else weighting
-        raw = {i: float(given[i]) for i in members}
+    if weighting == "samples":
+        raw = {client: float(round.num_samples[client]) for client in members}
+    elif isinstance(weighting, str):
+        raw = dict.fromkeys(members, 1.0)
     else:
-        raw = {i: float(round.num_samples[i]) if weighting == "samples" else 1.0 for i in members}
+        weights = weighting.weights if isinstance(weighting, Renormalized) else weighting
+        raw = {client: float(weights[client]) for client in members}
     total = sum(raw.values())
-    shares = {i: w / total for i, w in raw.items()}
-    return (raw if isinstance(weighting, Tensor) else shares), shares
+    shares = {client: weight / total for client, weight in raw.items()}
+    if isinstance(weighting, Tensor):
+        return raw, shares
+    return shares, shares
 
 
 def naive_model(
@@ -201,23 +206,31 @@ def linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Rou
 
 def test_game_gradient_is_computed_at_the_given_model() -> None:
     games, _, space = linear_games()
-    first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
-    games.begin(linear_round(0, space, torch.stack([first, second])))
-    for vector in (first, second):
+    vectors = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
+    games.begin(linear_round(0, space, vectors))
+    for vector in vectors:
         weight = vector.view(2, 2).clone().requires_grad_()
-        nn.functional.cross_entropy(torch.eye(2) @ weight.T, torch.tensor([0, 1])).backward()
-        torch.testing.assert_close(games.gradient(vector).float(), weight.grad.flatten())
+        logits = torch.eye(2) @ weight.T
+        nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+        gradient = games.gradient(vector).float()
+        torch.testing.assert_close(gradient, weight.grad.flatten())
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
-    net, data = module(), batches()
+    net = module()
+    data = batches()
     round = a_round(net)
     mask = torch.tensor([[True, False, True, True]])
 
     def loss(context: Any = None) -> float:
         evaluator = ModelEvaluator(
-            net, round.space, data, num_classes=CLASSES, backend=backend, context=context
+            net,
+            round.space,
+            data,
+            num_classes=CLASSES,
+            backend=backend,
+            context=context,
         )
         return CoalitionUtility(round, evaluator, metric="negative_loss")(mask).item()
 
@@ -227,9 +240,9 @@ def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
         half = torch.cat([model(x) for x, _ in data]).float().detach()
     y = torch.cat([y for _, y in data])
     expected = -nn.functional.cross_entropy(half, y).item()
-    found = loss(lambda: torch.autocast("cpu", torch.bfloat16))
-    assert found == pytest.approx(expected, abs=2e-3)
-    assert abs(found - exact) > 1e-5
+    loss_in_half = loss(lambda: torch.autocast("cpu", torch.bfloat16))
+    assert loss_in_half == pytest.approx(expected, abs=2e-3)
+    assert abs(loss_in_half - exact) > 1e-5
     with torch.autocast("cpu", torch.bfloat16):
         assert loss() == pytest.approx(exact, abs=1e-6)
     assert not torch.is_autocast_enabled("cpu")
@@ -301,34 +314,51 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     """A regression of two numbers, against the metric of each model's outputs."""
     torch.manual_seed(0)
     net = Drawing(36, 2)
-    data = [(x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)) for x, y in batches()]
+    data = []
+    for x, y in batches():
+        data.append((x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)))
     space = ParameterSpace(net)
-    vectors = space.read(net) + 0.1 * torch.randn(5, space.size)
+    noise = torch.randn(5, space.size)
+    vectors = space.read(net) + 0.1 * noise
 
     def values(backend: Any) -> Tensor:
         evaluator = ModelEvaluator(
-            net, space, data, metric=MeanSquaredError(), backend=backend, chunk=2, seed=4
+            net,
+            space,
+            data,
+            metric=MeanSquaredError(),
+            backend=backend,
+            chunk=2,
+            seed=4,
         )
-        found = evaluator(vectors).value("metric")
+        of_models = evaluator(vectors).value("metric")
         assert evaluator.backend == backend
-        return found
+        return of_models
 
     torch.testing.assert_close(values("vmap"), values("serial"), rtol=1e-6, atol=0)
     with isolated_rngs(4, "utility"), torch.no_grad():
         space.write(net, vectors[3])
-        expected = torch.cat([(net(x) - y) ** 2 for x, y in data]).mean().item()
+        errors = torch.cat([(net(x) - y) ** 2 for x, y in data])
+    expected = errors.mean().item()
     assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    round = a_round(net := module())
+    net = module()
+    round = a_round(net)
     evaluator = ModelEvaluator(
-        net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7
+        net,
+        round.space,
+        batches(),
+        num_classes=CLASSES,
+        backend="vmap",
+        chunk=7,
     )
-    original, chunks = evaluator._score, []
+    original = evaluator._score
+    chunks = []
 
-    def score(rows: range, *rest: Any) -> None:
-        original(rows, *rest)  # what has been written is overwritten
+    def score(rows: range, *arguments: Any) -> None:
+        original(rows, *arguments)  # what has been written is overwritten
         chunks.append(len(rows))
         if len(rows) > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -366,30 +396,37 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
     net.norm.eval()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     net.norm.num_batches_tracked.fill_(17)
-    before = copy.deepcopy(net.state_dict())
-    tensors = {
-        name: (id(t), t.data_ptr(), t.detach().clone().tolist())
-        for name, t in net.state_dict(keep_vars=True).items()
-    }
-    flags = [
-        (layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()
-    ]
+    state = copy.deepcopy(net.state_dict())
+
+    def tensors() -> dict[str, Any]:
+        named_tensors = net.state_dict(keep_vars=True).items()
+        return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
+
+    def flags() -> list[Any]:
+        layers_flags = [layer.training for layer in net.modules()]
+        return [*layers_flags, *(p.requires_grad for p in net.parameters())]
+
+    tensors_at_first = tensors()
+    flags_at_first = flags()
     round = a_round(net)
     metric = MulticlassF1Score(CLASSES)
     rng = torch.get_rng_state()
 
     evaluator = ModelEvaluator(
-        net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend
+        net,
+        round.space,
+        batches(),
+        num_classes=CLASSES,
+        metric=metric,
+        backend=backend,
     )
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
 
-    after = net.state_dict(keep_vars=True)
-    assert {name: (id(t), t.data_ptr(), t.tolist()) for name, t in after.items()} == tensors
-    assert all(torch.equal(before[name], value) for name, value in after.items())
-    assert [
-        (layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()
-    ] == flags
+    assert tensors() == tensors_at_first
+    for name, value in net.state_dict().items():
+        assert torch.equal(state[name], value)
+    assert flags() == flags_at_first
     assert net.conv.weight.grad.eq(1).all()
     assert metric.update_count == 0
     assert torch.equal(torch.get_rng_state(), rng)
@@ -397,27 +434,35 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
 
 
 def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    round = a_round(net := module())
+    net = module()
+    round = a_round(net)
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     evaluated: list[int] = []
     original = evaluator.evaluate
-    monkeypatch.setattr(
-        evaluator,
-        "evaluate",
-        lambda build, count: evaluated.append(count) or original(build, count),
-    )
+
+    def count_and_evaluate(build: Any, count: int) -> Any:
+        evaluated.append(count)
+        return original(build, count)
+
+    monkeypatch.setattr(evaluator, "evaluate", count_and_evaluate)
     games = CoalitionGames(evaluator)
     games.begin(round)
-    accuracy, loss = games.utility("accuracy"), games.utility("negative_loss")
-    twice = torch.tensor(
-        [[True, True, False, False], [True, True, False, False], [False, False, False, False]]
+    accuracy = games.utility("accuracy")
+    loss = games.utility("negative_loss")
+    repeated_masks = torch.tensor(
+        [
+            [True, True, False, False],
+            [True, True, False, False],
+            [False, False, False, False],
+        ]
     )
-    first = accuracy(twice)
-    assert first[0] == first[1]
+    rows_of_all = [12, 12, 0]
+    utilities = accuracy(repeated_masks)
+    assert utilities[0] == utilities[1]
     assert evaluated == [2]
-    everything = loss(MASKS)
-    assert torch.equal(accuracy(MASKS)[[12, 12, 0]], first)
-    assert loss(twice).equal(everything[[12, 12, 0]])
+    losses = loss(MASKS)
+    assert torch.equal(accuracy(MASKS)[rows_of_all], utilities)
+    assert loss(repeated_masks).equal(losses[rows_of_all])
     assert evaluated == [2, 14]
     assert accuracy.evaluations == loss.evaluations == games.evaluations == 16
 
@@ -427,7 +472,7 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     games.utility("negative_loss", FIXED.double())(MASKS)
     assert evaluated == [2, 14, 15, 15]
     games.begin(a_round(net))
-    games.utility()(twice)
+    games.utility()(repeated_masks)
     assert evaluated[-1] == games.evaluations == 2
     games.utility_of_models(lambda i, out: out.fill_(i), 3)
     games.end()

@@ -41,11 +41,17 @@ class Kept(Plain):
         self.log("val_loss", self(batch[0]).square().mean())
 
 
+def in_a_list(module: Any) -> Callable[[Tensor], Tensor]:
+    """A function that reaches the module's network through a list."""
+    modules = [module]
+    return lambda x: modules[0].net(x)
+
+
 class LastLayer(Kept):
     """Only its last layer, whose weights are zero at first, is its own."""
 
     def __init__(self) -> None:
-        super().__init__(lambda module: (lambda held: lambda x: held[0].net(x))([module]))
+        super().__init__(in_a_list)
         self.head = nn.Linear(CLASSES, CLASSES)
         nn.init.zeros_(self.head.weight)
 
@@ -91,43 +97,51 @@ RIGHT: dict[str, Callable[[], Any]] = {
 }
 #: Kinds whose copies use the original.
 BOUND: dict[str, Callable[[], Any]] = {
-    "lambda of a list": lambda: Kept(
-        lambda module: (lambda held: lambda x: held[0].net(x))([module])
-    ),
+    "lambda of a list": lambda: Kept(in_a_list),
     "under a head of zeros": LastLayer,
 }
 
 
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
 def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
-    module = RIGHT[kind]() if kind in RIGHT else from_compiled(eager(Kept()))
+    if kind in RIGHT:
+        module = RIGHT[kind]()
+    else:
+        module = from_compiled(eager(Kept()))
     x = torch.randn(4, FEATURES)
     module(x)
-    own = copy_module(module)
-    assert [n for n, _ in own.named_parameters()] == [n for n, _ in module.named_parameters()]
-    assert torch.equal(own(x), module(x))
-    before = module(x)
+    copied = copy_module(module)
+
+    names = [name for name, _ in module.named_parameters()]
+    assert [name for name, _ in copied.named_parameters()] == names
+    assert torch.equal(copied(x), module(x))
+    output = module(x)
     with torch.no_grad():
-        for parameter in own.parameters():
+        for parameter in copied.parameters():
             parameter += 0.1
-    assert torch.equal(module(x), before)
-    assert not torch.allclose(own(x), before)
-    assert not any(layer._compiled_call_impl for layer in own.modules())
+    assert torch.equal(module(x), output)
+    assert not torch.allclose(copied(x), output)
+    assert not any(layer._compiled_call_impl for layer in copied.modules())
 
 
 @pytest.mark.parametrize("kind", BOUND)
-@pytest.mark.parametrize("by", ["negative_loss", "val_loss"])
-def test_models_are_evaluated_in_the_module_itself(tmp_path: Path, kind: str, by: str) -> None:
+@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+def test_models_are_evaluated_in_the_module_itself(
+    tmp_path: Path, kind: str, performance: str
+) -> None:
     """Whatever it keeps or calls, all is as it was afterwards."""
-    modules = [BOUND[kind](), BOUND[kind]()]
+    evaluated, plain = modules = [BOUND[kind](), BOUND[kind]()]
     for module in modules:
-        module.load_state_dict(modules[0].state_dict())
+        module.load_state_dict(evaluated.state_dict())
         module.stream = (number for number in range(3))  # nothing copies it
-    sv = PartialFederatedShapley(performance=by, mode="min" if by == "val_loss" else None)
+    mode = "min" if performance == "val_loss" else None
+    sv = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": sv}, seed=2)
-    fit(loop, tmp_path, modules[0], toy_data(server_val=0.2))
-    fit(FederatedLoop(seed=2), tmp_path, modules[1], toy_data(server_val=0.2))
-    assert torch.equal(vector(modules[0]), vector(modules[1]))
+
+    fit(loop, tmp_path, evaluated, toy_data(server_val=0.2))
+    fit(FederatedLoop(seed=2), tmp_path, plain, toy_data(server_val=0.2))
+
+    assert torch.equal(vector(evaluated), vector(plain))
     assert len(loop.contributions["sv"].unique()) > 1
 
 

@@ -17,14 +17,14 @@ class Smooth(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
         self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
+        self.second.weight = self.tied.weight
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(torch.tanh(self.norm(self.first(x))))
+        hidden = self.second(torch.tanh(self.norm(self.tied(x))))
         mixed = nn.functional.scaled_dot_product_attention(
             hidden[:, None], hidden[:, None], hidden[:, None]
         )[:, 0]
@@ -37,26 +37,36 @@ def test_game_gradients_equal_those_of_autograd() -> None:
     net.norm.running_mean.uniform_(-1, 1)
     net.norm.running_var.uniform_(0.5, 2)
     space = ParameterSpace(net)
-    start, cut = space.read(net), space.num_parameters
-    x, y = torch.randn(40, 4), torch.randint(CLASSES, (40,))
-    evaluate = ModelEvaluator(net, space, list(zip(x.split(16), y.split(16))), num_classes=CLASSES)
+    model = space.read(net)
+    cut = space.num_parameters
+    x = torch.randn(40, 4)
+    y = torch.randint(CLASSES, (40,))
+    batches = list(zip(x.split(16), y.split(16)))
+    evaluate = ModelEvaluator(net, space, batches, num_classes=CLASSES)
 
     def loss(parameters: Tensor, balanced: bool = False) -> Tensor:
-        state = {**space.unflatten(start), **space.unflatten(parameters)}
-        each = nn.functional.cross_entropy(
-            torch.func.functional_call(net.eval(), state, (x,)), y, reduction="none"
+        state = {
+            **space.unflatten(model),
+            **space.unflatten(parameters),
+        }
+        logits = torch.func.functional_call(
+            net.eval(),
+            state,
+            (x,),
         )
-        return (
-            torch.stack([each[y == c].mean() for c in y.unique()]).mean()
-            if balanced
-            else each.mean()
-        )
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        if balanced:
+            losses = torch.stack([losses[y == label].mean() for label in y.unique()])
+        return losses.mean()
 
-    gradient, by_class = (
-        torch.autograd.functional.jacobian(partial(loss, balanced=b), start[:cut])
-        for b in (False, True)
+    jacobian = torch.autograd.functional.jacobian
+    gradient = jacobian(loss, model[:cut])
+    by_class = jacobian(
+        partial(loss, balanced=True),
+        model[:cut],
     )
     net.train()
     for balanced, expected in ((False, gradient), (True, by_class)):
-        np.testing.assert_allclose(evaluate.gradient(start, balanced), expected, atol=1e-6)
+        computed = evaluate.gradient(model, balanced)
+        np.testing.assert_allclose(computed, expected, atol=1e-6)
     assert net.training

@@ -71,17 +71,21 @@ class Logging(Plain):
         self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
 
-def by_hand(model: Plain, given: FederatedDataModule) -> float:
+def by_hand(model: Plain, client_data: FederatedDataModule) -> float:
     """The mean over classes of the share of the clients' held-out samples that are right."""
-    right, held = [0] * CLASSES, [0] * CLASSES
+    right = [0] * CLASSES
+    total = [0] * CLASSES
     for client in range(len(CLIENTS)):
-        x, y = (torch.cat(part) for part in zip(*given.client_loader(client, "val", shuffle=False)))
+        inputs, labels = zip(*client_data.client_loader(client, "val", shuffle=False))
+        x = torch.cat(inputs)
+        y = torch.cat(labels)
         for label in range(CLASSES):
-            mine = x[y == label]
-            if len(mine) >= LEAST:
-                held[label] += len(mine)
-                right[label] += int((model.eval()(mine).argmax(-1) == label).sum())
-    return sum(r / h for r, h in zip(right, held)) / CLASSES
+            of_class = x[y == label]
+            if len(of_class) >= LEAST:
+                predicted = model.eval()(of_class).argmax(-1)
+                total[label] += len(of_class)
+                right[label] += int((predicted == label).sum())
+    return sum(hits / count for hits, count in zip(right, total)) / CLASSES
 
 
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
@@ -92,34 +96,49 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
         "class": CoalitionValue(per_class=True, judges="clients"),
     }
-    found, given, model = loop(metrics), data(), module()
-    start = by_hand(model, given_and_set_up(given))
-    fit(found, tmp_path, model, given, rounds=2)
-    gain = by_hand(model, given) - start
-    assert float(found.contributions["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
-    assert found.contributions["class"].by_class.shape == (len(CLIENTS), CLASSES)  # type: ignore[union-attr]
+    federated = loop(metrics)
+    client_data = set_up(data())
+    model = module()
+    initial_accuracy = by_hand(model, client_data)
+
+    fit(federated, tmp_path, model, client_data, rounds=2)
+
+    accuracy = by_hand(model, client_data)
+    values = federated.contributions
+    gain = accuracy - initial_accuracy
+    assert float(values["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
+    by_class = values["class"].by_class
+    assert by_class is not None
+    assert by_class.shape == (len(CLIENTS), CLASSES)
     torch.testing.assert_close(
-        found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6
-    )
-    assert {("down", "judge"), ("up", "judge")} <= found.channel.names()
-    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(
-        start + gain, abs=1e-6
-    )
-    assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
-    # The same values by flsv.retrain.
-    trainer = trainer_for(loop({}), tmp_path, 2)
-    rows = flsv.retrain(trainer, module(), data(), "all", seeds=1, judges="clients")
-    torch.testing.assert_close(
-        torch.tensor(rows["value"]).float(),
-        found.contributions["shadow"].as_subclass(Tensor),
+        values["class"],
+        values["sv"],
         rtol=0,
         atol=1e-6,
     )
+    assert {("down", "judge"), ("up", "judge")} <= federated.channel.names()
+    judged = float(model.trainer.callback_metrics["shadow/judged"])
+    assert judged == pytest.approx(accuracy, abs=1e-6)
+    assert federated.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
+
+    # The same values by flsv.retrain.
+    trainer = trainer_for(loop({}), tmp_path, 2)
+    table = flsv.retrain(
+        trainer,
+        module(),
+        data(),
+        "all",
+        seeds=1,
+        judges="clients",
+    )
+    retrained = torch.tensor(table["value"]).float()
+    shadow = values["shadow"].as_subclass(Tensor)
+    torch.testing.assert_close(retrained, shadow, rtol=0, atol=1e-6)
 
 
-def given_and_set_up(given: FederatedDataModule) -> FederatedDataModule:
-    given.setup("fit")
-    return given
+def set_up(client_data: FederatedDataModule) -> FederatedDataModule:
+    client_data.setup("fit")
+    return client_data
 
 
 def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path: Path) -> None:
@@ -127,38 +146,53 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
         "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
     }
-    found, given = loop(metrics, aggregator=FedAvg("uniform")), data()
-    model = fit(found, tmp_path, module(Logging), given, rounds=1)
-    batches = [
-        batch
-        for client in range(len(CLIENTS))
-        for batch in given.client_loader(client, "val", shuffle=False)
-    ]
+    federated = loop(metrics, aggregator=FedAvg("uniform"))
+    client_data = data()
+
+    model = fit(federated, tmp_path, module(Logging), client_data, rounds=1)
+
+    batches: list[Any] = []
+    for client in range(len(CLIENTS)):
+        batches += client_data.client_loader(client, "val", shuffle=False)
     x, y = (torch.cat(part) for part in zip(*batches))
-    end, start = (float(nn.functional.cross_entropy(net.eval()(x), y)) for net in (model, module()))
-    assert float(found.contributions["loss"].sum()) == pytest.approx(start - end, abs=1e-5)
-    assert found.contributions["roc"].isfinite().all()
+
+    def loss(net: Plain) -> float:
+        return float(nn.functional.cross_entropy(net.eval()(x), y))
+
+    gain = loss(module()) - loss(model)
+    assert float(federated.contributions["loss"].sum()) == pytest.approx(gain, abs=1e-5)
+    assert federated.contributions["roc"].isfinite().all()
 
 
 def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
     count = torch.tensor([1, 1])
-    x, y = torch.arange(12.0)[:, None], torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
+    x = torch.arange(12.0)[:, None]
+    y = torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
 
-    class Found:
+    class Scores:
         support = y.bincount()
 
         def __init__(self, models: Tensor, keep: bool = False) -> None:
             self.values = {"correct": models.long()}
 
-    local = LocalData("client", lambda split: [(x, y)], count, count, lambda batches: Found)
+    local = LocalData(
+        "client",
+        lambda split: [(x, y)],
+        count,
+        count,
+        lambda batches: Scores,
+    )
+    hits_of_models = torch.tensor([[7.0, 1, 1], [0, 3, 2]])
 
-    told = Client(0, local).ask(judge, torch.tensor([[7.0, 1, 1], [0, 3, 2]]))
-    assert told.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+    answer = Client(0, local).ask(judge, hits_of_models)
     # A client that claims ten times what it trains on counts for what it trains on.
-    liar = torch.tensor([[100, 0, 0, 0], [100, 0, 0, 0], [100, 0, 0, 0]])
-    hits, held = hits_by_class([told, liar], torch.tensor([20, 10]))
-    assert (hits[:, 0] / held[0]).tolist() == pytest.approx([1.0, 10 / 17])
-    assert (hits[:, 1:] / held[1:]).tolist() == [[0.4, 0.4], [1.0, 1.0]]
+    false_answer = torch.tensor([[100, 0, 0, 0]] * 3)
+    hits, supports = hits_by_class([answer, false_answer], torch.tensor([20, 10]))
+
+    assert answer.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+    recalls = hits / supports
+    assert recalls[:, 0].tolist() == pytest.approx([1.0, 10 / 17])
+    assert recalls[:, 1:].tolist() == [[0.4, 0.4], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
@@ -173,7 +207,11 @@ def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
         "more than it holds out": 10 * answer,
     }
     lie = lies[kind]
-    client = AnsweringClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
+    client = AnsweringClient(
+        {"val": 11},
+        num_classes=2,
+        model=lambda: torch.zeros(3),
+    )
     models = torch.zeros(2, 3)
     impossible = pytest.raises(ValueError, match="expected numbers from 0|do not fit together")
 
@@ -211,36 +249,50 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
-    found, given, model = (
-        loop(metrics, aggregator=FedAvg("uniform")),
-        given_and_set_up(data()),
-        module(),
-    )
-    start = by_hand(model, given)
-    fit(found, tmp_path, model, given, rounds=1)
-    assert [(each.client, each.what) for each in found.events] == (
-        [(2, UNLIKE)] if kind == "opposite" else []
-    )
+    federated = loop(metrics, aggregator=FedAvg("uniform"))
+    client_data = set_up(data())
+    model = module()
+    initial_accuracy = by_hand(model, client_data)
+
+    fit(federated, tmp_path, model, client_data, rounds=1)
+
+    events = [(event.client, event.what) for event in federated.events]
+    assert events == ([(2, UNLIKE)] if kind == "opposite" else [])
     # What the liar says is of classes that others judge.
-    assert float(found.contributions["sv"].sum()) == pytest.approx(
-        by_hand(model, given) - start, abs=1e-6
-    )
+    gain = by_hand(model, client_data) - initial_accuracy
+    assert float(federated.contributions["sv"].sum()) == pytest.approx(gain, abs=1e-6)
 
 
 def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
-    given, n = given_and_set_up(data()), len(CLIENTS)
-    held = [
-        [*map(torch.cat, zip(*given.client_loader(client, "val", shuffle=False)))]
-        for client in range(n)
-    ]
-    x, y = (torch.cat([each[part] for each in held]) for part in (0, 1))
-    of = torch.cat([torch.full_like(labels, client) for client, (_, labels) in enumerate(held)])
-    told = [[(y == label) & (of == client) for client in range(n)] for label in range(CLASSES)]
-    told = [torch.stack([each for each in label if each.sum() >= LEAST]).any(0) for label in told]
+    client_data = set_up(data())
+    n = len(CLIENTS)
+    inputs = []
+    labels = []
+    for client in range(n):
+        x_of_client, y_of_client = zip(*client_data.client_loader(client, "val", shuffle=False))
+        inputs.append(torch.cat(x_of_client))
+        labels.append(torch.cat(y_of_client))
+    x = torch.cat(inputs)
+    y = torch.cat(labels)
+    counts = torch.tensor([len(y_of_client) for y_of_client in labels])
+    owner = torch.arange(n).repeat_interleave(counts)
+    # The samples of a class that count: those of clients that hold out five of it.
+    counted_samples = []
+    for label in range(CLASSES):
+        is_counted = torch.zeros(len(y), dtype=torch.bool)
+        for client in range(n):
+            of_client = (y == label) & (owner == client)
+            if of_client.sum() >= LEAST:
+                is_counted |= of_client
+        counted_samples.append(is_counted)
     trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
     outputs = []
-    for members in ([], [*range(n)], *([client] for client in range(n))):
+    for members in (
+        [],
+        [*range(n)],
+        *([client] for client in range(n)),
+    ):
         model = module()
         if members:
             quiet = Reporting(table=False, figures=0, files=False)
@@ -251,15 +303,22 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
 
     def balanced(outputs: Tensor) -> Tensor:
         hits = (outputs.argmax(-1) == y).double()
-        return torch.stack([hits[:, each].mean(1) for each in told], 1).mean(1)
+        recalls = [hits[:, is_counted].mean(1) for is_counted in counted_samples]
+        return torch.stack(recalls, 1).mean(1)
 
     stacked = torch.stack(outputs)
     expected = predicted_shapley(
-        trained, balanced(stacked), stacked, given.num_samples, balanced, logits=True
+        trained,
+        balanced(stacked),
+        stacked,
+        client_data.num_samples,
+        balanced,
+        logits=True,
     ).values
-    found = loop({"shadow": ShadowShapley(judges="clients")})
-    fit(found, tmp_path / "judged", module(), data(), rounds=2)
-    torch.testing.assert_close(found.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
+    federated = loop({"shadow": ShadowShapley(judges="clients")})
+    fit(federated, tmp_path / "judged", module(), data(), rounds=2)
+    values = federated.contributions["shadow"].double()
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-6)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
@@ -349,7 +408,12 @@ def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
     message = r"client 2 \('Zurich'\): the \d+ labels .* of class 1, .* Hold out samples of"
 
     with pytest.raises(ConfigurationError, match=message):
-        fit(loop({"m": BY_CLIENTS[kind]()}), tmp_path, model, hospitals())
+        fit(
+            loop({"m": BY_CLIENTS[kind]()}),
+            tmp_path,
+            model,
+            hospitals(),
+        )
 
 
 def scans(masks_of_zurich: Tensor) -> FederatedDataModule:
@@ -393,7 +457,14 @@ def test_client_whose_masks_have_one_class_is_named_before_training(
 
 def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Path) -> None:
     data = Segmentation.data()
-    data.item = lambda index: (torch.ones(1, 4, 4), torch.zeros(4, 4, dtype=torch.long))
+    data.item = lambda index: (
+        torch.ones(1, 4, 4),
+        torch.zeros(
+            4,
+            4,
+            dtype=torch.long,
+        ),
+    )
     metrics = {"m": PartialFederatedShapley(performance=BinaryAUROC())}
 
     with pytest.raises(ConfigurationError, match="'m'.* the 176 labels .* of class 0"):

@@ -41,7 +41,10 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
 
     class Classifier(SeveralLoaders):
         data = staticmethod(
-            lambda: Data(lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)), sizes=(7, 12))
+            lambda: Data(
+                lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)),
+                sizes=(7, 12),
+            )
         )
 
         def __init__(self) -> None:
@@ -59,28 +62,33 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
             return self.loss((batch[0] + 1, batch[1]))
 
     module = Classifier()
+    binary_accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=2)
     metrics = {
         "fast": LeaveOneOut(performance="negative_loss"),
         "logged": LeaveOneOut(performance="val_loss", mode="min"),
         "hits": LeaveOneOut(),
-        "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
+        "metric": LeaveOneOut(performance=binary_accuracy),
     }
-    quiet = Reporting(table=False)
     loop = FederatedLoop(
-        metrics=metrics, evaluation=ClientEvaluation(every=1), seed=3, reporting=quiet
+        metrics=metrics,
+        evaluation=ClientEvaluation(every=1),
+        seed=3,
+        reporting=Reporting(table=False),
     )
-    data = FederatedDataModule(
-        Classifier.data(), SizePartitioner([3, 1, 2]), splits=Splits(client_test=0.5)
-    )
+    partitioner = SizePartitioner([3, 1, 2])
+    data = FederatedDataModule(Classifier.data(), partitioner, splits=Splits(client_test=0.5))
+
     fit(loop, tmp_path, module, data, rounds=1)
-    found = loop.contributions
-    assert found["fast"].abs().min() > 0
-    torch.testing.assert_close(found["fast"], found["logged"], rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(found["hits"], found["metric"])
+
+    values = loop.contributions
+    assert values["fast"].abs().min() > 0
+    torch.testing.assert_close(values["fast"], values["logged"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(values["hits"], values["metric"])
     assert loop.client_accuracy is not None
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
-        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
-        assert accuracy == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
+        inputs, labels = zip(*data.client_loader(client, "test"))
+        is_right = module(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
+        assert accuracy == pytest.approx(is_right.float().mean().item())
 
 
 METRICS = [
@@ -91,7 +99,9 @@ METRICS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric", "sign"), METRICS, ids=[kind.__name__ for kind, _, _ in METRICS]
+    ("kind", "metric", "sign"),
+    METRICS,
+    ids=[kind.__name__ for kind, _, _ in METRICS],
 )
 def test_torchmetrics_performance_equals_the_metric_alone(
     tmp_path: Path, kind: Any, metric: Any, sign: int
@@ -101,18 +111,18 @@ def test_torchmetrics_performance_equals_the_metric_alone(
     values, vectors = played(tmp_path, module, federated(kind.data()), performance=metric)
     expected = []
     for vector in vectors:
-        own = copy.deepcopy(module).eval()
-        ParameterSpace(own).write(own, vector)
+        net = copy.deepcopy(module).eval()
+        ParameterSpace(net).write(net, vector)
         batches = list(kind.data().val_dataloader())
         with torch.no_grad():
-            preds, y = torch.cat([own(x) for x, _ in batches]), torch.cat([y for _, y in batches])
-        preds = preds.sigmoid() if kind is Multilabel else preds
-        expected.append(
-            sign
-            * float(
-                copy.deepcopy(metric)(preds.squeeze(-1) if preds.shape[1:] == (1,) else preds, y)
-            )
-        )
+            preds = torch.cat([net(x) for x, _ in batches])
+        y = torch.cat([y for _, y in batches])
+        if kind is Multilabel:
+            preds = preds.sigmoid()
+        if preds.shape[1:] == (1,):
+            preds = preds.squeeze(-1)
+        value = copy.deepcopy(metric)(preds, y)
+        expected.append(sign * float(value))
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
     assert not metric.update_called
@@ -153,7 +163,7 @@ class NoValidation(Kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "measure", "said"),
+    ("kind", "measure", "message"),
     [
         (
             Regression,
@@ -182,11 +192,12 @@ class NoValidation(Kind):
     ],
 )
 def test_performance_that_does_not_fit_the_module_is_refused_before_training(
-    tmp_path: Path, kind: Any, measure: Any, said: str
+    tmp_path: Path, kind: Any, measure: Any, message: str
 ) -> None:
-    loop = FederatedLoop(metrics={"mine": PartialFederatedShapley(**measure)}, seed=3)
+    metric = PartialFederatedShapley(**measure)
+    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
     data = federated(getattr(kind, "data", Regression.data)())
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         fit(loop, tmp_path, never(kind), data)
 
 
@@ -209,7 +220,14 @@ class RulesClassesOut(OneLogit):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.net(x)
-        return torch.cat([-logits, logits, torch.full_like(logits, -torch.inf)], 1)
+        return torch.cat(
+            [
+                -logits,
+                logits,
+                torch.full_like(logits, -torch.inf),
+            ],
+            1,
+        )
 
 
 class GivesProbabilities(OneLogit):
@@ -294,7 +312,7 @@ def evaluator(net: nn.Module, measure: Any, data: list[tuple[Tensor, Tensor]]) -
 
 
 def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
-    of = {
+    function = {
         "auroc": sklearn.metrics.roc_auc_score,
         "average_precision": sklearn.metrics.average_precision_score,
     }
@@ -302,30 +320,50 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
         average = "binary" if probabilities.shape[1] == 2 else "macro"
         return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
     if probabilities.shape[1] == 2:
-        return float(of[name](y, probabilities[:, 1]))
-    return float(np.mean([of[name](y == c, probabilities[:, c]) for c in np.unique(y)]))
+        return float(function[name](y, probabilities[:, 1]))
+    return float(
+        np.mean(
+            [
+                function[name](
+                    y == c,
+                    probabilities[:, c],
+                )
+                for c in np.unique(y)
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCORES)
 def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str, name: str) -> None:
-    net, data = KINDS[kind](), batches(3 if kind == "three logits" else 2)
+    net = KINDS[kind]()
+    data = batches(3 if kind == "three logits" else 2)
     space = ParameterSpace(net)
-    vectors = torch.randn(5, space.size, generator=torch.Generator().manual_seed(1))
+    vectors = torch.randn(
+        5,
+        space.size,
+        generator=torch.Generator().manual_seed(1),
+    )
     x, y = (torch.cat(parts) for parts in zip(*data))
     expected = []
     for vector in vectors:
-        own = copy.deepcopy(net)
-        space.write(own, vector)
+        model = copy.deepcopy(net)
+        space.write(model, vector)
         with torch.no_grad():
-            found = own(x).double()
-        found = torch.cat([torch.zeros_like(found), found], 1) if kind == "one logit" else found
-        found = found if kind == "probabilities" else found.softmax(1)
-        expected.append(by_scikit_learn(name, found.numpy(), y.numpy()))
+            outputs = model(x).double()
+        if kind == "one logit":
+            outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
+        if kind != "probabilities":
+            outputs = outputs.softmax(1)
+        expected.append(by_scikit_learn(name, outputs.numpy(), y.numpy()))
     assert len(set(expected)) > 1
-    for measure in (name,) if kind == "three logits" else (name, SCORES[name]):
-        found = evaluator(net, measure, data)(vectors).value("metric")
-        assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    measures = [name]
+    if kind != "three logits":
+        measures.append(SCORES[name])
+    for measure in measures:
+        values = evaluator(net, measure, data)(vectors).value("metric")
+        assert values.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -345,11 +383,19 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
 
 
 def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
-    net, (x, y) = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), torch.rand(2, 8, 3).unbind()
-    found = evaluator(net, torchmetrics.MeanSquaredError(), [(x, y[:, :1])])(
-        ParameterSpace(net).read(net)[None]
+    net = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    x, y = torch.rand(2, 8, 3).unbind()
+    vectors = ParameterSpace(net).read(net)[None]
+    evaluate = evaluator(
+        net,
+        torchmetrics.MeanSquaredError(),
+        [(x, y[:, :1])],
     )
-    assert float(found.value("metric")) == pytest.approx(float((net(x) - y[:, 0]).square().mean()))
+
+    value = float(evaluate(vectors).value("metric"))
+
+    error = (net(x) - y[:, 0]).square().mean()
+    assert value == pytest.approx(float(error))
 
 
 @pytest.mark.parametrize("num_classes", [3, 4, 7])

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +53,39 @@ LOGGED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "name", "mode"), LOGGED, ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED]
+    ("kind", "name", "mode"),
+    LOGGED,
+    ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED],
 )
 def test_a_logged_value_is_what_lightning_would_log(
     tmp_path: Path, kind: Any, name: str, mode: Any
 ) -> None:
     torch.manual_seed(1)
     module = kind()
-    before = copy.deepcopy(module)  # its Python state is that of the first round's game
+    untrained = copy.deepcopy(module)  # its Python state is that of the first round's game
     rounds = 1 if kind is Hooked else 2
     values, vectors = played(
-        tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode
+        tmp_path,
+        module,
+        federated(kind.data()),
+        rounds,
+        performance=name,
+        mode=mode,
     )
     sign = -1 if mode == "min" else 1
-    expected = [sign * validated(before, vector, kind.data(), tmp_path)[name] for vector in vectors]
+    logged = [
+        validated(
+            untrained,
+            vector,
+            kind.data(),
+            tmp_path,
+        )[name]
+        for vector in vectors
+    ]
+    expected = [sign * value for value in logged]
     assert len(set(expected)) > 1
-    torch.testing.assert_close(
-        values, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=1e-7
-    )
+    expected_values = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(values, expected_values, rtol=2e-6, atol=1e-7)
     # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
     same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
     assert values[same].tolist() == [expected[row] for row in same]
@@ -91,8 +105,9 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
 
 
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -> None:
-    module, data = VAE(), federated(VAE.data())
-    found: dict[str, Any] = {}
+    module = VAE()
+    data = federated(VAE.data())
+    results: dict[str, Any] = {}
 
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -100,40 +115,47 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
                 def __iter__(self) -> Any:
                     return itertools.repeat(next(iter(data.val_dataloader())))
 
-            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [
-                trainer.limit_val_batches
-            ]
+            endless = keep_batches(trainer, Endless())
+            assert [len(loader) for loader in endless] == [trainer.limit_val_batches]
             space = ParameterSpace(pl_module)
-            evaluate = ValidatedModels(
-                trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"]
-            )
-            vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
-            before = (
-                copy.deepcopy(pl_module.state_dict()),
-                torch.get_rng_state(),
-                dict(trainer.callback_metrics),
-            )
-            found["all"] = evaluate(vectors).value("val_loss")
-            found["last"] = evaluate(vectors[2:3]).value("val_loss")
-            found["vectors"] = vectors
-            after = pl_module.state_dict(), torch.get_rng_state(), dict(trainer.callback_metrics)
-            assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
-            assert torch.equal(before[1], after[1])
-            assert before[2] == after[2]
+            batches = keep_batches(trainer, data.val_dataloader())
+            evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"])
+            model = space.read(pl_module)
+            vectors = torch.stack([model * scale for scale in (1.0, 0.5, 2.0, 1.0)])
+            state = copy.deepcopy(pl_module.state_dict())
+            generator_state = torch.get_rng_state()
+            logged = dict(trainer.callback_metrics)
+            results["all"] = evaluate(vectors).value("val_loss")
+            results["last"] = evaluate(vectors[2:3]).value("val_loss")
+            results["vectors"] = vectors
+            for name, value in pl_module.state_dict().items():
+                assert torch.equal(value, state[name])
+            assert torch.equal(torch.get_rng_state(), generator_state)
+            assert dict(trainer.callback_metrics) == logged
             assert pl_module.trainer is trainer
             assert trainer.training
 
     loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
-    fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
-    assert found["all"][0] == found["all"][3]
-    assert found["all"][2] == found["last"][0]
-    assert len(set(found["all"].tolist())) == 3
+    fit(
+        loop,
+        tmp_path,
+        module,
+        data,
+        rounds=1,
+        callbacks=[Probe()],
+        limit_val_batches=2,
+    )
+
+    values = results["all"]
+    assert values[0] == values[3]
+    assert values[2] == results["last"][0]
+    assert len(set(values.tolist())) == 3
     batches = list(VAE.data().val_dataloader())
-    for vector, value in zip(found["vectors"], found["all"].tolist()):
+    for vector, value in zip(results["vectors"], values.tolist()):
         ParameterSpace(module).write(module, vector)
         with isolated_rngs(0, "utility"), torch.no_grad():
-            losses = [(float(module.loss(batch)), len(batch[0])) for batch in batches]
-        assert value == pytest.approx(sum(loss * size for loss, size in losses) / 11, rel=1e-5)
+            losses = [float(module.loss(batch)) * len(batch[0]) for batch in batches]
+        assert value == pytest.approx(sum(losses) / 11, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -142,53 +164,74 @@ def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger
 
     runs = []
-    for metrics in ({}, {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}):
+    with_game = {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}
+    for name, metrics in (("without", {}), ("with", with_game)):
         torch.manual_seed(1)
         module = Hooked()
-        logger = CSVLogger(tmp_path / str(len(runs)))
-        seen: list[Any] = []
-        logger.experiment.add_scalar = partial(lambda to, *_: to.append(1), seen)  # type: ignore[attr-defined]
+        logger = CSVLogger(tmp_path / name)
+        scalars: list[Any] = []
+
+        def record(
+            *arguments: Any,
+            scalars: list[Any] = scalars,
+            **options: Any,
+        ) -> None:
+            scalars.append(1)
+
+        logger.experiment.add_scalar = record  # type: ignore[attr-defined]
         loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
-        fit(loop, tmp_path, module, federated(Hooked.data()), rounds=2, logger=logger)
-        runs.append(
-            (
-                ParameterSpace(module).read(module),
-                module.validations,
-                module.best.compute(),
-                len(seen),
-            )
+        fit(
+            loop,
+            tmp_path,
+            module,
+            federated(Hooked.data()),
+            rounds=2,
+            logger=logger,
         )
-    (vector, *others), (same, *also) = runs
-    assert torch.equal(vector, same)
-    assert others == also
+        model = ParameterSpace(module).read(module)
+        traces = (module.validations, module.best.compute(), len(scalars))
+        runs.append((model, traces))
+
+    (model, traces), (model_with_game, traces_with_game) = runs
+    assert torch.equal(model, model_with_game)
+    assert traces == traces_with_game
 
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, kind: Any) -> None:
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            space, batches = ParameterSpace(module), keep_batches(trainer, data.val_dataloader())
+            space = ParameterSpace(module)
+            batches = keep_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(
-                trainer, space, batches, names=["val_loss"], derived=["val_loss"]
+                trainer,
+                space,
+                batches,
+                names=["val_loss"],
+                derived=["val_loss"],
             )
             evaluate.attempt()
-            start = space.read(module)
-            found = evaluate.gradient(start, "val_loss")
-            assert found.shape == (space.num_parameters,)
-            assert found.dtype == torch.float64
-            # Along the gradient and along another way.
-            for direction in (
-                found,
-                torch.randn(len(found), generator=torch.Generator().manual_seed(1)).double(),
-            ):
-                way = torch.zeros_like(start)
-                way[: len(found)] = (direction / direction.norm()).to(way)
-                step = 1e-2
-                low, high = evaluate(torch.stack([start - step * way, start + step * way])).value(
-                    "val_loss"
-                )
-                slope = float(found @ way[: len(found)].double())
-                assert float(high - low) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=2e-4)
+            model = space.read(module)
+            gradient = evaluate.gradient(model, "val_loss")
+            assert gradient.shape == (space.num_parameters,)
+            assert gradient.dtype == torch.float64
+            seeded = torch.Generator().manual_seed(1)
+            another = torch.randn(len(gradient), generator=seeded).double()
+            for direction in (gradient, another):
+                unit = direction / direction.norm()
+                step = torch.zeros_like(model)
+                step[: len(gradient)] = 1e-2 * unit.to(model)
+                low, high = evaluate(
+                    torch.stack(
+                        [
+                            model - step,
+                            model + step,
+                        ]
+                    )
+                ).value("val_loss")
+                slope = float(gradient @ unit)
+                quotient = float(high - low) / (2 * 1e-2)
+                assert quotient == pytest.approx(slope, rel=2e-2, abs=2e-4)
 
     data = federated(kind.data())
     loop = FederatedLoop(seed=3, reporting=Reporting(table=False))

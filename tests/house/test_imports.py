@@ -26,7 +26,7 @@ DISTRIBUTIONS = {
 
 def imported() -> dict[str, list[str]]:
     """Third-party packages by name, and the files that import them."""
-    found: dict[str, list[str]] = {}
+    files_by_package: dict[str, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -35,13 +35,10 @@ def imported() -> dict[str, list[str]]:
                 names = [str(node.module)]
             else:
                 continue
-            for name in (
-                {name.split(".")[0] for name in names}
-                - set(sys.stdlib_module_names)
-                - {"flsv", "__main__"}
-            ):
-                found.setdefault(name, []).append(str(path.relative_to(ROOT)))
-    return found
+            packages = {name.split(".")[0] for name in names}
+            for name in packages - set(sys.stdlib_module_names) - {"flsv", "__main__"}:
+                files_by_package.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return files_by_package
 
 
 def declared() -> set[str]:
@@ -60,17 +57,25 @@ def declared() -> set[str]:
 
 
 def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
-    mine = {DISTRIBUTIONS.get(name, name).lower(): files[0] for name, files in imported().items()}
-    assert mine.keys() <= declared(), mine
-    assert declared() - mine.keys() == {"pyarrow"}  # pandas imports it
+    packages = set()
+    for name in imported():
+        packages.add(DISTRIBUTIONS.get(name, name).lower())
+    assert packages <= declared(), imported()
+    assert declared() - packages == {"pyarrow"}  # pandas imports it
 
 
 @pytest.mark.slow
 def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
     """POT imports both: a third of the seconds that it takes."""
     heavy = "{'ot', 'sklearn', 'pandas'} & set(sys.modules)"
-    given = [sys.executable, "-c", f"import sys, flsv.functional; print({heavy})"]
-    assert subprocess.run(given, capture_output=True, text=True, check=True).stdout == "set()\n"
+    program = f"import sys, flsv.functional; print({heavy})"
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == "set()\n"
 
 
 def test_packages_of_sites_are_imported_without_torch() -> None:
@@ -92,15 +97,20 @@ BY_NAME = (
 def test_no_file_says_to_install_flsv_by_its_name() -> None:
     """It is on no index: who registers the name there would run code wherever it is installed so."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z"],
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     names = [name for name in listed.stdout.split("\0") if name and name != "CHANGELOG.md"]
-    texts = {name: (ROOT.parent / name).read_bytes().decode(errors="replace") for name in names}
-    del texts[str(Path(__file__).relative_to(ROOT.parent))]
-    found = {
-        n: m[0]
-        for n, text in texts.items()
-        for p in BY_NAME
-        if (m := re.search(p, text, flags=re.MULTILINE))
-    }
-    assert found == {}
+    advice = {}
+    for name in names:
+        if name == str(Path(__file__).relative_to(ROOT.parent)):
+            continue
+        text = (ROOT.parent / name).read_bytes().decode(errors="replace")
+        for pattern in BY_NAME:
+            match = re.search(pattern, text, flags=re.MULTILINE)
+            if match:
+                advice[name] = match[0]
+    assert advice == {}

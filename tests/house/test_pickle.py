@@ -52,22 +52,28 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
     tmp_path: Path, name: str
 ) -> None:
     loop = LOOPS[name]()
-    before = pickle.loads(pickle.dumps(loop))
+    unfitted_copy = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)
-    after = pickle.loads(pickle.dumps(loop))
-    assert same_values(after.state_dict(), loop.state_dict())
-    assert same_values(after.contributions, loop.contributions)
-    for metric, live in after.metrics.items():
-        assert same_values(live.compute(), loop.metrics[metric].compute())
-    assert all(after.metrics[key] is metric for key, metric in after.config.metrics.items())
+    fitted_copy = pickle.loads(pickle.dumps(loop))
+
+    assert same_values(fitted_copy.state_dict(), loop.state_dict())
+    assert same_values(fitted_copy.contributions, loop.contributions)
+    for name, metric in fitted_copy.metrics.items():
+        assert same_values(
+            metric.compute(),
+            loop.metrics[name].compute(),
+        )
+    for name, metric in fitted_copy.config.metrics.items():
+        assert fitted_copy.metrics[name] is metric
     with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
-        print(after.clients)
+        print(fitted_copy.clients)
+
     # Either copy can be fitted, and does what the original did.
-    for each in (before, after):
-        assert torch.equal(run(each, tmp_path), expected)
-        assert same_values(each.contributions, loop.contributions)
-        assert same_values(each.state.state_dict(), loop.state.state_dict())
-    assert after.metrics.keys() == loop.metrics.keys()
+    for copied in (unfitted_copy, fitted_copy):
+        assert torch.equal(run(copied, tmp_path), expected)
+        assert same_values(copied.contributions, loop.contributions)
+        assert same_values(copied.state.state_dict(), loop.state.state_dict())
+    assert fitted_copy.metrics.keys() == loop.metrics.keys()
 
 
 class WithLambda(Plain):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
@@ -115,15 +116,21 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("attempt", "given", "ways"), CASES)
+@pytest.mark.parametrize(
+    ("attempt", "arguments", "remedies"),
+    CASES,
+)
 def test_remedy_that_an_error_message_names_works(
-    attempt: Any, given: dict[str, Any], ways: dict[str, Any]
+    attempt: Any, arguments: dict[str, Any], remedies: dict[str, Any]
 ) -> None:
     with pytest.raises((ValueError, UserWarning)) as caught:
-        attempt(**given)
+        attempt(**arguments)
     message = str(caught.value)
-    for argument, way in ways.items():
-        assert way is None or str(way) in message
-        number = re.search(f"{way} ?([\\d.]*\\d)", message) if isinstance(way, str) else None
-        value = way if number is None else float(number[1]) if "." in number[1] else int(number[1])
-        attempt(**{**given, argument: value})
+    for argument, remedy in remedies.items():
+        assert remedy is None or str(remedy) in message
+        value = remedy
+        if isinstance(remedy, str):
+            number = re.search(f"{remedy} ?([\\d.]*\\d)", message)
+            if number is not None:
+                value = yaml.safe_load(number[1])
+        attempt(**{**arguments, argument: value})

@@ -28,8 +28,11 @@ from helpers.models import Plain, network
 
 def analytic_delta(epsilon: float, noise_multiplier: float) -> float:
     """Balle and Wang (ICML 2018), theorem 8: the least delta of one release at this epsilon."""
-    far, near = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    return math.exp(log_ndtr(far - near)) - math.exp(epsilon + log_ndtr(-far - near))
+    half_inverse = 1 / (2 * noise_multiplier)
+    scaled = epsilon * noise_multiplier
+    lower = math.exp(log_ndtr(half_inverse - scaled))
+    upper = math.exp(epsilon + log_ndtr(-half_inverse - scaled))
+    return lower - upper
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])
@@ -45,17 +48,25 @@ def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(
     )
 
 
-@pytest.mark.parametrize(("noise_multiplier", "rounds"), [(2.0, 1), (2.0, 10), (5.0, 20)])
+@pytest.mark.parametrize(
+    ("noise_multiplier", "rounds"),
+    [
+        (2.0, 1),
+        (2.0, 10),
+        (5.0, 20),
+    ],
+)
 def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(
     noise_multiplier: float, rounds: int
 ) -> None:
     exact = gaussian_epsilon(noise_multiplier, rounds)
-    for accountant, most in (
+    for accountant, largest_ratio in (
         (dp_accounting.pld.PLDAccountant(), 1.0001),
         (dp_accounting.rdp.RdpAccountant(), 1.15),
     ):
         accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
-        assert 0.9999 * exact < accountant.get_epsilon(1e-5) < most * exact
+        epsilon = accountant.get_epsilon(1e-5)
+        assert 0.9999 * exact < epsilon < largest_ratio * exact
 
 
 def test_accountant_without_dp_accounting_says_what_to_install(
@@ -75,19 +86,26 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize(
-    ("length", "dtype"), [(0.3, torch.float32), (2.0, torch.float64), (1e4, torch.float32)]
+    ("length", "dtype"),
+    [
+        (0.3, torch.float32),
+        (2.0, torch.float64),
+        (1e4, torch.float32),
+    ],
 )
 def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     length: float, dtype: torch.dtype
 ) -> None:
     update = torch.randn(1000, generator=generator()).to(dtype)
     update *= length / update.norm()
-    before = update.clone()
+    original = update.clone()
+
     sent = GaussianPrivacy(clip=1.5, noise_multiplier=0).protect(update, generator())
+
     assert sent.dtype == dtype
     assert sent.norm().item() == pytest.approx(min(length, 1.5), rel=1e-6)
     torch.testing.assert_close(sent, update * min(1, 1.5 / length))
-    assert torch.equal(update, before)
+    assert torch.equal(update, original)
     if length < 1.5:
         assert torch.equal(sent, update)
         assert sent.data_ptr() != update.data_ptr()
@@ -281,13 +299,15 @@ def test_metrics_of_noised_updates_are_warned_about(
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loop = FederatedLoop(metrics=metrics, uploads=[privacy, TopK(0.9)], seed=0)
+
+        uploads = [privacy, TopK(0.9)]
+        loop = FederatedLoop(metrics=metrics, uploads=uploads, seed=0)
         fit(loop, tmp_path, plain(), rounds=1)
     assert list(loop.metrics) == [*metrics, "epsilon"]  # noise is always accounted for
-    lines = [str(each.message) for each in caught if "privacy_contributions" in str(each.message)]
+    messages = [str(warning.message) for warning in caught]
+    lines = [message for message in messages if "privacy_contributions" in message]
     assert len(lines) == warned
     if warned:
-        assert (
-            "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in lines[0]
-        )
-        assert lines[0].endswith("See docs/results/privacy_contributions.md.")
+        (line,) = lines
+        assert "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in line
+        assert line.endswith("See docs/results/privacy_contributions.md.")

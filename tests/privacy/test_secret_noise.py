@@ -22,15 +22,17 @@ def noise(size: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) -> to
 def by_hand(size: int, key: bytes) -> list[float]:
     """Of one block, number by number."""
     pairs = math.ceil(size / 2)
-    drawn = hashlib.shake_256(key + bytes(8)).digest(16 * pairs)
-    words = [int.from_bytes(drawn[8 * i : 8 * i + 8], "little") % 2**53 for i in range(2 * pairs)]
-    uniform = [(word + 0.5) / 2**53 for word in words]
-    radius = [math.sqrt(-2 * math.log(u)) for u in uniform[:pairs]]
-    turns = [2 * math.pi * u for u in uniform[pairs:]]
-    both = [r * math.cos(a) for r, a in zip(radius, turns)] + [
-        r * math.sin(a) for r, a in zip(radius, turns)
-    ]
-    return both[:size]
+    stream = hashlib.shake_256(key + bytes(8)).digest(16 * pairs)
+    uniform = []
+    for position in range(0, len(stream), 8):
+        word = int.from_bytes(stream[position : position + 8], "little") % 2**53
+        uniform.append((word + 0.5) / 2**53)
+    radii = [math.sqrt(-2 * math.log(u)) for u in uniform[:pairs]]
+    angles = [2 * math.pi * u for u in uniform[pairs:]]
+    polar = list(zip(radii, angles))
+    cosines = [radius * math.cos(angle) for radius, angle in polar]
+    sines = [radius * math.sin(angle) for radius, angle in polar]
+    return (cosines + sines)[:size]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -40,55 +42,101 @@ def test_secret_noise_is_box_and_muller_of_shake_256(size: int) -> None:
 
 def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None:
     size = 2 * BLOCK + 5
-    drawn = noise(size)
-    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-3
-    assert drawn.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * size))
-    assert stats.kurtosis(drawn.numpy()) == pytest.approx(0, abs=5 * math.sqrt(24 / size))
-    halves = BLOCK // 2
-    shifted = [(drawn[:-lag], drawn[lag:]) for lag in (1, halves, BLOCK)]
-    other = noise(size, hashlib.sha256(KEY).digest())
-    for one, two in [*shifted, (drawn, other), (drawn.abs(), other.abs())]:
-        assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / math.sqrt(len(one))
+
+    numbers = noise(size)
+    with_other_key = noise(size, hashlib.sha256(KEY).digest())
+
+    assert stats.kstest(numbers.numpy(), "norm").pvalue > 1e-3
+    assert numbers.std().item() == pytest.approx(
+        1,
+        abs=5 / math.sqrt(2 * size),
+    )
+    kurtosis = stats.kurtosis(numbers.numpy())
+    assert kurtosis == pytest.approx(
+        0,
+        abs=5 * math.sqrt(24 / size),
+    )
+    pairs = [
+        (numbers, with_other_key),
+        (numbers.abs(), with_other_key.abs()),
+    ]
+    for lag in (1, BLOCK // 2, BLOCK):
+        pairs.append((numbers[:-lag], numbers[lag:]))
+    for a, b in pairs:
+        correlation = torch.corrcoef(torch.stack([a, b]))[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(len(a))
 
 
 def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
     """All streams of torch's generator on the CPU can be tried: why a site does not draw from it."""
     draw = torch.Generator()
-    one, other = (torch.randn(9, generator=draw.manual_seed(5 + high)) for high in (0, 7 << 32))
-    assert torch.equal(one, other)
+    of_low_bits = torch.randn(9, generator=draw.manual_seed(5))
+    of_high_bits_too = torch.randn(
+        9,
+        generator=draw.manual_seed(5 + (7 << 32)),
+    )
+    assert torch.equal(of_low_bits, of_high_bits_too)
+
     for bit in range(256):
         key = bytearray(KEY)
         key[bit // 8] ^= 1 << bit % 8
         assert not torch.isclose(noise(4), noise(4, bytes(key))).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+    ],
+)
 def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
     dtype: torch.dtype,
 ) -> None:
-    update = torch.randn(100_000, generator=torch.Generator().manual_seed(1)).to(dtype)
-    before = update.clone()
-    context = UploadContext(0, 3, len(update), 0, secret=KEY)
-    free, sent = (GaussianPrivacy(2.0, z).apply(update, context) for z in (0.0, 1.5))
-    assert torch.equal(update, before)
+    size = 100_000
+    update = torch.randn(
+        size,
+        generator=torch.Generator().manual_seed(1),
+    ).to(dtype)
+    original = update.clone()
+    noiseless = GaussianPrivacy(2.0, 0.0)
+    noisy = GaussianPrivacy(2.0, 1.5)
+    context = UploadContext(0, 3, size, 0, secret=KEY)
+    other_context = UploadContext(
+        0,
+        3,
+        size,
+        0,
+        secret=KEY[::-1],
+    )
+
+    clipped = noiseless.apply(update, context).double()
+    sent = noisy.apply(update, context)
+
+    assert torch.equal(update, original)
     assert sent.dtype == dtype
-    assert torch.linalg.vector_norm(free.double()).item() == pytest.approx(2.0, rel=1e-2)
-    drawn = sent.double() - free.double()
-    assert drawn.std().item() == pytest.approx(3.0, abs=5 * 3 / math.sqrt(2 * len(update)))
-    assert abs(torch.cosine_similarity(drawn, free.double(), dim=0)) < 5 / math.sqrt(len(update))
+    assert torch.linalg.vector_norm(clipped).item() == pytest.approx(2.0, rel=1e-2)
+    added = sent.double() - clipped
+    assert added.std().item() == pytest.approx(
+        3.0,
+        abs=5 * 3 / math.sqrt(2 * size),
+    )
+    similarity = torch.cosine_similarity(added, clipped, dim=0)
+    assert abs(similarity) < 5 / math.sqrt(size)
+
     # The smallest change of the update has other noise, and so has another message's key.
-    moved = update.clone()
-    moved[0] = (
-        torch.nextafter(moved[0], moved[0] + 1) if dtype != torch.bfloat16 else moved[0] * 1.01
-    )
-    changed = GaussianPrivacy(2.0, 1.5).apply(moved, context).double() - free.double()
-    elsewhere = (
-        GaussianPrivacy(2.0, 1.5)
-        .apply(update, UploadContext(0, 3, len(update), 0, secret=KEY[::-1]))
-        .double()
-    )
-    for other in (changed, elsewhere - free.double()):
-        assert abs(torch.corrcoef(torch.stack([drawn, other]))[0, 1]) < 5 / math.sqrt(len(update))
+    changed = update.clone()
+    if dtype == torch.bfloat16:
+        changed[0] *= 1.01
+    else:
+        changed[0] = torch.nextafter(changed[0], changed[0] + 1)
+    for independent in (
+        noisy.apply(changed, context),
+        noisy.apply(update, other_context),
+    ):
+        pair = torch.stack([added, independent.double() - clipped])
+        assert abs(torch.corrcoef(pair)[0, 1]) < 5 / math.sqrt(size)
 
 
 def test_repr_of_an_upload_context_hides_the_secret() -> None:
