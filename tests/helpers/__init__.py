@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 
-def slow_except(fast: Collection[Any], rows: Iterable[Any]) -> list[Any]:
+def slow_except(
+    fast: Collection[Any],
+    rows: Iterable[Any],
+) -> list[Any]:
     """For ``pytest.mark.parametrize``: ``rows``, slow but for those in ``fast``, each of which must be one of them."""
     rows = list(rows)
-    assert all(each in rows for each in fast), f"{fast} are not all in {rows}"
-    return [
-        row
-        if row in fast
-        else pytest.param(*(row if isinstance(row, tuple) else [row]), marks=pytest.mark.slow)
-        for row in rows
-    ]
+    for row in fast:
+        assert row in rows, f"{fast} are not all in {rows}"
+    marked = []
+    for row in rows:
+        if row in fast:
+            marked.append(row)
+        else:
+            arguments = row if isinstance(row, tuple) else [row]
+            marked.append(pytest.param(*arguments, marks=pytest.mark.slow))
+    return marked

@@ -114,7 +114,9 @@ class DigitsFails(DigitsPlateau):
     steps = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop: Any = next(each for each in self.trainer.callbacks if hasattr(each, "sampler"))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in self.trainer.callbacks if hasattr(callback, "sampler")
+        )  # type: ignore[attr-defined]
         cohort = " ".join(map(str, loop.state.cohort))
         if cohort == os.environ.get("FAILS"):
             raise ZeroDivisionError("nobody there")

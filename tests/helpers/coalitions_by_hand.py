@@ -58,24 +58,28 @@ class Hand:
         dealt = data()
         dealt.setup("fit")
         val = list(dealt.val_dataloader())
-        rounds = [members] * (FIT_ROUNDS if members else 0) if cohorts is None else cohorts
-        for self.round, cohort in enumerate(rounds):
-            start, states, sizes = copy.deepcopy(self.net.state_dict()), [], []
+        if cohorts is None:
+            cohorts = [members] * (FIT_ROUNDS if members else 0)
+        for self.round, cohort in enumerate(cohorts):
+            initial_state = copy.deepcopy(self.net.state_dict())
+            states = []
+            sizes = []
             for client in cohort:
-                self.net.load_state_dict(start)
+                self.net.load_state_dict(initial_state)
                 seed_global_rngs(SEED, "train", self.round, client)
                 stream = generator_for(SEED, "shuffle", self.round, client, 0)
-                self.train(list(dealt.client_loader(client, "train", generator=stream)), client)
+                batches = list(dealt.client_loader(client, "train", generator=stream))
+                self.train(batches, client)
                 states.append(copy.deepcopy(self.net.state_dict()))
                 sizes.append(float(dealt.num_samples[client]))
             if not states:
                 continue
-            mean = {
-                n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes)
-                if v.is_floating_point()
-                else states[0][n]
-                for n, v in start.items()
-            }
+            mean = {}
+            for name, value in initial_state.items():
+                mean[name] = states[0][name]
+                if value.is_floating_point():
+                    total = sum(size * state[name] for size, state in zip(sizes, states))
+                    mean[name] = total / sum(sizes)
             self.net.load_state_dict(mean)
             self.end_round(val)
         return -self.validation_loss(val)

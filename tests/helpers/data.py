@@ -17,12 +17,15 @@ from flsv.data import FederatedDataModule, Files, Loader, SizePartitioner, Split
 
 def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
-    found = dict(options)
+    arguments = dict(options)
     for name, kind in (("splits", Splits), ("files", Files), ("loader", Loader)):
-        mine = {each.name: found.pop(each.name) for each in fields(kind) if each.name in found}  # type: ignore[arg-type]
-        if mine:
-            found[name] = kind(**mine)
-    return found
+        of_kind = {}
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name in arguments:
+                of_kind[field.name] = arguments.pop(field.name)
+        if of_kind:
+            arguments[name] = kind(**of_kind)
+    return arguments
 
 
 def ready(*args: Any, **options: Any) -> FederatedDataModule:

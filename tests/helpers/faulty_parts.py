@@ -25,11 +25,12 @@ class Norm(ContributionMetric):
     """How far each client moved; without fault."""
 
     per_class = False
-    first, reduction = NAN, staticmethod(latest)
+    initial_norm = NAN
+    reduction = staticmethod(latest)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state(
-            "norms", torch.full((num_clients,), self.first), dist_reduce_fx=self.reduction
+            "norms", torch.full((num_clients,), self.initial_norm), dist_reduce_fx=self.reduction
         )
         self.calls = 0
 
@@ -47,7 +48,8 @@ class Norm(ContributionMetric):
 class Sums(Norm):
     """Of states that are sums it takes the larger one."""
 
-    first, reduction = 0.0, "max"
+    initial_norm = 0.0
+    reduction = "max"
 
     def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
         self.norms[client_ids] += client_updates.norm(dim=1).to(self.norms)
@@ -248,11 +250,11 @@ class StartsFromTheLast(Personalizer):
     """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
 
     def receive(self, local: Any, instruction: Any) -> Tensor:
-        self.last = super().receive(local, instruction) * (1 + instruction.client_id)
-        return self.last
+        self.last_model = super().receive(local, instruction) * (1 + instruction.client_id)
+        return self.last_model
 
     def keep(self, local: Any) -> None:
-        local.state["own_model"] = self.last
+        local.state["own_model"] = self.last_model
 
     def start(self, client: int, state: Any) -> Tensor | None:
         return state.model() if state.round_index == 0 else None

@@ -103,8 +103,8 @@ def shapfed(**kwargs: Any) -> FederatedLoop:
 
 def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
     """What clients keep as tensors by name."""
-    kept = loop.state_dict()["clients"]
-    return {client: each["tensors"] for client, each in kept.items() if "tensors" in each}
+    states = loop.state_dict()["clients"]
+    return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
 
 
 class KeepUpdates(FedAvg):
@@ -142,37 +142,41 @@ def pair(
     loops = []
     modules = []
     for kind in ("sequential", engine):
-        made = {
-            name: value() if isinstance(value, partial) else value for name, value in kwargs.items()
-        }
-        loops.append(engine_loop(kind, **made))
+        arguments = {}
+        for name, value in kwargs.items():
+            arguments[name] = value() if isinstance(value, partial) else value
+        loops.append(engine_loop(kind, **arguments))
         dealt = toy_data(SIZES) if data is None else data()
         modules.append(
             fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
         )
-    one, many = loops
-    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
+    sequential, other_loop = loops
+    close = partial(
+        torch.testing.assert_close,
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+    )
     close(vector(modules[1]), vector(modules[0]))
     assert modules[0].trainer.global_step == modules[1].trainer.global_step
-    for name, value in one.contribution_metrics.contributions.items():
-        close(many.contribution_metrics.contributions[name], value, msg=name)
-    close(many.weights, one.weights)
-    assert torch.equal(many.participations, one.participations)
-    assert many.client_scores.keys() == one.client_scores.keys()
-    for name, scores in one.client_scores.items():
-        close(many.client_scores[name], scores)
-    assert many.state.starts.keys() == one.state.starts.keys()
-    for client, model in one.state.starts.items():
-        close(many.state.starts[client], model)
-    for mine, theirs in zip(
-        _tensors(client_tensors(many)), _tensors(client_tensors(one)), strict=True
+    for name, value in sequential.contribution_metrics.contributions.items():
+        close(other_loop.contribution_metrics.contributions[name], value, msg=name)
+    close(other_loop.weights, sequential.weights)
+    assert torch.equal(other_loop.participations, sequential.participations)
+    assert other_loop.client_scores.keys() == sequential.client_scores.keys()
+    for name, scores in sequential.client_scores.items():
+        close(other_loop.client_scores[name], scores)
+    assert other_loop.state.starts.keys() == sequential.state.starts.keys()
+    for client, model in sequential.state.starts.items():
+        close(other_loop.state.starts[client], model)
+    for tensor, expected in zip(
+        _tensors(client_tensors(other_loop)), _tensors(client_tensors(sequential)), strict=True
     ):
-        close(mine, theirs)
-    mine, theirs = many.trained, one.trained
-    assert mine.keys() == theirs.keys()
-    for client, model in theirs.items():
-        close(mine[client], model)
-    return one, many
+        close(tensor, expected)
+    assert other_loop.trained.keys() == sequential.trained.keys()
+    for client, model in sequential.trained.items():
+        close(other_loop.trained[client], model)
+    return sequential, other_loop
 
 
 def _tensors(states: Any) -> list[Tensor]:
@@ -229,10 +233,10 @@ def validated(
     module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path
 ) -> dict[str, float]:
     """By Lightning: the vector set into a copy, ``trainer.validate``."""
-    own = copy.deepcopy(module)
-    ParameterSpace(own).write(own, vector)
+    copied = copy.deepcopy(module)
+    ParameterSpace(copied).write(copied, vector)
     trainer = trainer_for(None, folder)
-    trainer.validate(own, data, verbose=False)
+    trainer.validate(copied, data, verbose=False)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
@@ -257,7 +261,9 @@ def assert_resumes(
 
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
     """
-    whole, half, rest = make(), make(), make()
+    whole = make()
+    half = make()
+    remainder = make()
     uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=rounds[1], **options)
     saving: dict[str, Any] = {
         **options,
@@ -268,11 +274,20 @@ def assert_resumes(
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
     saving["callbacks"] = [checkpoints(folder / "resumed")]
-    resumed = fit(rest, folder, module(), data(), rounds=rounds[1], ckpt_path=path, **saving)
+    resumed = fit(
+        remainder,
+        folder,
+        module(),
+        data(),
+        rounds=rounds[1],
+        ckpt_path=path,
+        **saving,
+    )
     assert torch.equal(vector(resumed), vector(uninterrupted))
-    mine, theirs = rest.state_dict(), whole.state_dict()
+    state = remainder.state_dict()
+    expected_state = whole.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
-        assert same_values(mine[name], theirs[name]), name
+        assert same_values(state[name], expected_state[name]), name
     return whole
 
 
@@ -308,13 +323,13 @@ class Noisy(Plain):
 class InRound(Callback):
     """Knows the number, from 0, of the present batch among all of the round."""
 
-    first = 0
+    first_batch = 0
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.first = trainer.fit_loop.total_batch_idx + 1
+        self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
     def place(self, trainer: L.Trainer) -> int:
-        return trainer.fit_loop.total_batch_idx - self.first
+        return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
 class Stop(InRound):

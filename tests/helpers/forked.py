@@ -31,8 +31,8 @@ class Forked:
         """Its status, negative for a signal and None while it runs, and its output."""
         end = time.monotonic() + seconds
         while self.status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended_pid:
                 self.status = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > end:
                 break
@@ -71,12 +71,12 @@ def _run(
 
 def processes(session: int) -> list[int]:
     """The processes of a session that have not ended."""
-    found = []
+    ids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state = (process / "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
         if int(state[3]) == session and state[0] != "Z":
-            found.append(int(process.name))
-    return found
+            ids.append(int(process.name))
+    return ids

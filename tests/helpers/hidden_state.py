@@ -114,15 +114,15 @@ class Closure(Counting):
         super().__init__()
         calls = 0
 
-        def more() -> int:
+        def count_calls() -> int:
             nonlocal calls
             calls += 1
             return calls
 
-        self.more = more
+        self.count_calls = count_calls
 
     def next(self) -> float:
-        return self.more()
+        return self.count_calls()
 
 
 class OpenFile(Counting):
@@ -235,15 +235,16 @@ class Rows(Dataset):
 
     def __init__(self) -> None:
         x, y = toy_sets()[0].tensors
-        self.length, self.file = len(x), Path(tempfile.mkdtemp()) / "rows.db"
+        self.length = len(x)
+        self.file = Path(tempfile.mkdtemp()) / "rows.db"
         self.connection = sqlite3.connect(self.file, check_same_thread=False)
         with contextlib.closing(self.connection.cursor()) as cursor:
             cursor.execute("create table rows (id integer primary key, x text, y integer)")
-            told = [
+            table_rows = [
                 (i, ",".join(map(repr, row.tolist())), int(label))
                 for i, (row, label) in enumerate(zip(x, y))
             ]
-            cursor.executemany("insert into rows values (?, ?, ?)", told)
+            cursor.executemany("insert into rows values (?, ?, ?)", table_rows)
         self.connection.commit()
 
     def __len__(self) -> int:
@@ -324,11 +325,12 @@ def serve(names: Any, other_end: Any) -> None:
     logging.disable(logging.CRITICAL)
     fork = multiprocessing.get_context("fork")
     while name := names.recv():
-        found = []
+        answers = []
         for members in MEMBERS:
-            ours, theirs = fork.Pipe()
-            process = fork.Process(target=alone, args=(name, members, theirs))
+            connection, child_end = fork.Pipe()
+            process = fork.Process(target=alone, args=(name, members, child_end))
             process.start()
-            found.append(ours.recv())
+            answers.append(connection.recv())
             process.join()
-        names.send({"utilities": [each[0] for each in found], "model": found[-1][1]})
+        utilities = [utility for utility, _ in answers]
+        names.send({"utilities": utilities, "model": answers[-1][1]})

@@ -96,35 +96,43 @@ Train = Callable[[nn.Module, list[list[Any]]], None]
 
 def sharing_by_hand(
     net: nn.Module,
-    kept: Collection[str],
+    private: Collection[str],
     train: Train,
     data: FederatedDataModule | None = None,
     uniform: bool = False,
     rounds: int = ROUNDS,
 ) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
-    """FedAvg by ``state_dict``s in which the names ``kept`` stay at their client: the global model, and what every
+    """FedAvg by ``state_dict``s in which the names ``private`` stay at their client: the global model, and what every
     client keeps. ``train`` is given a client's batches, a list for every local epoch."""
-    data, server = unequal_data() if data is None else data, copy.deepcopy(net)
-    own: dict[int, dict[str, Tensor]] = {}
+    if data is None:
+        data = unequal_data()
+    server = copy.deepcopy(net)
+    private_parts: dict[int, dict[str, Tensor]] = {}
     for r in range(rounds):
         states, sizes = [], []
         for i in cohort(r):
             client = copy.deepcopy(server).train()
-            client.load_state_dict({**client.state_dict(), **own.get(i, {})})
-            given = list(batches(data, r, i))
-            length = len(given) // LOCAL_EPOCHS
-            train(client, [given[e * length : (e + 1) * length] for e in range(LOCAL_EPOCHS)])
+            client.load_state_dict({**client.state_dict(), **private_parts.get(i, {})})
+            client_batches = list(batches(data, r, i))
+            length = len(client_batches) // LOCAL_EPOCHS
+            epochs = [
+                client_batches[epoch * length : (epoch + 1) * length]
+                for epoch in range(LOCAL_EPOCHS)
+            ]
+            train(client, epochs)
             state = {name: value.clone() for name, value in client.state_dict().items()}
-            own[i] = {name: state[name] for name in kept}
+            private_parts[i] = {name: state[name] for name in private}
             states.append(state)
             sizes.append(1.0 if uniform else float(data.num_samples[i]))
         total = sum(sizes)
         for name, value in server.state_dict().items():
-            if name not in kept and value.is_floating_point():
+            if name in private:
+                continue
+            if value.is_floating_point():
                 value.copy_(sum(size / total * state[name] for size, state in zip(sizes, states)))
-            elif name not in kept:
+            else:
                 value.copy_(states[0][name])
-    return server, own
+    return server, private_parts
 
 
 def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
@@ -141,18 +149,21 @@ def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
 
 
 def assert_kept(
-    loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net."
+    loop: FederatedLoop, private_parts: dict[int, dict[str, Tensor]], prefix: str = "net."
 ) -> None:
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
-    assert {client for client, kept in own.items() if kept} == states.keys()
-    for client, kept in own.items():
-        if kept:
-            assert {f"module.{prefix}{name}" for name in kept} == states[client].keys()
-        for name, value in kept.items():
-            found = states[client][f"module.{prefix}{name}"]
+    assert {client for client, part in private_parts.items() if part} == states.keys()
+    for client, part in private_parts.items():
+        if part:
+            assert {f"module.{prefix}{name}" for name in part} == states[client].keys()
+        for name, value in part.items():
             torch.testing.assert_close(
-                found, value, rtol=ROUNDING, atol=ROUNDING, msg=lambda m, n=name: f"{n}: {m}"
+                states[client][f"module.{prefix}{name}"],
+                value,
+                rtol=ROUNDING,
+                atol=ROUNDING,
+                msg=lambda message, name=name: f"{name}: {message}",
             )
 
 
@@ -224,8 +235,11 @@ def in_run_fit(
         rounds=rounds,
         **kwargs,
     )
-    kept = {client: state["in_run_values"] for client, state in client_tensors(loop).items()}
-    return loop.contributions["in_run"].by_class.double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
+    sample_values = {}
+    for client, state in client_tensors(loop).items():
+        sample_values[client] = state["in_run_values"]
+    by_class = loop.contributions["in_run"].by_class.double()
+    return by_class, sample_values, loop.aggregator.rounds  # type: ignore[attr-defined]
 
 
 def validation_gradient(
@@ -253,44 +267,62 @@ def in_run_by_hand(
     model = without_batch_norm()
     ParameterSpace(model).write(model, round.global_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    mine = torch.cat([x for x, _ in dealt.client_loader(client, "train", shuffle=False)])
-    batches = [
-        batch
-        for epoch in range(epochs)
-        for batch in list(
-            dealt.client_loader(
-                client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch)
+    samples = torch.cat(
+        [
+            x
+            for x, _ in dealt.client_loader(
+                client,
+                "train",
+                shuffle=False,
             )
-        )[:limit]
+        ]
+    )
+    batches: list[Any] = []
+    for epoch in range(epochs):
+        stream = generator_for(SEED, "shuffle", round.round_index, client, epoch)
+        batches += list(dealt.client_loader(client, "train", stream))[:limit]
+    steps = [
+        batches[i : i + window]
+        for i in range(
+            0,
+            len(batches),
+            window,
+        )
     ]
-    steps = [batches[i : i + window] for i in range(0, len(batches), window)]
-    looked = range(round.round_index % min(every, len(batches)), len(steps), every)
+    looked = range(
+        round.round_index % min(every, len(batches)),
+        len(steps),
+        every,
+    )
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+        return F.cross_entropy(
+            functional_call(
+                model,
+                parameters,
+                (x[None],),
+            ),
+            y[None],
+        )
 
-    values = torch.zeros(len(mine), dtype=torch.float64)
+    values = torch.zeros(len(samples), dtype=torch.float64)
     for t, step in enumerate(steps):
         # The k-th step after this one still moves by momentum^k of this one's gradients.
-        reach = (
-            sum(lr * momentum**k for k in range(len(steps) - t))
-            * (t in looked)
-            * len(steps)
-            / max(len(looked), 1)
-        )
+        rates = sum(lr * momentum**k for k in range(len(steps) - t))
+        reach = 0.0
+        if t in looked:
+            reach = rates * len(steps) / len(looked)
         optimizer.zero_grad()
         for x, y in step:
             parameters = {name: p.detach() for name, p in model.named_parameters()}
             slopes = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
-            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g) / (
-                len(x) * window
-            )
-            rows = [int((mine == each).all(1).nonzero()) for each in x]
-            values.index_add_(
-                0, torch.tensor(rows), reach * products.double()
-            )  # a sample may be there twice
-            (
-                F.cross_entropy(model(x), y) / window
-            ).backward()  # Lightning divides so, also in the last
+            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g)
+            products = products / (len(x) * window)
+            rows = [int((samples == sample).all(1).nonzero()) for sample in x]
+            # A sample may be there twice.
+            values.index_add_(0, torch.tensor(rows), reach * products.double())
+            # Lightning divides so, also in the last step.
+            loss_of_batch = F.cross_entropy(model(x), y) / window
+            loss_of_batch.backward()
         optimizer.step()
     return values, ParameterSpace(model).read(model)

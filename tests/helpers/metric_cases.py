@@ -52,7 +52,7 @@ class MoreRounds(Rounds):
         return replace(round, reports=reports)
 
     def coalitions(
-        self, numbers: Sequence[int], start: Tensor, vectors: Tensor
+        self, numbers: Sequence[int], model: Tensor, vectors: Tensor
     ) -> TrainedCoalitions:
         """Each alone, every two and all, as if they had been trained: the mean of who is there."""
         masks = few_coalitions(NUM_CLIENTS, "pairs")
@@ -62,7 +62,7 @@ class MoreRounds(Rounds):
 
         def build(index: int, out: Tensor) -> None:
             there = masks[index, numbers]
-            out.copy_(vectors[there].mean(0) if there.any() else start)
+            out.copy_(vectors[there].mean(0) if there.any() else model)
 
         return TrainedCoalitions(masks, build)
 

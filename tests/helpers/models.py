@@ -138,7 +138,10 @@ class Diverges(Plain):
 
 
 def loop_of(module: L.LightningModule) -> FederatedLoop:
-    return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))
+    (loop,) = [
+        callback for callback in module.trainer.callbacks if isinstance(callback, FederatedLoop)
+    ]
+    return loop
 
 
 class Stepped(Plain):
@@ -157,8 +160,11 @@ class Stepped(Plain):
         self.torch_rng = torch.Generator().manual_seed(1)
         self.numpy_rng = np.random.default_rng(1)
         self.accuracy = MulticlassAccuracy(CLASSES)
-        both = {"all": MulticlassAccuracy(CLASSES), "matrix": MulticlassConfusionMatrix(CLASSES)}
-        self.measures = MetricCollection(both, prefix="train_")
+        train_metrics = {
+            "all": MulticlassAccuracy(CLASSES),
+            "matrix": MulticlassConfusionMatrix(CLASSES),
+        }
+        self.measures = MetricCollection(train_metrics, prefix="train_")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx) * self.beta
@@ -217,15 +223,15 @@ def mixup(draw: Callable[[Any], float]) -> Callable[..., Any]:
 
 def masked(module: Any, loss: Tensor, batch: Any) -> Tensor:
     x, y = batch
-    known = y != 2
-    return nn.functional.cross_entropy(module(x)[known], y[known])
+    is_labeled = y != 2
+    return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
 
 
 def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
     x, y = batch
-    found = module(x)
-    module.log("accuracy", module.accuracy(found, y))
-    module.log("all", module.measures(found, y)["train_all"])
+    logits = module(x)
+    module.log("accuracy", module.accuracy(logits, y))
+    module.log("all", module.measures(logits, y)["train_all"])
     module.log("running", module.accuracy.compute())
     return loss
 

@@ -62,18 +62,18 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     """The blocks of a page in Python, YAML, shell or data; output is ``text``."""
-    found = []
+    page_blocks = []
     for indent, language, title, text in _BLOCK.findall(page):
         lines = [line.removeprefix(indent) for line in text.splitlines()]
-        found.append(Block(language, title or None, "\n".join(lines) + "\n"))
-    return found
+        page_blocks.append(Block(language, title or None, "\n".join(lines) + "\n"))
+    return page_blocks
 
 
 def commands(text: str) -> list[list[str]]:
     """The commands of a shell block, as lists of words, without comments and prompts."""
     lines = text.replace("\\\n", " ").splitlines()
     words = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
-    return [each for each in words if each]
+    return [command for command in words if command]
 
 
 def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
@@ -126,19 +126,21 @@ def run_command(command: list[str]) -> None:
         with open(command[-1], "w") as file, redirect_stdout(file):
             run_command(command[:-2])
         assert Path(command[-1]).read_text()
-    elif command[0] == "flsv" and not any(" ".join(command).startswith(known) for known in NOT_RUN):
+    elif command[0] == "flsv" and not any(
+        " ".join(command).startswith(prefix) for prefix in NOT_RUN
+    ):
         try:
             status: Any = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help
             status = stopped.code
         assert not status, command
     elif command[0] == "python" and command[1].endswith(".py"):
-        before = sys.argv
+        arguments = sys.argv
         sys.argv = command[1:]
         try:
             runpy.run_path(command[1], run_name="__main__")
         finally:
-            sys.argv = before
+            sys.argv = arguments
     elif command[0] == "pytest" and Path(command[-1]).exists():
         paths = {**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])}
         subprocess.run(
@@ -150,7 +152,7 @@ def run_command(command: list[str]) -> None:
         if shutil.which(command[0]):
             subprocess.run([*map(os.path.expanduser, command)], check=True)
     else:
-        assert any(" ".join(command).startswith(known) for known in NOT_RUN), (
+        assert any(" ".join(command).startswith(prefix) for prefix in NOT_RUN), (
             f"{command} is neither run nor listed"
         )
 

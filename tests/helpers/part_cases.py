@@ -38,14 +38,14 @@ def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) ->
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
     checks, marks = [], []
     for table in tables:
-        for place, of_part in enumerate(table):
+        for row, of_part in enumerate(table):
             for check in of_part:
                 name = check.check.__name__
-                slow = name in shared and (place + shared.index(name)) % 3 != 0
+                is_slow = name in shared and (row + shared.index(name)) % 3 != 0
                 checks.append(check)
-                marks.append([pytest.mark.slow] if slow else [])
-    made = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
-    return pytest.mark.parametrize("check", made, ids=str)
+                marks.append([pytest.mark.slow] if is_slow else [])
+    cases = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
+    return pytest.mark.parametrize("check", cases, ids=str)
 
 
 def repr_is_code(case: Case) -> None:
@@ -110,13 +110,13 @@ def starts_are_models(case: PersonalizerCase) -> None:
     personalizer: Any = loop.personalizer
     size = len(loop.state.model())
     for client in range(fits.NUM_CLIENTS):
-        before = personalizer.state_dict()
-        one, again = (personalizer.start(client, loop.state) for _ in range(2))
-        ensure(one is None or (one.shape == (size,) and one.isfinite().all()), one)
-        ensure(
-            equal(one, again) and equal(before, personalizer.state_dict()),
-            "another one, or another state",
-        )
+        state = personalizer.state_dict()
+        model = personalizer.start(client, loop.state)
+        same_model = personalizer.start(client, loop.state)
+        is_finite_model = model is None or (model.shape == (size,) and model.isfinite().all())
+        ensure(is_finite_model, model)
+        is_same = equal(model, same_model) and equal(state, personalizer.state_dict())
+        ensure(is_same, "another one, or another state")
 
 
 PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
@@ -145,69 +145,83 @@ class SamplerCase(fits.FitCase):
         """Whose clients are asked, where it asks any."""
         return Rounds()
 
-    def draw(self, num_clients: int = NUM_CLIENTS, known: int = 0) -> Callable[[int], list[int]]:
+    def draw(
+        self, num_clients: int = NUM_CLIENTS, num_valued: int = 0
+    ) -> Callable[[int], list[int]]:
         """Begins a run; what is given back draws a cohort from a seed.
 
         Args:
             num_clients: of the federation.
-            known: how many of them have a value of the metric that it reads; the others' are NaN. 0: there is none.
+            num_valued: how many of them have a value of the metric that it reads; the others' are NaN. 0: nobody.
         """
-        sampler, start = self.new(), federation(self.rounds, num_clients)
+        sampler = self.new()
+        info = federation(self.rounds, num_clients)
         sampler.check(num_clients)
-        sampler.begin(start)
-        asked, contributions = self.rounds.clients[:num_clients], self.contributions(known)
+        sampler.begin(info)
+        clients = self.rounds.clients[:num_clients]
+        contributions = self.contributions(num_valued)
 
         def cohort(seed: int) -> list[int]:
             draw = torch.Generator().manual_seed(seed)
             return cohort_of(
-                sampler, num_clients, contributions, draw, 0, asked, start.global_vector
+                sampler,
+                num_clients,
+                contributions,
+                draw,
+                0,
+                clients,
+                info.global_vector,
             )
 
         return cohort
 
-    def contributions(self, known: int) -> dict[str, Tensor]:
+    def contributions(self, num_valued: int) -> dict[str, Tensor]:
         """Of the metric that it reads: the first clients' values, NaN for the others."""
-        if self.part.metric is None or not known:
+        if self.part.metric is None or not num_valued:
             return {}
         values = torch.linspace(0.1, 0.9, NUM_CLIENTS)
-        values[known:] = float("nan")
+        values[num_valued:] = float("nan")
         return {self.part.metric: values}
 
-    def chances(self, known: int, cohort: Sequence[int]) -> Tensor | None:
+    def chances(self, num_valued: int, cohort: Sequence[int]) -> Tensor | None:
         """Everybody's probability to be drawn; None where it says that nobody knows."""
         sampler = self.new()
         sampler.begin(federation(self.rounds))
         try:
-            return chances_of(sampler, NUM_CLIENTS, self.contributions(known), 0, cohort)
+            return chances_of(sampler, NUM_CLIENTS, self.contributions(num_valued), 0, cohort)
         except ConfigurationError:
             return None
 
 
 def draws_clients(case: SamplerCase) -> None:
     """A cohort are ids of clients, ascending, each once, by the generator alone; whatever the metric says of them."""
-    for known in (0, 2, NUM_CLIENTS):
-        draw = case.draw(known=known)
+    for num_valued in (0, 2, NUM_CLIENTS):
+        draw = case.draw(num_valued=num_valued)
         for seed in range(10):
             with untouched_rngs("a sampler"):
-                one, again = draw(seed), draw(seed)
-            ensure(one == again == sorted(one), f"{one} and {again}")
-            case.chances(known, one)
+                cohort = draw(seed)
+                same_cohort = draw(seed)
+            ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
+            case.chances(num_valued, cohort)
 
 
 def probabilities_are_true(case: SamplerCase) -> None:
     """Clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors."""
     draws = 400
-    for known in (2, NUM_CLIENTS):
-        draw, counts = case.draw(known=known), torch.zeros(NUM_CLIENTS, dtype=torch.float64)
-        chances = case.chances(known, draw(0))
+    for num_valued in (2, NUM_CLIENTS):
+        draw = case.draw(num_valued=num_valued)
+        counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
+        chances = case.chances(num_valued, draw(0))
         if chances is None:
             return
         for seed in range(draws):
             counts[draw(seed)] += 1
         chances = chances.double()
-        error = (counts / draws - chances).abs()
-        bound = 4.5 * (chances * (1 - chances)).clamp_min(1e-4).div(draws).sqrt() + 2e-2 * chances
-        ensure((error <= bound).all(), f"{(counts / draws).tolist()} instead of {chances.tolist()}")
+        frequencies = counts / draws
+        variance = (chances * (1 - chances)).clamp_min(1e-4) / draws
+        bound = 4.5 * variance.sqrt() + 2e-2 * chances
+        is_true = (frequencies - chances).abs() <= bound
+        ensure(is_true.all(), f"{frequencies.tolist()} instead of {chances.tolist()}")
 
 
 SamplerCase.checks = (
@@ -223,8 +237,8 @@ PARAMETERS, BUFFERS = 12, 3
 def context(
     client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any
 ) -> UploadContext:
-    start = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
-    return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=start, **state)
+    model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
+    return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
 
 def update_of(client: int, dtype: Any = torch.float32) -> Tensor:
@@ -291,7 +305,9 @@ class FilterCase(fits.FitCase):
         return part
 
     def taken(self, loop: FederatedLoop) -> Any:
-        return next(each for each in loop.filters if type(each) is type(self.part))
+        kind = type(self.part)
+        (part,) = [part for part in loop.filters if type(part) is kind]
+        return part
 
 
 def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
@@ -303,17 +319,25 @@ def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None
         order: places of the clients, where they are not to be ascending.
     """
     round = Rounds()[index]
-    rows, start = round.client_vectors.clone(), round.global_vector
-    rows[-1] = start + long * (rows[-1] - start)
-    places = list(range(len(rows))) if order is None else list(order)
-    ids, samples = round.client_ids[places].tolist(), round.num_samples[places]
-    rows = rows[places]
+    rows = round.client_vectors.clone()
+    model = round.global_vector
+    rows[-1] = model + long * (rows[-1] - model)
+    positions = list(range(len(rows))) if order is None else list(order)
+    ids = round.client_ids[positions].tolist()
+    samples = round.num_samples[positions]
+    rows = rows[positions]
     updates = tuple(
         ClientUpdate(client, int(size), row)
         for client, size, row in zip(ids, samples.tolist(), rows)
     )
     return Cohort(
-        index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, start
+        index,
+        updates,
+        rows,
+        (model,) * len(ids),
+        samples,
+        round.space.num_parameters,
+        model,
     )
 
 
@@ -321,31 +345,35 @@ def gives_a_cohort(case: FilterCase) -> None:
     """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
     for index in range(len(COHORTS)):
         for long in (1.0, 1e6):
-            before, given = cohort(index, long), cohort(index, long)
-            left = case.begun().apply(given)
-            sizes = {len(left.updates), len(left.matrix), len(left.starts), len(left.num_samples)}
-            ensure(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
+            original = cohort(index, long)
+            argument = cohort(index, long)
+            filtered = case.begun().apply(argument)
+            sizes = {
+                len(filtered.updates),
+                len(filtered.matrix),
+                len(filtered.starts),
+                len(filtered.num_samples),
+            }
+            ensure(isinstance(filtered, Cohort), filtered)
+            ensure(set(filtered.ids) <= set(argument.ids), filtered)
             ensure(len(sizes) == 1 and 0 not in sizes, sizes)
-            kept = equal(given.matrix, before.matrix) and equal(
-                given.num_samples, before.num_samples
-            )
-            ensure(kept, "a changed argument")
+            has_same_models = equal(argument.matrix, original.matrix)
+            has_same_samples = equal(argument.num_samples, original.num_samples)
+            ensure(has_same_models and has_same_samples, "a changed argument")
 
 
 def order_does_not_matter(case: FilterCase) -> None:
     """Who is left, and with what, does not depend on the order of the clients."""
     for long in (1.0, 1e6):
-        cohorts = (case.begun().apply(cohort(0, long, order)) for order in (None, (2, 0, 1)))
-        mine, theirs = (
-            dict(
-                sorted(
-                    (client, (row, size))
-                    for client, row, size in zip(each.ids, each.matrix, each.num_samples)
-                )
-            )
-            for each in cohorts
-        )
-        ensure(equal(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")
+        by_client = []
+        for order in (None, (2, 0, 1)):
+            filtered = case.begun().apply(cohort(0, long, order))
+            rows = {}
+            for client, row, size in zip(filtered.ids, filtered.matrix, filtered.num_samples):
+                rows[client] = (row, size)
+            by_client.append(dict(sorted(rows.items())))
+        ascending, reordered = by_client
+        ensure(equal(ascending, reordered, rtol=1e-5), f"{ascending} and {reordered}")
 
 
 def one_client_stays(case: FilterCase) -> None:

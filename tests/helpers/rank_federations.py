@@ -48,15 +48,15 @@ class Logging(Plain):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.seen = torchmetrics.classification.MulticlassAccuracy(
+        self.micro_accuracy = torchmetrics.classification.MulticlassAccuracy(
             num_classes=CLASSES, average="micro"
         )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        self.seen(self(batch[0]), batch[1])
+        self.micro_accuracy(self(batch[0]), batch[1])
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
-        self.log("seen", self.seen, on_step=False, on_epoch=True)
+        self.log("seen", self.micro_accuracy, on_step=False, on_epoch=True)
         self.log("worst", loss, reduce_fx="max", on_step=False, on_epoch=True)
         self.log(
             f"rows_{len(batch[1])}",
@@ -271,19 +271,20 @@ def one_excluded() -> Case:
 def by_a_logged_value() -> Case:
     """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
     ranks share five clients and 32 coalitions out unequally."""
-    less: Any = {"performance": "val_loss", "mode": "min"}
-    more: Any = {"performance": "val_hits", "mode": "max"}
+    by_loss: Any = {"performance": "val_loss", "mode": "min"}
+    by_hits: Any = {"performance": "val_hits", "mode": "max"}
     metrics = {
-        "pfsv": PartialFederatedShapley(**less),
-        "cumulative": CumulativeShapley(**more),
-        "decayed": DecayedShapley(**less),
-        "loo": LeaveOneOut(**less),
-        "one_round": OneRoundShapley(2, **less),
-        "surrogate": SurrogateFederatedShapley(**less),
+        "pfsv": PartialFederatedShapley(**by_loss),
+        "cumulative": CumulativeShapley(**by_hits),
+        "decayed": DecayedShapley(**by_loss),
+        "loo": LeaveOneOut(**by_loss),
+        "one_round": OneRoundShapley(2, **by_loss),
+        "surrogate": SurrogateFederatedShapley(**by_loss),
         "agreement": GradientAgreement(loss="val_loss"),
-        "fedce": ContributionEstimation(**more),
+        "fedce": ContributionEstimation(**by_hits),
     }
-    loop = FederatedLoop(metrics=metrics, personalizer=FedFomo(**less), seed=3)
+    personalizer = FedFomo(**by_loss)
+    loop = FederatedLoop(metrics=metrics, personalizer=personalizer, seed=3)
     return loop, Validating(), five(client_val=0.2), {"rounds": 2}
 
 

@@ -112,9 +112,10 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     loop, module, data, options = case
-    there = trainer(folder, [loop.replace(reporting=Reporting(table=False)), *callbacks], options)
-    last = folder / "last.ckpt"
-    there.fit(module, data, ckpt_path=last if last.exists() else None)
+    callbacks = [loop.replace(reporting=Reporting(table=False)), *callbacks]
+    there = trainer(folder, callbacks, options)
+    checkpoint = folder / "last.ckpt"
+    there.fit(module, data, ckpt_path=checkpoint if checkpoint.exists() else None)
     if there.is_global_zero:
         metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
         (folder / "metrics.txt").write_text(repr(metrics))
@@ -166,7 +167,11 @@ def other_data(folder: str, how: str) -> None:
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
             strategy.version_settings = lambda: {"version of flsv": "9.9"}
-    data = FederatedDataModule((train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+    data = FederatedDataModule(
+        (train, test),
+        SizePartitioner([4, 2, 3, 3, 2]),
+        batch_size=8,
+    )
     fit(Path(folder), (loop, module, data, options))
 
 
@@ -200,7 +205,10 @@ def no_federation(folder: str) -> None:
 
 def retrain(folder: str) -> None:
     """All coalitions of three clients, each trained by one rank."""
-    os.environ |= {"WORLD_SIZE": os.environ["RANKS"], "RANK": os.environ["LOCAL_RANK"]}
+    os.environ |= {
+        "WORLD_SIZE": os.environ["RANKS"],
+        "RANK": os.environ["LOCAL_RANK"],
+    }
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     ranks = ranks_of_environment()
@@ -220,8 +228,14 @@ def retrain(folder: str) -> None:
 
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
     utility = game(ranks)
-    found = exact_shapley(utility, 3)
-    print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
+    estimate = exact_shapley(utility, 3)
+    print(
+        "RESULT",
+        estimate.values.tolist(),
+        len(utility.scores),
+        len(utility.seconds),
+        flush=True,
+    )
     print("TRAINED", len(trained), flush=True)
 
 
@@ -245,17 +259,23 @@ def exchanges(folder: str) -> None:
     assert meet(rank, size, torch.device("cpu")) is ranks
     assert not torch.distributed.is_initialized()
     whole = torch.arange(1000.0).view(10, 100)
-    told = {
+    value = {
         "view": whole[rank, :3],
         "half": torch.full((2, 0), rank, dtype=torch.bfloat16),
         "yes": torch.tensor(rank == 1),
         "text": f"rank {rank}",
     }
-    for r, there in enumerate(ranks.all_gather(told, "everything")):
+    for r, there in enumerate(ranks.all_gather(value, "everything")):
         assert torch.equal(there["view"], whole[r, :3])
-        assert (there["half"].shape, there["half"].dtype) == ((2, 0), torch.bfloat16)
-        assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
-    assert ranks.broadcast(1, told, "one")["text"] == "rank 1"
+        assert (
+            there["half"].shape,
+            there["half"].dtype,
+        ) == ((2, 0), torch.bfloat16)
+        assert (
+            bool(there["yes"]),
+            there["text"],
+        ) == (r == 1, f"rank {r}")
+    assert ranks.broadcast(1, value, "one")["text"] == "rank 1"
     matrix = torch.full((4, 300_000), float(rank))
     ranks.broadcast_rows(matrix, [2, 0, 1, 0], "long rows")
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
@@ -290,13 +310,20 @@ class Group:
         common["NODES"] = str(size if nodes else 1)
         self.processes: list[Any] = []
         for rank in range(size):
-            own = (
+            place_of_rank = (
                 {"NODE_RANK": str(rank), "LOCAL_RANK": "0"}
                 if nodes
                 else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
             )
-            given = (function, list(arguments), common | own, str(self._outputs[rank]))
-            self.processes.append(_context.Process(target=_run, args=given, daemon=True))
+            process_arguments = (
+                function,
+                list(arguments),
+                common | place_of_rank,
+                str(self._outputs[rank]),
+            )
+            self.processes.append(
+                _context.Process(target=_run, args=process_arguments, daemon=True)
+            )
             self.processes[-1].start()
 
     def wait(self, seconds: float = 900.0) -> list[Ended]:

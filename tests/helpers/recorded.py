@@ -13,16 +13,30 @@ class Recorded(ShadowShapley):
     """Keeps the utilities after the last round and after the first, the coalitions' members, and their outputs."""
 
     game: Tensor
-    first: Tensor
+    first_round: Tensor
     members: list[Members]
     trained: Tensor | None
 
     def complete(
         self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any
     ) -> Any:
-        first, game = (
-            torch.cat([self.ends[place].flatten(), utilities[place].flatten()]) for place in (0, -1)
+        games = []
+        for index in (0, -1):
+            games.append(
+                torch.cat(
+                    [
+                        self.ends[index].flatten(),
+                        utilities[index].flatten(),
+                    ]
+                )
+            )
+        trained = None
+        if outputs is not None:
+            trained = torch.cat([self.outputs[-1], outputs[-1]])
+        vars(self).update(
+            first_round=games[0],
+            game=games[1],
+            members=members_of(masks),
+            trained=trained,
         )
-        trained = None if outputs is None else torch.cat([self.outputs[-1], outputs[-1]])
-        vars(self).update(first=first, game=game, members=members_of(masks), trained=trained)
         return super().complete(masks, utilities, outputs, *how)

@@ -91,8 +91,13 @@ def momentum() -> ClassifierClient:
 
 
 def shapfed(**options: Any) -> FederatedLoop:
-    usual = {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}
-    return FederatedLoop(**{**usual, "seed": SEED, "reporting": Reporting(table=False), **options})
+    defaults = {
+        "aggregator": ShapFedWA("cssv"),
+        "metrics": {"cssv": ClassSpecificShapley()},
+        "seed": SEED,
+        "reporting": Reporting(table=False),
+    }
+    return FederatedLoop(**{**defaults, **options})
 
 
 def one_process(
@@ -220,14 +225,11 @@ class Deployment:
         self.folder, self._policy = folder, policy
         port, *ports = free_ports(1 + len(names))
         self._ports = dict(zip(names, ports))
-        own = {
+        self.env = {
+            **os.environ,
             "FLWR_HOME": str(folder / ".flwr"),
             "OMP_NUM_THREADS": "1",
             "PATH": f"{BIN}:{os.environ['PATH']}",
-        }
-        self.env = {
-            **os.environ,
-            **own,
             "SUPERLINK": f"127.0.0.1:{port}",
             "FLWR_TELEMETRY_ENABLED": "0",
         }
@@ -247,9 +249,10 @@ class Deployment:
 
     def start_site(self, site: str, until_accepted: bool = False) -> None:
         """Start a SuperNode; again and again, as a supervisor does it, where the SuperLink thinks that it is there."""
-        again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
-        more = {"SITE": site, "PORT": str(self._ports[site])}
-        self._start(site, *again, "sh", "deploy/supernode.sh", **more)
+        command = ["sh", "deploy/supernode.sh"]
+        if until_accepted:
+            command = ["sh", "-c", 'until "$@"; do sleep 2; done', "sh", *command]
+        self._start(site, *command, SITE=site, PORT=str(self._ports[site]))
 
     def run(self, name: str = "run") -> None:
         """Start the server's rounds; ``name``.log is what they print."""
@@ -267,12 +270,15 @@ class Deployment:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
 
-    def wait_for(self, name: str, seen: Callable[[str], bool], seconds: float = SECONDS) -> None:
+    def wait_for(
+        self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS
+    ) -> None:
         """Until a log shows it."""
-        log, deadline = self.folder / f"{name}.log", time.monotonic() + seconds
-        while not seen(log.read_text()):
+        log = self.folder / f"{name}.log"
+        deadline = time.monotonic() + seconds
+        while not is_shown(log.read_text()):
             assert time.monotonic() < deadline, log.read_text()
-            assert self.processes[name].poll() is None or seen(log.read_text()), log.read_text()
+            assert self.processes[name].poll() is None or is_shown(log.read_text()), log.read_text()
             time.sleep(0.2)
 
     def end(self) -> None:
@@ -291,12 +297,12 @@ class Deployment:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _start(self, name: str, *command: str, **more: str) -> None:
+    def _start(self, name: str, *command: str, **variables: str) -> None:
         log = (self.folder / f"{name}.log").open("w")
         self.processes[name] = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**self.env, **more},
+            env={**self.env, **variables},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -318,25 +324,25 @@ def free_ports(count: int) -> list[int]:
     """Below those that a client is given for its end of a connection: a port that is free for a moment, while its
     server is started again, would be taken by one of those who try to reach it."""
     with ExitStack() as stack:
-        found: list[int] = []
+        free: list[int] = []
         for port in random.SystemRandom().sample(
             range(10_000, 30_000), 1000
         ):  # others may have the same seed
-            each = stack.enter_context(socket.socket())
+            probe = stack.enter_context(socket.socket())
             with suppress(OSError):
-                each.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return found
+                probe.bind(("127.0.0.1", port))
+                free.append(port)
+            if len(free) == count:
+                return free
     raise OSError("no ports are free")
 
 
 def living(folder: Path) -> set[int]:
     """The processes that live on for sites below this folder."""
-    found = set()
+    ids = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             line = path.read_bytes()
             if b"flower_resident import _live" in line and str(folder).encode() in line:
-                found.add(int(path.parent.name))
-    return found
+                ids.add(int(path.parent.name))
+    return ids

@@ -52,12 +52,17 @@ class Data(L.LightningDataModule):
         )
 
     def val_dataloader(self) -> Any:
-        loaders, start = [], SAMPLES
+        loaders = []
+        first_item = SAMPLES
         for size in self.sizes:
             loaders.append(
-                DataLoader(Items(self.item, range(start, start + size)), 4, collate_fn=self.collate)
+                DataLoader(
+                    Items(self.item, range(first_item, first_item + size)),
+                    4,
+                    collate_fn=self.collate,
+                )
             )
-            start += size
+            first_item += size
         return loaders if len(loaders) > 1 else loaders[0]
 
 
@@ -295,14 +300,15 @@ class GraphNet(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.inner = nn.Linear(4, 6)
+        self.outer = nn.Linear(6, 2)
 
     def loss(self, batch: Any) -> Tensor:
-        hidden = self.first(batch.x).relu()
+        hidden = self.inner(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
         graphs = len(batch.y)
         return F.cross_entropy(
-            self.second(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y
+            self.outer(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y
         )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

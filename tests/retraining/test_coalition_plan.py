@@ -15,7 +15,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged: dict[str, Any] = {"performance": "val_acc", "mode": "max"}
-    said = []
+    messages = []
     for options in ({}, {"coalitions": "all"}, {"coalitions": [[0], [1, 2]]}, logged):
         caplog.clear()
         with caplog.at_level("INFO", "lightning.pytorch"):
@@ -31,12 +31,13 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
             for text in caplog.messages
             if "trained after the run, each by a fit of its own," in text
         )
-        said.append(line)
-    assert "each of 3 clients alone is trained" in said[0]
+        messages.append(line)
+    assert "each of 3 clients alone is trained" in messages[0]
     assert (
-        "costs 1 more fit and 3 models' validations. The others' outputs are predicted." in said[0]
+        "costs 1 more fit and 3 models' validations. The others' outputs are predicted."
+        in messages[0]
     )
-    assert "6 coalitions are trained" in said[1]
-    assert said[1].endswith("costs 3 more fits and 6 models' validations.")
-    assert "to predict outputs, train each client alone" in said[2]
-    assert "logged values have no outputs" in said[3]
+    assert "6 coalitions are trained" in messages[1]
+    assert messages[1].endswith("costs 3 more fits and 6 models' validations.")
+    assert "to predict outputs, train each client alone" in messages[2]
+    assert "logged values have no outputs" in messages[3]

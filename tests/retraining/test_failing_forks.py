@@ -84,8 +84,11 @@ def test_fresh_processes_train_coalitions_that_forks_cannot(
 
 
 def test_fork_failure_and_pickle_failure_are_both_named(tmp_path: Path) -> None:
-    told = r"no values. 1 coalition failed.*OSError: opened by another process. Nor can fresh .*pickle '_thread.lock'"
-    with pytest.warns(UserWarning, match=told):
+    message = (
+        "no values. 1 coalition failed.*OSError: opened by another process. "
+        "Nor can fresh .*pickle '_thread.lock'"
+    )
+    with pytest.warns(UserWarning, match=message):
         loop, _ = fitted(kind(Locked), tmp_path, metrics={"shadow": Recorded()})
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == ROUNDS

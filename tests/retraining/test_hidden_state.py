@@ -23,17 +23,17 @@ Alone = Callable[[str], dict[str, Any]]
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     """Asks a process that has trained no kind for each coalition's utility, and for the model of a run without
     metrics."""
-    ours, theirs = multiprocessing.Pipe()
-    process = Forked(tmp_path_factory.mktemp("alone"), serve, theirs, ours)
-    theirs.close()
+    connection, process_end = multiprocessing.Pipe()
+    process = Forked(tmp_path_factory.mktemp("alone"), serve, process_end, connection)
+    process_end.close()
 
     @functools.cache  # two tests ask for each kind
     def ask(name: str) -> dict[str, Any]:
-        ours.send(name)
-        return ours.recv()  # type: ignore[no-any-return]
+        connection.send(name)
+        return connection.recv()  # type: ignore[no-any-return]
 
     yield ask
-    ours.send(None)
+    connection.send(None)
     assert process.wait()[0] == 0
 
 
@@ -42,18 +42,20 @@ FAST = ("a closure", "EMAWeightAveraging")
 PICKLED = ("a closure", "a global", "an open file")
 
 
-def of(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
+def fit_with_shadow(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
     """The utility of each coalition, the metric and the module after the fit."""
     loop, module = fitted(
         KINDS[name],
         folder,
         metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")},
     )
-    found: Any = loop.metrics["shadow"]
-    members = vars(found).get("members", [])  # none if there are no values
-    game = dict(zip(members, found.game.flatten().tolist())) if members else {}
-    assert bool(game) != bool(loop.contributions["shadow"].isnan().any())
-    return game, found, module
+    metric: Any = loop.metrics["shadow"]
+    utilities: dict[Any, float] = {}
+    if "members" in vars(metric):  # there are none if there are no values
+        utilities = dict(zip(metric.members, metric.game.flatten().tolist()))
+    has_values = not loop.contributions["shadow"].isnan().any()
+    assert bool(utilities) == has_values
+    return utilities, metric, module
 
 
 def furthest(game: dict[Any, float], utilities: list[float]) -> float:
@@ -65,7 +67,7 @@ def test_every_coalition_equals_a_fit_in_its_own_process(
     tmp_path: Path, name: str, alone: Alone
 ) -> None:
     expected = alone(name)
-    game, _, module = of(name, tmp_path)
+    game, _, module = fit_with_shadow(name, tmp_path)
     assert furthest(game, expected["utilities"]) <= 1e-6
     assert torch.equal(vector(module), torch.tensor(expected["model"])), (
         "the metric has changed the training"
@@ -86,7 +88,7 @@ def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_va
         )
     expected = alone(name)
     try:
-        game, _, module = of(name, tmp_path)
+        game, _, module = fit_with_shadow(name, tmp_path)
     except ConfigurationError as error:
         assert "pickled" in str(error)  # noqa: PT017 - some kinds are refused, others not
         return

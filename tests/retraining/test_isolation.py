@@ -147,28 +147,32 @@ def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tu
 
 
 def files(folder: Path) -> dict[str, str]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in found
-    }
+    hashes = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[str(path.relative_to(folder))] = digest
+    return hashes
 
 
 def check(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     """The metric's coalitions equal plain fits of the members, each in a folder of its own; the user's files are those
     of a run without the metric."""
-    expected, without = [], {}
+    expected = []
+    files_without: dict[str, str] = {}
     for members in (None, (0,), (1,), (2,)):
-        place = fill(tmp_path / f"plain {members}", monkeypatch)
-        _, module = fitted(make, place / "root", members=members, **options)
+        user_folder = fill(tmp_path / f"plain {members}", monkeypatch)
+        _, module = fitted(make, user_folder / "root", members=members, **options)
         expected.append(utility(module))
-        without = without or files(place)
-    place = fill(tmp_path / "user", monkeypatch)
-    loop, module = fitted(make, place / "root", shadow=True, **options)
-    found = loop.metrics["shadow"].game[1:].flatten()
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+        files_without = files_without or files(user_folder)
+    user_folder = fill(tmp_path / "user", monkeypatch)
+
+    loop, module = fitted(make, user_folder / "root", shadow=True, **options)
+
+    utilities = loop.metrics["shadow"].game[1:].flatten()
+    torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
     assert utility(module) == expected[0]
-    assert files(place) == without
+    assert files(user_folder) == files_without
 
 
 KINDS: dict[str, Made] = {
@@ -202,8 +206,13 @@ def test_coalitions_read_and_write_separate_files(
 def test_module_writes_into_the_folder_of_its_logger(
     logger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = fill(tmp_path / "user", monkeypatch)
-    loop, _ = fitted(lambda: (Draws(), []), place, shadow=True, logger=logger())
+    user_folder = fill(tmp_path / "user", monkeypatch)
+    loop, _ = fitted(
+        lambda: (Draws(), []),
+        user_folder,
+        shadow=True,
+        logger=logger(),
+    )
     assert not loop.contributions["shadow"].isnan().any()
 
 
@@ -287,7 +296,9 @@ class Endless(Base):
     """Of client 1 alone."""
 
     def on_train_epoch_start(self) -> None:
-        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
         while loop.state.cohort == [1]:
             pass
 

@@ -58,17 +58,17 @@ class Weighs(L.LightningModule):
 
 
 def by_hand(
-    data: FederatedDataModule, kept: str, members: tuple[int, ...]
+    data: FederatedDataModule, private: str, members: tuple[int, ...]
 ) -> tuple[Weighs, list[dict[str, Tensor]]]:
     """The global model, and each client's part."""
     server = Weighs()
-    names = [name for name in server.state_dict() if name.startswith(kept)]
-    own = [{name: server.state_dict()[name].clone() for name in names} for _ in range(3)]
+    names = [name for name in server.state_dict() if name.startswith(private)]
+    parts = [{name: server.state_dict()[name].clone() for name in names} for _ in range(3)]
     for r in range(ROUNDS if members else 0):
         states = []
         for i in members:
             client = copy.deepcopy(server)
-            client.load_state_dict({**client.state_dict(), **own[i]})
+            client.load_state_dict({**client.state_dict(), **parts[i]})
             optimizer = torch.optim.SGD(client.parameters(), RATE)
             for batch in data.client_loader(
                 i, "train", generator=generator_for(SEED, "shuffle", r, i, 0)
@@ -77,30 +77,33 @@ def by_hand(
                 client.training_step(batch, 0).backward()
                 optimizer.step()
             states.append(client.state_dict())
-            own[i] = {name: states[-1][name].clone() for name in names}
-        total = sum(int(data.num_samples[i]) for i in members)
+            parts[i] = {name: states[-1][name].clone() for name in names}
+        samples = [int(data.num_samples[i]) for i in members]
         for name, value in server.state_dict().items():
-            if name not in names:
-                value.copy_(
-                    sum(int(data.num_samples[i]) / total * s[name] for i, s in zip(members, states))
-                )
-    return server, own
+            if name in names:
+                continue
+            mean = 0.0
+            for count, state in zip(samples, states):
+                mean = mean + count / sum(samples) * state[name]
+            value.copy_(mean)
+    return server, parts
 
 
 @torch.no_grad()
-def score(model: Weighs, batches: Any, by: str) -> float:
+def score(model: Weighs, batches: Any, performance: str) -> float:
     x, y = (torch.cat(part) for part in zip(*batches))
     logits = model(x)
-    return (
-        float((logits.argmax(1) == y).double().mean())
-        if "acc" in by
-        else -float(entropy(logits, y))
-    )
+    if "acc" in performance:
+        return float((logits.argmax(1) == y).double().mean())
+    return -float(entropy(logits, y))
 
 
-def federation(kept: str, **metrics: Any) -> FederatedLoop:
+def federation(private: str, **metrics: Any) -> FederatedLoop:
     return FederatedLoop(
-        metrics=metrics, share=[f"!{kept}*"], seed=SEED, reporting=Reporting(table=False)
+        metrics=metrics,
+        share=[f"!{private}*"],
+        seed=SEED,
+        reporting=Reporting(table=False),
     )
 
 
@@ -115,54 +118,69 @@ def data_of(splits: dict[str, float]) -> FederatedDataModule:
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
-@pytest.mark.parametrize("by", ["negative_loss", "val_acc"])
+@pytest.mark.parametrize("performance", ["negative_loss", "val_acc"])
 def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
-    tmp_path: Path, by: str
+    tmp_path: Path, performance: str
 ) -> None:
     metric = Recorded(
-        coalitions="all", performance=by, mode="max" if by == "val_acc" else None, every=1
+        coalitions="all",
+        performance=performance,
+        mode="max" if performance == "val_acc" else None,
+        every=1,
     )
-    loop, data = federation("_class_weight", shadow=metric), data_of(ON_SERVER)
+    loop = federation("_class_weight", shadow=metric)
+    data = data_of(ON_SERVER)
     module = Weighs()
     fit(loop, tmp_path, module, data, ROUNDS)
-    found: Any = loop.metrics["shadow"]
-    for members, value in zip(found.members, found.game.tolist()):
-        server, own = by_hand(data, "_class_weight", members)
-        assert value == pytest.approx(score(server, data.val_dataloader(), by), abs=1e-6), members
-        assert all((own[i]["_class_weight"] != 1).any() == (i in members) for i in range(3))
-    assert sorted(found.members) == sorted(COALITIONS)
-    assert len(set(found.game.tolist())) > 4
+    metric_of_run: Any = loop.metrics["shadow"]
+    utilities = metric_of_run.game.tolist()
+    for members, value in zip(metric_of_run.members, utilities):
+        server, parts = by_hand(data, "_class_weight", members)
+        expected = score(server, data.val_dataloader(), performance)
+        assert value == pytest.approx(expected, abs=1e-6), members
+        for client, part in enumerate(parts):
+            is_trained = (part["_class_weight"] != 1).any()
+            assert is_trained == (client in members)
+    assert sorted(metric_of_run.members) == sorted(COALITIONS)
+    assert len(set(utilities)) > 4
+
     plain = Weighs()
     fit(federation("_class_weight"), tmp_path, plain, data_of(ON_SERVER), ROUNDS)
-    assert all(
-        torch.equal(value, plain.state_dict()[name]) for name, value in module.state_dict().items()
-    )
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name])
 
 
-def judged(data: FederatedDataModule, kept: str, members: tuple[int, ...]) -> float:
+def judged(data: FederatedDataModule, private: str, members: tuple[int, ...]) -> float:
     """The clients' mean score, each of the global model with its part: the initial one if it is no member."""
-    server, own = by_hand(data, kept, members)
-    sizes = torch.tensor([len(data.client_indices(i, "val")) for i in range(3)]).double()
+    server, parts = by_hand(data, private, members)
+    sizes = [len(data.client_indices(client, "val")) for client in range(3)]
     scores = []
     for i in range(3):
         model = copy.deepcopy(server)
-        model.load_state_dict({**model.state_dict(), **own[i]})
+        model.load_state_dict({**model.state_dict(), **parts[i]})
         scores.append(score(model, data.client_loader(i, "val"), "negative_loss"))
-    return float(sizes @ torch.tensor(scores).double() / sizes.sum())
+    total = sum(size * value for size, value in zip(sizes, scores))
+    return total / sum(sizes)
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation|has changed)")
 @pytest.mark.parametrize(
-    ("kept", "resumed"), [("head", False), ("head", True), ("_class_weight", False)]
+    ("private", "resumed"),
+    [
+        ("head", False),
+        ("head", True),
+        ("_class_weight", False),
+    ],
 )
 def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
-    tmp_path: Path, kept: str, resumed: bool
+    tmp_path: Path, private: str, resumed: bool
 ) -> None:
     def loop() -> FederatedLoop:
         metric = Recorded(coalitions="all", performance="negative_loss", judges="clients")
-        return federation(kept, shadow=metric)
+        return federation(private, shadow=metric)
 
-    last, data = loop(), data_of(AT_CLIENTS)
+    last_loop = loop()
+    data = data_of(AT_CLIENTS)
     if resumed:
         fit(
             loop(),
@@ -174,11 +192,13 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
             callbacks=[checkpoints(tmp_path)],
         )
     path = tmp_path / "checkpoints/last.ckpt" if resumed else None
-    fit(last, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
-    found: Any = last.metrics["shadow"]
-    expected = [judged(data, kept, members) for members in found.members]
-    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    assert float(found.compute().sum()) == pytest.approx(expected[1] - expected[0], abs=1e-5)
+    fit(last_loop, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
+
+    metric: Any = last_loop.metrics["shadow"]
+    expected = [judged(data, private, members) for members in metric.members]
+    torch.testing.assert_close(metric.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    gain = expected[1] - expected[0]
+    assert float(metric.compute().sum()) == pytest.approx(gain, abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
@@ -187,15 +207,15 @@ def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
     metric = Recorded(judges="clients")
     loop = federation("head", shadow=metric)
     fit(loop, tmp_path, Weighs(), data_of(AT_CLIENTS), ROUNDS)
-    found: Any = loop.metrics["shadow"]
-    assert found.members == [(), (0, 1, 2), (0,), (1,), (2,)]
-    assert found.trained is None
-    assert found.compute().isfinite().all()
+    metric_of_run: Any = loop.metrics["shadow"]
+    assert metric_of_run.members == [(), (0, 1, 2), (0,), (1,), (2,)]
+    assert metric_of_run.trained is None
+    assert metric_of_run.compute().isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation)")
 @pytest.mark.parametrize(
-    ("kept", "options", "zero"),
+    ("private", "options", "zero"),
     [
         ("head", {}, False),
         ("body", {}, True),
@@ -203,19 +223,20 @@ def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
     ],
 )
 def test_server_score_that_depends_on_a_private_part_is_refused(
-    tmp_path: Path, kept: str, options: dict[str, Any], zero: bool
+    tmp_path: Path, private: str, options: dict[str, Any], zero: bool
 ) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=f"'shadow' scores .* the score depends: of '{kept}.*judges=.clients",
+        match=f"'shadow' scores .* the score depends: of '{private}.*judges=.clients",
     ):
         fit(
-            federation(kept, shadow=ShadowShapley(**options)),
+            federation(private, shadow=ShadowShapley(**options)),
             tmp_path,
             Weighs(zero),
             data_of(ON_SERVER),
         )
-    loop = federation(kept, shadow=ShadowShapley(**options), other=PartialFederatedShapley())
+    metric = ShadowShapley(**options)
+    loop = federation(private, shadow=metric, other=PartialFederatedShapley())
     with pytest.raises(
         ConfigurationError,
         match=r"metrics \['other'\] evaluate models .* the server has no whole mod",
@@ -231,13 +252,15 @@ def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_
 
     utility = RetrainedUtility(trainer, Weighs(), data, "negative_loss")
     masks = torch.tensor([[True, False, True], [False, True, False]])
+
     with pytest.warns(UserWarning, match="stay at their clients"):
-        found = utility(masks)
-    expected = [
-        score(by_hand(data, "_class_weight", m)[0], data.val_dataloader(), "loss")
-        for m in ((0, 2), (1,))
-    ]
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+        utilities = utility(masks)
+
+    expected = []
+    for members in ((0, 2), (1,)):
+        server, _ = by_hand(data, "_class_weight", members)
+        expected.append(score(server, data.val_dataloader(), "loss"))
+    torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
 def test_sites_that_keep_a_part_train_no_coalitions(tmp_path: Path) -> None:

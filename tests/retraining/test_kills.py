@@ -21,7 +21,9 @@ class Slow(Manual):
     """Of one coalition, which never ends where it is not resumed."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
         if os.environ.get("FLSV_TEST_HANGS") and loop.state.cohort == [1, 2]:
             time.sleep(600)
         super().training_step(batch, batch_idx)

@@ -81,8 +81,8 @@ class Offsets(Logs):
         self.__dict__.setdefault("seen", []).append(self.net(batch[0]))
 
     def on_validation_epoch_end(self) -> None:
-        seen = torch.cat(self.__dict__.pop("seen"))
-        self.offsets = -seen.mean(0)
+        outputs = torch.cat(self.__dict__.pop("seen"))
+        self.offsets = -outputs.mean(0)
 
 
 class LogsInTraining(Logs):
@@ -111,8 +111,8 @@ class Neighbours(Base):
         hits = torch.zeros(len(batch[1]))
         if self.bank:
             features, labels = (torch.cat(parts) for parts in zip(*self.bank))
-            near = torch.cdist(self.net[0](batch[0]), features).topk(5, largest=False).indices
-            hits = (labels[near].mode(1).values == batch[1]).float()
+            neighbours = torch.cdist(self.net[0](batch[0]), features).topk(5, largest=False).indices
+            hits = (labels[neighbours].mode(1).values == batch[1]).float()
         self.log("val_knn", hits.mean())
 
 
@@ -142,7 +142,9 @@ class Diverges(Logs):
     """Client 1, which has 4 batches less than others, from the start on."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
         return self.loss(batch) * (float("nan") if loop.current_client == 1 else 1.0)
 
 
@@ -152,10 +154,10 @@ class CannotBeCopied(Logs):
     def __init__(self) -> None:
         super().__init__()
         self.stream = (net for net in [self.net])
-        self.found = [lambda x: self.net(x)]
+        self.functions = [lambda x: self.net(x)]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.found[0](x)
+        return self.functions[0](x)
 
 
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -200,7 +202,12 @@ def alone(
     return utility_by_hand(module, dealt, performance, folder)
 
 
-def utility_by_hand(module: Any, dealt: Any, performance: str, folder: Path) -> float:
+def utility_by_hand(
+    module: Any,
+    dealt: Any,
+    performance: str,
+    folder: Path,
+) -> float:
     if performance in BY_VALIDATION:
         trainer = trainer_for(None, folder)
         trainer.validate(module, dealt, verbose=False)
@@ -231,21 +238,33 @@ def played(
     options = {} if sampler is None else {"sampler": sampler}
     loop = federation(metrics={"shadow": metric}, **options)
     module = make()
-    trainer_for(loop, folder, ROUNDS, **trained).fit(module, data(loader=loader))
+    trainer_for(
+        loop,
+        folder,
+        ROUNDS,
+        **trained,
+    ).fit(module, data(loader=loader))
     bound_metric: Any = loop.metrics["shadow"]
     return bound_metric, module
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, name: str) -> None:
-    make, by = KINDS[name]
-    found, module = played(make, by, tmp_path)
-    assert found.members == list(MEMBERS)
-    expected = [alone(make, by, members, ROUNDS, tmp_path) for members in MEMBERS]
-    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    make, performance = KINDS[name]
+    metric, module = played(make, performance, tmp_path)
+
+    assert metric.members == list(MEMBERS)
+    expected = [alone(make, performance, members, ROUNDS, tmp_path) for members in MEMBERS]
+    torch.testing.assert_close(
+        metric.game,
+        torch.tensor(expected).double(),
+        rtol=0,
+        atol=1e-6,
+    )
     if make is not TemperatureAtTheEnd:
-        first = [alone(make, by, members, 1, tmp_path) for members in MEMBERS]
-        torch.testing.assert_close(found.first, torch.tensor(first).double(), rtol=0, atol=1e-6)
+        first_round = [alone(make, performance, members, 1, tmp_path) for members in MEMBERS]
+        expected = torch.tensor(first_round).double()
+        torch.testing.assert_close(metric.first_round, expected, rtol=0, atol=1e-6)
     plain = make()
     trainer_for(federation(), tmp_path, ROUNDS).fit(plain, data())
     assert torch.equal(vector(module), vector(plain)), "the metric has changed the training"
@@ -257,17 +276,39 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
 )
 def test_logged_value_is_of_all_validation_batches(tmp_path: Path, options: Any) -> None:
     small_batches = Loader(eval_batch_size=8)
-    few_batches, _ = played(Logs, "val_loss", tmp_path / "few", loader=small_batches, **options)
+    few_batches, _ = played(
+        Logs,
+        "val_loss",
+        tmp_path / "few",
+        loader=small_batches,
+        **options,
+    )
     all_batches, _ = played(Logs, "val_loss", tmp_path / "all", loader=small_batches)
     assert torch.equal(few_batches.game, all_batches.game)
-    assert torch.equal(few_batches.first, all_batches.first)
+    assert torch.equal(few_batches.first_round, all_batches.first_round)
 
 
 def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> None:
-    by, sampler = "negative_loss", UniformSampler(2)
-    found, _ = played(WarmsUp, by, tmp_path, sampler)
-    expected = [alone(WarmsUp, by, members, ROUNDS, tmp_path, sampler) for members in MEMBERS]
-    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    measure = "negative_loss"
+    sampler = UniformSampler(2)
+    metric, _ = played(WarmsUp, measure, tmp_path, sampler)
+    expected = [
+        alone(
+            WarmsUp,
+            measure,
+            members,
+            ROUNDS,
+            tmp_path,
+            sampler,
+        )
+        for members in MEMBERS
+    ]
+    torch.testing.assert_close(
+        metric.game,
+        torch.tensor(expected).double(),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("work", [{"0": 1, "1": 3, "2": 2}, "5 steps"])
@@ -275,9 +316,14 @@ def test_coalition_members_train_as_many_steps_as_in_the_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any
 ) -> None:
     monkeypatch.setitem(globals(), "federation", partial(federation, local_epochs=work))
-    found, _ = played(WarmsUp, "negative_loss", tmp_path)
+    metric, _ = played(WarmsUp, "negative_loss", tmp_path)
     expected = [alone(WarmsUp, "negative_loss", members, ROUNDS, tmp_path) for members in MEMBERS]
-    torch.testing.assert_close(found.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        metric.game,
+        torch.tensor(expected).double(),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
@@ -285,11 +331,22 @@ def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> 
         return trainer_for(federation(sampler=cohort), tmp_path, ROUNDS)
 
     utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), data(), "negative_loss")
-    found = utility(
-        torch.tensor([[False, False, False], [False, True, False], [True, False, True]])
+    masks = torch.tensor(
+        [
+            [False, False, False],
+            [False, True, False],
+            [True, False, True],
+        ]
     )
-    expected = [
-        alone(TemperatureAtTheEnd, "negative_loss", each, ROUNDS, tmp_path)
-        for each in ((), (1,), (0, 2))
-    ]
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+    utilities = utility(masks)
+
+    expected = []
+    for members in ((), (1,), (0, 2)):
+        expected.append(alone(TemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path))
+    torch.testing.assert_close(
+        utilities,
+        torch.tensor(expected).double(),
+        rtol=0,
+        atol=1e-6,
+    )

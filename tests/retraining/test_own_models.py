@@ -133,28 +133,28 @@ def test_client_that_never_took_part_is_not_doubted() -> None:
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
-    own, initial, model, updates = honest()
-    own[1], own[3] = model, own[4]
-    assert doubtful_own_models(own, initial, model, updates) == {
+    own_models, initial, model, updates = honest()
+    own_models[1], own_models[3] = model, own_models[4]
+    assert doubtful_own_models(own_models, initial, model, updates) == {
         1: "its own model is the federation's",
         3: "its own model moves as client 4's updates do",
     }
 
 
 def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
-    own, initial, model, updates = honest()
-    aside = torch.nn.functional.normalize(
-        torch.randn(own.shape[1], generator=torch.Generator().manual_seed(1)), dim=0
-    )
-    for part, doubted in ((0.9 * NEAR, True), (1.2 * NEAR, False)):
-        own[0] = model + part * (model - initial).norm() * aside
-        found = doubtful_own_models(own[:2], initial, model, updates[:2])
-        assert (0 in found) is doubted
+    own_models, initial, model, updates = honest()
+    noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
+    aside = torch.nn.functional.normalize(noise, dim=0)
+    path_length = (model - initial).norm()
+    for share, is_doubtful in ((0.9 * NEAR, True), (1.2 * NEAR, False)):
+        own_models[0] = model + share * path_length * aside
+        doubts = doubtful_own_models(own_models[:2], initial, model, updates[:2])
+        assert (0 in doubts) is is_doubtful
 
 
 def test_two_clients_are_not_compared_with_each_other() -> None:
-    own, initial, model, updates = honest(2)
-    assert doubtful_own_models(own.flip(0), initial, model, updates) == {}
+    own_models, initial, model, updates = honest(2)
+    assert doubtful_own_models(own_models.flip(0), initial, model, updates) == {}
 
 
 class Counter(Strategy):

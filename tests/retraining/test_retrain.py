@@ -33,20 +33,27 @@ LOSS: dict[str, Any] = {"metric": "negative_loss"}
 )
 def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
-    module, loop = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    before, drawn = vector(module), torch.get_rng_state()
+    module = kind.module()
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    initial_vector = vector(module)
+    generator_state = torch.get_rng_state()
     trainer = trainer_for(loop, tmp_path, 2)
+
     rows = flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
-    assert torch.equal(vector(module), before)
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert (trainer.current_epoch, loop.round_index, list(tmp_path.iterdir())) == (0, 0, [])
+
+    assert torch.equal(vector(module), initial_vector)
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    assert trainer.current_epoch == 0
+    assert loop.round_index == 0
+    assert list(tmp_path.iterdir()) == []
     masks = coalition_masks("all", 3)
-    by_hand = [
-        kind.hand(kind.module().net, module.optimizer).utility(m.nonzero()[:, 0].tolist())
-        for m in masks
-    ]
+    by_hand = []
+    for mask in masks:
+        hand = kind.hand(kind.module().net, module.optimizer)
+        by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
     expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
-    torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
+    values = torch.tensor(rows["value"])
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(

@@ -45,9 +45,10 @@ def coins(members: Sequence[int], size: float, index: int) -> list[int]:
     draw = generator_for(SEED, "cohort", index)
     while True:
         numbers = torch.rand(3, generator=draw).tolist()
-        drawn = [client for client in members if numbers[client] < min(1.0, size / len(members))]
-        if len(drawn) >= min(2, len(members)):
-            return drawn
+        chance = min(1.0, size / len(members))
+        sampled = [client for client in members if numbers[client] < chance]
+        if len(sampled) >= min(2, len(members)):
+            return sampled
 
 
 def draw_one(members: Any, index: int) -> Any:
@@ -162,27 +163,36 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
 
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     def federation() -> FederatedLoop:
-        return shadow_loop(sampler=UniformSampler(1), aggregator=FedAdam(0.02), uploads=[TopK(0.3)])
+        return shadow_loop(
+            sampler=UniformSampler(1),
+            aggregator=FedAdam(0.02),
+            uploads=[TopK(0.3)],
+        )
 
-    whole = assert_resumes(federation, tmp_path, lambda: Plain(network(batch_norm=False)), data)
-    drawn = whole.metrics["shadow"].seen > 0  # others have no value
-    assert whole.contributions["shadow"].isnan().tolist() == (~drawn).tolist()
+    def module() -> Plain:
+        return Plain(network(batch_norm=False))
+
+    whole = assert_resumes(federation, tmp_path, module, data)
+
+    # Clients that were never drawn have no value.
+    was_drawn = whole.metrics["shadow"].seen > 0
+    assert whole.contributions["shadow"].isnan().tolist() == (~was_drawn).tolist()
 
 
 class OwnSampler(ClientSampler):
     """A sampler that does not say how to draw among some of the clients."""
 
-    def sample(self, *args: Any, **more: Any) -> Tensor:
+    def sample(self, *args: Any, **options: Any) -> Tensor:
         return torch.tensor([0, 1])
 
-    def inclusion_probabilities(self, *args: Any, **more: Any) -> Tensor:
+    def inclusion_probabilities(self, *args: Any, **options: Any) -> Tensor:
         return torch.tensor([1.0, 1.0, 0.0])
 
 
 class Elsewhere(UniformSampler):
     """Draws others than the coalition's members."""
 
-    def sample(self, *args: Any, **more: Any) -> Tensor:
+    def sample(self, *args: Any, **options: Any) -> Tensor:
         return torch.tensor([0, 2])
 
 
@@ -194,11 +204,11 @@ REFUSED: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("sampler", REFUSED)
 def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
-    match, make = REFUSED[what]
+    match, make = REFUSED[sampler]
 
     def step(*_: Any) -> Any:
         raise AssertionError("trained")
@@ -222,12 +232,24 @@ def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
-@pytest.mark.parametrize("members", [[3], [0, 3], [1, 2, 4], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize(
+    "members",
+    [
+        [3],
+        [0, 3],
+        [1, 2, 4],
+        [0, 1, 2, 3, 4],
+    ],
+)
 def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(
     sampler: Any, members: list[int]
 ) -> None:
-    own, counts = sampler.among(members), torch.zeros(5)
+    among_members = sampler.among(members)
+    counts = torch.zeros(5)
     for index in range(2000):
-        counts[own.sample(5, {}, generator_for(0, "cohort", index))] += 1
-    torch.testing.assert_close(counts / 2000, own.inclusion_probabilities(5, {}), rtol=0, atol=0.05)
+        generator = generator_for(0, "cohort", index)
+        counts[among_members.sample(5, {}, generator)] += 1
+
+    probabilities = among_members.inclusion_probabilities(5, {})
+    torch.testing.assert_close(counts / 2000, probabilities, rtol=0, atol=0.05)
     assert sampler.members is None

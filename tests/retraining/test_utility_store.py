@@ -71,7 +71,7 @@ class Two(Ranks):
 
     rank, size = 0, 2
 
-    def all_gather(self, value: Any, about: str) -> list[Any]:
+    def all_gather(self, value: Any, purpose: str) -> list[Any]:
         return [value, {}]
 
 
@@ -99,10 +99,22 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
     expected = torch.tensor(
         [[worth(members)] for members in members_of(MASKS)], dtype=torch.float64
     )
-    torch.testing.assert_close(store(path).table(0, MASKS), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        store(path).table(0, MASKS),
+        expected,
+        rtol=0,
+        atol=0,
+    )
     # The order in which trainings end does not show in the file.
     reordered = store(tmp_path / "other.csv")
-    for members, value in reversed(list(zip(members_of(MASKS), expected.tolist()))):
+    for members, value in reversed(
+        list(
+            zip(
+                members_of(MASKS),
+                expected.tolist(),
+            )
+        )
+    ):
         reordered.add(0, members, {LAST: [value]})
     reordered.sort()
     assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
@@ -118,28 +130,32 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
 
 def test_error_of_failed_coalitions_can_be_pickled() -> None:
     failed = FitsFailed({(0, 2): ChildFailed("a wrong shape")})
-    again = pickle.loads(pickle.dumps(failed))
-    assert (
-        str(again) == str(failed) == "1 coalition failed to train, clients 0 and 2: a wrong shape."
-    )
-    assert [*again.failed] == [(0, 2)]
+    message = "1 coalition failed to train, clients 0 and 2: a wrong shape."
+
+    copied = pickle.loads(pickle.dumps(failed))
+
+    assert str(copied) == str(failed) == message
+    assert [*copied.failed] == [(0, 2)]
 
 
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:
-    path, names = tmp_path / "game.csv", ["per_class", "val_loss (min)"]
-    kept = store(path, *names, rounds=(0, 3))
+    path = tmp_path / "game.csv"
+    names = ["per_class", "val_loss (min)"]
+    nan_rows: dict[int, Any] = {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]}
+    written = store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
-    kept.add(7, (0, 2), rows)
-    kept.add(
-        8, (1,), {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]}
-    )  # is held, and not written
-    assert kept.missing(8, [(1,)]) == []
+    written.add(7, (0, 2), rows)
+    # What is NaN is held, and not written.
+    written.add(8, (1,), nan_rows)
+    assert written.missing(8, [(1,)]) == []
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
-    again = store(path, *names, rounds=(0, 3))
-    assert again.seeds == [7]
-    assert again.rows(7, (0, 2)) == [rows[0], rows[3]]
-    assert again.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+
+    read = store(path, *names, rounds=(0, 3))
+
+    assert read.seeds == [7]
+    assert read.rows(7, (0, 2)) == [rows[0], rows[3]]
+    assert read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
     with pytest.raises(ConfigurationError, match="has the columns"):
         store(path, "per_class", "other", rounds=(0, 3))
 
@@ -148,7 +164,7 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
 
 
 @pytest.mark.parametrize(
-    ("before", "words"),
+    ("content", "words"),
     [
         (b'# {"a": "2"}\nseed,coalition,utility\n0,-,1\n', "of other settings: a is 1 and was 2"),
         (b"client,value\n", "its first line does not say of which"),
@@ -157,10 +173,10 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
     ],
 )
 def test_utility_file_of_other_settings_is_refused_and_unchanged(
-    tmp_path: Path, before: bytes, words: str
+    tmp_path: Path, content: bytes, words: str
 ) -> None:
     path = tmp_path / "game.csv"
-    path.write_bytes(before)
+    path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=words):
         store(path)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content

@@ -47,20 +47,25 @@ FAST = ("a plain MLP", "manual optimization", "`ReduceLROnPlateau`")
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
 def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> None:
-    kind, metric = KINDS[name], Recorded(coalitions="all", performance="negative_loss")
-    start = kind.module()
+    kind = KINDS[name]
+    metric = Recorded(coalitions="all", performance="negative_loss")
+    untrained = kind.module()
+
     loop, module = fitted(kind, tmp_path, {"shadow": metric})
+
     masks = coalition_masks("all", 3)
-    by_hand = [
-        kind.hand(copy.deepcopy(start.net), start.optimizer).utility(mask.nonzero()[:, 0].tolist())
-        for mask in masks
-    ]
+    by_hand = []
+    for mask in masks:
+        hand = kind.hand(copy.deepcopy(untrained.net), untrained.optimizer)
+        by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
     expected = torch.tensor(by_hand, dtype=torch.float64)
-    found = loop.metrics["shadow"]
-    assert isinstance(found, Recorded)
-    torch.testing.assert_close(found.game.flatten(), expected, rtol=0, atol=1e-5)
+    metric_of_run = loop.metrics["shadow"]
+    assert isinstance(metric_of_run, Recorded)
+    utilities = metric_of_run.game.flatten()
+    torch.testing.assert_close(utilities, expected, rtol=0, atol=1e-5)
     values = few_coalitions_shapley(masks, expected).values
-    torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)
+    shadow = loop.contributions["shadow"].double()
+    torch.testing.assert_close(shadow, values, rtol=0, atol=1e-5)
     _, without = fitted(kind, tmp_path, {})
     assert torch.equal(vector(module), vector(without))
 
@@ -140,28 +145,33 @@ class Diverges(Manual):
     """Of client 1 alone, in the second round, nothing finite comes."""
 
     def loss(self, batch: Any) -> Tensor:
-        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
-        broken = (
-            self.training
-            and loop.round_index == 1
-            and loop.sampler.sample(3, {}, torch.Generator()).tolist() == [1]
-        )
-        return super().loss(batch) * (float("nan") if broken else 1.0)
+        loop: Any = next(
+            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
+        loss = super().loss(batch)
+        if self.training and loop.round_index == 1:
+            cohort = loop.sampler.sample(3, {}, torch.Generator()).tolist()
+            if cohort == [1]:
+                return loss * float("nan")
+        return loss
 
 
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
-    kind, found = Kind(Diverges), list[Tensor]()
+    kind = Kind(Diverges)
+    games: list[Tensor] = []
     for module in (Diverges, Manual):
         kind.module = module
         loop, _ = fitted(
-            kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")}
+            kind,
+            tmp_path,
+            {"shadow": Recorded(coalitions="all", performance="negative_loss")},
         )
         metric: Any = loop.metrics["shadow"]
-        found.append(metric.game)
-    differ = (found[0] != found[1]).tolist()
-    assert (
-        differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
-    )
+        games.append(metric.game)
+
+    is_different = (games[0] != games[1]).tolist()
+    client_1_alone = torch.tensor([False, True, False])
+    assert is_different == (coalition_masks("all", 3) == client_1_alone).all(1).tolist()
 
 
 class Lucky(Manual):
@@ -190,7 +200,9 @@ class Fails(L.Callback):
     """Where client 0 is not there."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
         if loop.current_client == 1 and 0 not in loop.state.cohort:
             raise ZeroDivisionError("nobody there")
 
@@ -236,7 +248,9 @@ class StopsAlone(L.Callback):
     """Ends the training of a coalition after its first round, as an early stopping of one's own may."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        loop: Any = next(
+            callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)
+        )  # type: ignore[attr-defined]
         if len(loop.state.cohort) == 1:
             trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
 

@@ -51,8 +51,8 @@ def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
 
 def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
     trainer = trainer_for(FederatedLoop(), tmp_path)
-    said = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
-    with pytest.raises(ConfigurationError, match=said):
+    message = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
+    with pytest.raises(ConfigurationError, match=message):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
@@ -63,15 +63,16 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
 
 
 def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):
-    module, said = OfOtherPackage(2, 2), "is .*write `import lightning.pytorch as pl`"
-    other = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
+    module = OfOtherPackage(2, 2)
+    message = "is .*write `import lightning.pytorch as pl`"
+    other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
     for use in (
-        lambda: fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other()]),
+        lambda: fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback()]),
         lambda: FederatedDataModule(module).setup("fit"),
         lambda: retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data()),
         lambda: value_round(module, torch.zeros(6), [torch.zeros(6)] * 2),
     ):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             use()
 
 
@@ -101,7 +102,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
 
 
 @pytest.mark.parametrize(
-    ("make", "loop", "said", "options"),
+    ("make", "loop", "message", "options"),
     [
         (
             Bare,
@@ -149,12 +150,13 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) ends in NotImplementedError", {}),
     ],
 )
-def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, said, options):
+def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, message, options):
     module = make()
-    with pytest.raises(ConfigurationError, match=said):
-        fit(
-            FederatedLoop(**loop), tmp_path, module, **{"data": toy_data(client_val=0.2), **options}
-        )
+    arguments = {"data": toy_data(client_val=0.2), **options}
+
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(**loop), tmp_path, module, **arguments)
+
     assert module.trainer.global_step == 0
 
 
@@ -301,7 +303,7 @@ class Another(Height):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"metrics": {**cssv("b"), "other": ClassSpecificShapley(head="a")}},
@@ -324,8 +326,8 @@ class Another(Height):
         ),
     ],
 )
-def test_loop_with_wrong_arguments_is_refused(options, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_loop_with_wrong_arguments_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
         FederatedLoop(**options)
 
 
