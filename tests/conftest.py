@@ -23,20 +23,24 @@ entry_points = importlib.metadata.entry_points
 
 
 @functools.cache
-def entry_points_of(path: tuple[str, ...], **which: Any) -> Any:
-    return entry_points(**which)
+def entry_points_of(path: tuple[str, ...], **selection: Any) -> Any:
+    return entry_points(**selection)
 
 
-# Lightning looks through the metadata of all installed packages whenever a trainer is made.
-importlib.metadata.entry_points = lambda **which: entry_points_of(tuple(sys.path), **which)
+def cached_entry_points(**selection: Any) -> Any:
+    """Lightning looks through the metadata of all installed packages whenever a trainer is made."""
+    return entry_points_of(tuple(sys.path), **selection)
+
+
+importlib.metadata.entry_points = cached_entry_points
 
 
 def pytest_collection_finish() -> None:
     """Half of the federations have these digits, which scikit-learn reads from text. It is not imported here: in which
     order libraries first name a union of types decides how a configuration's numbers are read."""
-    named: Any = sys.modules.get("flsv.data.sources.named")
-    if named is not None:
-        named.load_digits = functools.cache(named.load_digits)
+    sources: Any = sys.modules.get("flsv.data.sources.named")
+    if sources is not None:
+        sources.load_digits = functools.cache(sources.load_digits)
 
 
 @pytest.fixture(autouse=True)

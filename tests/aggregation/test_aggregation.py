@@ -89,15 +89,22 @@ def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
-    start, vectors = torch.randn(space.size), torch.randn(3, space.size)
-    round = Round(0, torch.tensor([0, 2, 3]), torch.tensor([10, 20, 70]), start, vectors, space)
+    model = torch.randn(space.size)
+    vectors = torch.randn(3, space.size)
+    ids = torch.tensor([0, 2, 3])
+    round = Round(0, ids, torch.tensor([10, 20, 70]), model, vectors, space)
+    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
+
     vector, weights = ShapleySoftmax("sv").aggregate(
-        round, {"sv": torch.tensor([0.3, float("nan"), -0.1, 0.9])}
+        round,
+        {"sv": values},
     )
+
     powers = [math.exp(value) for value in (0.3, -0.1, 0.9)]
     average = sum(power / sum(powers) * row for power, row in zip(powers, vectors))
+    halfway = average / 2 + model / 2
     cut = space.num_parameters
-    torch.testing.assert_close(vector[:cut], (average / 2 + start / 2)[:cut])
+    torch.testing.assert_close(vector[:cut], halfway[:cut])
     torch.testing.assert_close(vector[cut:], average[cut:])
     assert weights.sum().item() == pytest.approx(0.5)
 
@@ -109,21 +116,30 @@ def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_pa
     assert loop.round_index == 0
 
 
-@pytest.mark.parametrize("aggregator", [GeometricMedian(), FedYogi()], ids=repr)
+@pytest.mark.parametrize(
+    "aggregator",
+    [GeometricMedian(), FedYogi()],
+    ids=repr,
+)
 def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggregator: Any) -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    cut, vectors = space.num_parameters, torch.randn(3, space.size)
-    other = vectors.clone()
-    other[0, cut:] += 1000
-    plain, changed = (
-        aggregator.aggregate(
-            Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), rows, space), {}
-        )
-        for rows in (vectors, other)
-    )
-    assert torch.equal(plain[1], changed[1])
-    assert torch.equal(plain[0][:cut], changed[0][:cut])
-    torch.testing.assert_close(changed[0][cut:], changed[1] @ other[:, cut:])
+    cut = space.num_parameters
+    vectors = torch.randn(3, space.size)
+    with_large_buffers = vectors.clone()
+    with_large_buffers[0, cut:] += 1000
+
+    def aggregate(rows: Tensor) -> Any:
+        model = torch.zeros(space.size)
+        round = Round(0, torch.arange(3), torch.ones(3), model, rows, space)
+        return aggregator.aggregate(round, {})
+
+    vector, weights = aggregate(vectors)
+    changed_vector, changed_weights = aggregate(with_large_buffers)
+
+    assert torch.equal(weights, changed_weights)
+    assert torch.equal(vector[:cut], changed_vector[:cut])
+    averages = changed_weights @ with_large_buffers[:, cut:]
+    torch.testing.assert_close(changed_vector[cut:], averages)
 
 
 def test_geometric_median_of_identical_models_is_that_model() -> None:
@@ -178,11 +194,11 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None
 def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     aggregator = FedYogi()
     steps(aggregator)
-    before = copy.deepcopy(aggregator.state_dict())
+    state = copy.deepcopy(aggregator.state_dict())
     aggregator.aggregate(a_round(9, torch.ones(8)), {})  # and no end_round
-    after = aggregator.state_dict()
+    moments = aggregator.state_dict()["moments"][0]
     for name in ("m", "v"):
-        assert torch.equal(before["moments"][0][name], after["moments"][0][name])
+        assert torch.equal(state["moments"][0][name], moments[name])
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
@@ -210,10 +226,10 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
 
 def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
     aggregator = FedAvgM()
-    first = steps(aggregator)
+    result = steps(aggregator)
     aggregator.begin(None)  # type: ignore[arg-type]
-    assert torch.equal(steps(aggregator), first)
-    assert not torch.equal(steps(aggregator), first)
+    assert torch.equal(steps(aggregator), result)
+    assert not torch.equal(steps(aggregator), result)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
@@ -297,13 +313,25 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Pat
 
 def test_fednova_skips_a_client_without_steps() -> None:
     space = ParameterSpace(nn.Linear(3, 1))
-    start, samples = torch.zeros(4), torch.tensor([10, 30])
-    vectors = torch.stack([torch.ones(4), start])
+    model = torch.zeros(4)
+    samples = torch.tensor([10, 30])
+    num_steps = torch.tensor([5, 0])
+    vectors = torch.stack([torch.ones(4), model])
+    ids = torch.arange(2)
     round = Round(
-        0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0])
+        0,
+        ids,
+        samples,
+        model,
+        vectors,
+        space,
+        num_steps=num_steps,
     )
+
     vector, _ = FedNova().aggregate(round, {})
-    torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
+
+    expected = 0.25 * 5 * 0.25 / 5
+    torch.testing.assert_close(vector, torch.full((4,), expected))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import sys
 import lightning as L
 import pytest
 
-from flsv import FederatedDataModule, FederatedLoop
+from flsv import FederatedDataModule
 from flsv.cli import main
+from flsv.core import find_loop
 from helpers.data import CONFIGS, SCENARIOS
 
 
@@ -34,7 +35,7 @@ def load(monkeypatch, run):
         @functools.wraps(L.Trainer.fit)  # the command line reads fit's signature
         def fit(self, model, datamodule, **_):
             built.update(model=model, data=datamodule)
-            built["loop"] = next(each for each in self.callbacks if isinstance(each, FederatedLoop))
+            built["loop"] = find_loop(self.callbacks)
 
         with monkeypatch.context() as patch:
             patch.setattr(L.Trainer, "fit", fit)

@@ -20,7 +20,10 @@ DEALT = Path(__file__).with_name("test_papers.py").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", [each for each in named(SCENARIOS) if each.id not in DEALT])
+@pytest.mark.parametrize(
+    "scenario",
+    [scenario for scenario in named(SCENARIOS) if scenario.id not in DEALT],
+)
 def test_every_scenario_composes_with_a_base(load, scenario):
     model, data, loop = load(CONFIGS / "fashion_mnist.yaml", scenario)
     # What the scenario does not speak of stays the base's.

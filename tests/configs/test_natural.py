@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
+from flsv.core import find_loop
 
 pytestmark = pytest.mark.slow
 
@@ -42,25 +42,21 @@ def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
-    path = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"][
-        "path"
-    ]
+    config = CONFIGS / f"{name}.yaml"
+    source = yaml.safe_load(config.read_text())["data"]["source"]
+    path = source["init_args"]["path"]
     if ROOT is None or not Path(ROOT, path).exists():
         pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
     options = {"data.source.init_args.root": ROOT, **QUICK, **SMALLER.get(name, {})}
-    cli = make_cli(
-        [
-            "--config",
-            str(CONFIGS / f"{name}.yaml"),
-            *(f"--{key}={options[key]}" for key in options),
-        ],
-        run=False,
-    )
+    arguments = ["--config", str(config)]
+    arguments += [f"--{key}={value}" for key, value in options.items()]
+    cli = make_cli(arguments, run=False)
+
     cli.trainer.fit(cli.model, cli.datamodule)
-    (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
+    loop = find_loop(cli.trainer.callbacks)
     values = loop.metrics["shapley"].compute()
-    seen = ~values.isnan()
+    is_seen = ~values.isnan()
     assert values.shape == (CLIENTS[name],)
-    assert seen.sum() >= 3
-    assert values[seen].sum() > 1e-4  # what the model gained, round by round
+    assert is_seen.sum() >= 3
+    assert values[is_seen].sum() > 1e-4  # what the model gained, round by round
     assert cli.datamodule.client_names == loop.metrics["shapley"].client_names

@@ -135,12 +135,28 @@ def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
 def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
     counts = dealt_counts(deal("guo_mixtures")).double()
     shares = counts / counts.sum(1, keepdim=True)
-    for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):
-        others = [label for label in range(10) if label not in pair]
-        assert shares[client, list(pair)].sum().item() == pytest.approx(0.8, abs=0.01)
-        assert shares[client, others].tolist() == pytest.approx([0.025] * 8, abs=0.006)
-    assert shares[4].tolist() == pytest.approx([0] * 8 + [0.5] * 2, abs=0.01)
-    assert counts.sum(1).max() - counts.sum(1).min() <= 2
+    pairs = [
+        (1, 2),
+        (3, 4),
+        (5, 6),
+        (7, 0),
+    ]
+    for client, pair in enumerate(pairs):
+        other_labels = [label for label in range(10) if label not in pair]
+        share_of_pair = shares[client, list(pair)].sum().item()
+        other_shares = shares[client, other_labels].tolist()
+        assert share_of_pair == pytest.approx(0.8, abs=0.01)
+        assert other_shares == pytest.approx(
+            [0.025] * 8,
+            abs=0.006,
+        )
+    last_shares = shares[4].tolist()
+    assert last_shares == pytest.approx(
+        [0] * 8 + [0.5] * 2,
+        abs=0.01,
+    )
+    sizes = counts.sum(1)
+    assert sizes.max() - sizes.min() <= 2
 
 
 def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
@@ -153,18 +169,23 @@ def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
 
 @pytest.mark.slow
 def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
-    data, clean = deal("guo_noisy"), deal("guo_same")
+    data = deal("guo_noisy")
+    clean = deal("guo_same")
+
+    def inputs(data, client):
+        shuffle = torch.Generator().manual_seed(0)
+        batches = data.client_loader(client, generator=shuffle)
+        return torch.cat([x for x, _ in batches])
+
     assert equally(data)
     assert data.malicious == [1, 2, 3, 4]
-    for client, std in enumerate((0.0, 0.05, 0.10, 0.15, 0.20)):
+    deviations = (0.0, 0.05, 0.10, 0.15, 0.20)
+    for client, std in enumerate(deviations):
         indices = data.client_indices(client)
         assert torch.equal(indices, clean.client_indices(client))
-        order = [torch.Generator().manual_seed(0) for _ in range(2)]
-        noisy, true = (
-            torch.cat([x for x, _ in each.client_loader(client, generator=generator)])
-            for each, generator in zip((data, clean), order)
-        )
-        assert (noisy - true).std().item() == pytest.approx(std, rel=0.03)
+        noise = inputs(data, client) - inputs(clean, client)
+        deviation = noise.std().item()
+        assert deviation == pytest.approx(std, rel=0.03)
 
 
 @pytest.mark.slow

@@ -72,25 +72,39 @@ def in_order(data, client):
 
 
 def test_only_the_chosen_clients_training_samples_change():
-    own = X.clone(), Y.clone()
-    data = corrupted(TensorDataset(*own), BOTH)
-    assert torch.equal(own[0], X)
-    assert torch.equal(own[1], Y)
+    inputs = X.clone()
+    labels = Y.clone()
+
+    data = corrupted(TensorDataset(inputs, labels), BOTH)
+
+    assert torch.equal(inputs, X)
+    assert torch.equal(labels, Y)
+    assert data.malicious == [0, 2]
     for client in range(4):
         indices = data.client_indices(client)
         x, y = in_order(data, client)
-        noisy = (x != X[indices]).flatten(1).any(1)
-        assert torch.equal(y, (Y[indices] + 1) % 5 if client == 0 else Y[indices])
-        assert int(noisy.sum()) == (int(0.3 * len(indices) + 0.5) if client in (0, 2) else 0)
-        assert torch.equal(data.corrupted_samples(client), noisy | (y != Y[indices]))
-        assert torch.equal(data.class_counts[client], torch.bincount(y, minlength=5))
+        is_noisy = (x != X[indices]).flatten(1).any(1)
+        expected_noisy = int(0.3 * len(indices) + 0.5) if client in (0, 2) else 0
+        expected_labels = (Y[indices] + 1) % 5 if client == 0 else Y[indices]
+        assert int(is_noisy.sum()) == expected_noisy
+        assert torch.equal(y, expected_labels)
+        assert torch.equal(
+            data.corrupted_samples(client),
+            is_noisy | (y != Y[indices]),
+        )
+        assert torch.equal(
+            data.class_counts[client],
+            torch.bincount(y, minlength=5),
+        )
         for split in ("val", "test"):
-            held = data.client_indices(client, split)
-            got = next(iter(data.client_loader(client, split)))
-            assert all(map(torch.equal, got, (X[held], Y[held])))
-    assert data.malicious == [0, 2]
+            split_indices = data.client_indices(client, split)
+            x, y = next(iter(data.client_loader(client, split)))
+            assert torch.equal(x, X[split_indices])
+            assert torch.equal(y, Y[split_indices])
     rows = data.server_val_indices
-    assert all(map(torch.equal, next(iter(data.val_dataloader())), (X[rows], Y[rows])))
+    x, y = next(iter(data.val_dataloader()))
+    assert torch.equal(x, X[rows])
+    assert torch.equal(y, Y[rows])
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
@@ -122,7 +136,10 @@ def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
 
     for client in range(4):
         batches = list(data.client_loader(client))
-        x, numbers, y = map(torch.cat, zip(*batches))
+        x, numbers, y = map(
+            torch.cat,
+            zip(*batches),
+        )
 
         expected_numbers = order[data.client_indices(client)]
         assert sorted(numbers.tolist()) == sorted(expected_numbers.tolist())
@@ -231,8 +248,14 @@ def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     labels = torch.arange(10).repeat(500)
     inner = DirichletPartitioner(4, alpha=0.3, seed=2)
     parts = LongTail(inner, 10)(labels, 10)
-    kept = torch.cat(parts).sort().values
-    assert all(map(torch.equal, parts, [kept[part] for part in inner(labels[kept], 10)]))
+    remaining = torch.cat(parts).sort().values
+    expected = [remaining[part] for part in inner(labels[remaining], 10)]
+    for part, expected_part in zip(
+        parts,
+        expected,
+        strict=True,
+    ):
+        assert torch.equal(part, expected_part)
     groups = torch.arange(5000) % 3
     by_group = LongTail(GroupPartitioner(), 10)(labels, 10, groups)
     assert [groups[part].unique().tolist() for part in by_group] == [[0], [1], [2]]

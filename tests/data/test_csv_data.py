@@ -53,14 +53,15 @@ def make(tmp_path):
     """A data module of these lines, or of its own kind's."""
 
     def command(kind, rows=None, test=None, **options):
-        header, usual, defaults = KINDS[kind]
-        (tmp_path / "rows.csv").write_text(
-            "\n".join([header, *(usual if rows is None else rows)]), "utf-8"
-        )
+        header, default_rows, defaults = KINDS[kind]
+        if rows is None:
+            rows = default_rows
+        (tmp_path / "rows.csv").write_text("\n".join([header, *rows]), "utf-8")
         if test is not None:
             (tmp_path / "test.csv").write_text("\n".join([header, *test]), "utf-8")
             options["test_path"] = "test.csv"
-        data = kind("rows.csv", **{"root": str(tmp_path), **defaults, **options})
+        arguments = {"root": str(tmp_path), **defaults, **options}
+        data = kind("rows.csv", **arguments)
         data.setup("fit")
         return data
 
@@ -123,11 +124,10 @@ def test_table_data_standardizes_a_numeric_target(make):
 def test_word_hashes_are_crc_32():
     assert hashed_words("123456789", 1) == [0xCBF43926]  # the check value of the standard
     # A fullwidth A, case, and the underscore.
-    found = hashed_words("\uff21 GRÖSSE größe ___", 9)
-    assert found == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
-    assert hashed_words("don't--stop", 9) == [
-        zlib.crc32(word.encode()) for word in ("don", "t", "stop")
-    ]
+    folded = hashed_words("\uff21 GRÖSSE größe ___", 9)
+    assert folded == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
+    split = hashed_words("don't--stop", 9)
+    assert split == [zlib.crc32(word.encode()) for word in ("don", "t", "stop")]
     assert hashed_words("one two three", 2) == hashed_words("one two", 9)
     assert hashed_words(" .,!", 9) == []
 
@@ -148,11 +148,12 @@ def test_text_data_hashes_words_and_reads_classes(make):
 @pytest.mark.parametrize("length", [1, 3, 12])
 def test_text_windows_predict_every_byte_at_most_once(length):
     text = "Größe 漢字"  # 14 bytes
-    found = windows(text, length)
     data = list(text.encode())
-    assert found.tolist() == [
-        data[at : at + length + 1] for at in range(0, len(data) - length, length)
-    ]
+
+    text_windows = windows(text, length)
+
+    starts = range(0, len(data) - length, length)
+    assert text_windows.tolist() == [data[at : at + length + 1] for at in starts]
 
 
 def test_character_data_cuts_text_into_pieces(make):

@@ -27,10 +27,11 @@ CLIENTS = {
 }
 
 
-def draw(place, number, value, side=6):
-    place.mkdir(parents=True, exist_ok=True)
+def draw(folder, number, value, side=6):
+    folder.mkdir(parents=True, exist_ok=True)
     for index in range(number):
-        Image.fromarray(np.full((side, side + 2, 3), value, np.uint8)).save(place / f"{index}.png")
+        pixels = np.full((side, side + 2, 3), value, np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
 
 
 def images(root, clients=CLIENTS):
@@ -91,19 +92,26 @@ def test_real_images_are_complete_and_normalized(name, train, shape):
 
 def arrays(shape=(8, 8), dtype=np.uint8):
     rng = np.random.default_rng(0)
-    made = {}
+    named_arrays = {}
     for split, length in (("train", 12), ("val", 5), ("test", 6)):
-        made[f"{split}_images"] = rng.integers(0, 256, (length, *shape)).astype(dtype)
-        made[f"{split}_labels"] = (np.arange(length) % 3)[:, None].astype(np.uint8)
-    return made
+        images = rng.integers(0, 256, (length, *shape))
+        named_arrays[f"{split}_images"] = images.astype(dtype)
+        labels = (np.arange(length) % 3)[:, None]
+        named_arrays[f"{split}_labels"] = labels.astype(np.uint8)
+    return named_arrays
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))]
+    ("shape", "expected"),
+    [
+        ((8, 9), (1, 8, 9)),
+        ((8, 9, 3), (3, 8, 9)),
+        ((8, 9, 1), (1, 8, 9)),
+    ],
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
-    made = arrays(shape, dtype)
+    named_arrays = arrays(shape, dtype)
     columns = {
         "hospital": np.array(list("abcabcabcabc")),
         "about": np.zeros(3),
@@ -111,18 +119,27 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     }
     np.savez(
         tmp_path / "set.npz",
-        **made,
+        **named_arrays,
         **{f"train_{name}": column for name, column in columns.items()},
     )
     data = npz(tmp_path / "set.npz")
-    assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
+    assert [
+        len(part)
+        for part in (
+            data.train,
+            data.val,
+            data.test,
+        )
+    ] == [12, 5, 6]
     image, label = data.train[4]
-    assert (image.shape, label.dtype, int(label)) == (expected, torch.int64, 1)
-    pixels = made["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    assert image.shape == expected
     assert image.is_contiguous()
-    np.testing.assert_allclose(
-        image.numpy(), pixels / 255 * 2 - 1 if dtype == np.uint8 else pixels, atol=1e-6
-    )
+    assert label.dtype == torch.int64
+    assert int(label) == 1
+    pixels = named_arrays["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    if dtype == np.uint8:
+        pixels = pixels / 255 * 2 - 1
+    np.testing.assert_allclose(image.numpy(), pixels, atol=1e-6)
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
     assert len(data.train.tensors) == 2
@@ -138,8 +155,11 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     ],
 )
 def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
-    made = {name: array for name, array in {**arrays(), **changed}.items() if array is not None}
-    np.savez(tmp_path / "set.npz", **made)
+    named_arrays = {**arrays(), **changed}
+    for name, array in changed.items():
+        if array is None:
+            del named_arrays[name]
+    np.savez(tmp_path / "set.npz", **named_arrays)
     with pytest.raises(ConfigurationError, match=message):
         npz(tmp_path / "set.npz")
 

@@ -160,30 +160,34 @@ WITH_CLASSES = {
 
 @pytest.mark.parametrize("kind", WITH_CLASSES)
 def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
+    expected = INTEGERS
+    if kind == "yes and no":
+        expected = [min(label, 1) for label in INTEGERS]
     for asking in ((), ("somebody",)):
-        found = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
-        expected = [min(label, 1) for label in INTEGERS] if kind == "yes and no" else INTEGERS
-        assert (found.labels.tolist(), found.labels.dtype, found.missing) == (
-            expected,
-            torch.int64,
-            None,
-        )
-        assert found.names == tuple(str(i) for i in range(max(expected) + 1))
+        classes = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
+
+        assert classes.labels.tolist() == expected
+        assert classes.labels.dtype == torch.int64
+        assert classes.missing is None
+        assert classes.names == tuple(str(i) for i in range(max(expected) + 1))
 
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
         ({"partitioner": DirichletPartitioner(3, alpha=0.5)}, "DirichletPartitioner"),
-        ({"partitioner": LongTail(IIDPartitioner(3), imbalance_ratio=10)}, "LongTail"),
+        (
+            {"partitioner": LongTail(IIDPartitioner(3), imbalance_ratio=10)},
+            "LongTail",
+        ),
         ({"corruptions": [ClosedSetLabelNoise(fraction=0.5)]}, "ClosedSetLabelNoise"),
         ({"drop_flagged": True}, "FedBary"),
     ],
 )
 def test_component_that_needs_classes_refuses_data_without_them(arguments, name):
     for kind in ("multilabel", "names"):
-        asked = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
-        with pytest.raises(ConfigurationError, match=asked):
+        message = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
+        with pytest.raises(ConfigurationError, match=message):
             ready(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
 
 
@@ -216,7 +220,11 @@ OF_TWO_NUMBERS = {
     "a number of the sample": (X, LABELS, torch.arange(N)),
     "a weight": (X, LABELS, torch.rand(N)),
     "a second input": (X, torch.arange(N), LABELS),
-    "a column": (X, LABELS[:, None], torch.arange(N)),
+    "a column": (
+        X,
+        LABELS[:, None],
+        torch.arange(N),
+    ),
 }
 
 
@@ -272,7 +280,13 @@ def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, as_dataset)
 def test_of_two_fields_that_may_be_labels_one_has_to_be_named():
     samples = []
     for index in range(N):
-        samples.append({"x": X[index], "label": INTEGERS[index], "y": index})
+        samples.append(
+            {
+                "x": X[index],
+                "label": INTEGERS[index],
+                "y": index,
+            }
+        )
     dataset = Items(samples)
 
     with pytest.raises(ConfigurationError, match="the parts 'label', 'y' of a sample are"):
@@ -298,13 +312,14 @@ def test_labels_get_new_numbers_in_their_own_place():
 
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
 def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
-    source, given = (
-        TensorDataset(X, torch.tensor(labels or INTEGERS)),
-        False if labels is False else None,
-    )
-    assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
+    source = TensorDataset(X, torch.tensor(labels or INTEGERS))
+    labels_argument = False if labels is False else None
+
+    data = ready(source, IIDPartitioner(2), labels=labels_argument)
+
+    assert data.num_classes == 1
     with pytest.raises(ConfigurationError):
-        ready(source, DirichletPartitioner(2, 1.0), labels=given)
+        ready(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
 
 
 def test_noise_on_the_inputs_needs_no_classes():
@@ -367,16 +382,28 @@ def test_client_names_reach_metrics_and_tell_one_federation_from_another(tmp_pat
     train, _ = toy_sets()
 
     def clients(*names):
-        parts = {name: Subset(train, range(i * 40, i * 40 + 40)) for i, name in enumerate(names)}
+        parts = {}
+        for i, name in enumerate(names):
+            parts[name] = Subset(train, range(i * 40, i * 40 + 40))
         return FederatedDataModule(clients=parts, batch_size=12)
 
     loop = FederatedLoop(metrics={"m": ClassSpecificShapley()}, seed=3)
-    data, other = clients("Boston", "Ly/on", "Köln"), clients("Boston", "Paris", "Köln")
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
+    data = clients("Boston", "Ly/on", "Köln")
+    renamed = clients("Boston", "Paris", "Köln")
+
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        data,
+        rounds=1,
+    )
+
     assert loop.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
-    other.setup("fit")
-    (differs,) = fit_identity({}, other).differences(fit_identity({}, data))
+    renamed.setup("fit")
+    identity = fit_identity({}, data)
+    (difference,) = fit_identity({}, renamed).differences(identity)
     assert (
-        differs
+        difference
         == "data.client_names is ['Boston', 'Paris', 'Köln'] and was ['Boston', 'Ly/on', 'Köln']"
     )

@@ -52,20 +52,30 @@ def labels_of(batches):
 def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop_last):
     indices = torch.arange(3, 40, 2)
     kwargs = {"batch_size": 4, "drop_last": drop_last}
-    fast, slow = (
-        make_loader(data, indices, generator=None if ordered else generator(5), **kwargs)
-        for data in (TENSORS, PER_SAMPLE)
-    )
+
+    def loader(data):
+        shuffle = None if ordered else generator(5)
+        return make_loader(data, indices, generator=shuffle, **kwargs)
+
+    fast = loader(TENSORS)
+    slow = loader(PER_SAMPLE)
     assert isinstance(fast, TensorBatches)
     assert isinstance(slow, DataLoader)
-    passes = [(list(fast), list(slow)) for _ in range(2)]
-    for one, other in passes:
-        for (x1, y1), (x2, y2) in zip(one, other, strict=True):
+
+    orders = []
+    for _ in range(2):
+        fast_batches = list(fast)
+        slow_batches = list(slow)
+        for (x1, y1), (x2, y2) in zip(
+            fast_batches,
+            slow_batches,
+            strict=True,
+        ):
             assert torch.equal(x1, x2)
             assert torch.equal(y1, y2)
             assert torch.equal(x1, X[y1])
-        assert len(one) == len(fast) == len(slow)
-    orders = [list(chain(*labels_of(one))) for one, _ in passes]
+        assert len(fast_batches) == len(fast) == len(slow)
+        orders.append(list(chain(*labels_of(fast_batches))))
     assert (orders[0] == orders[1]) is ordered
     if ordered:
         assert orders[0] == indices[: 16 if drop_last else 19].tolist()
@@ -141,13 +151,18 @@ def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
     whole = Subset(Subset(Held(GENERATORS[kind](), 6), range(6)), range(6))
 
     def batches(seed):
-        loader = make_loader(whole, batch_size=2, generator=generator(seed), num_workers=workers)
+        loader = make_loader(
+            whole,
+            batch_size=2,
+            generator=generator(seed),
+            num_workers=workers,
+        )
         return torch.cat([x for x, _ in loader])[:, 1]
 
-    first = batches(0)
-    assert torch.equal(batches(0), first)
-    assert len(first.unique()) == 6  # nor do two workers draw the same
-    assert not torch.equal(batches(1), first)
+    numbers = batches(0)
+    assert torch.equal(batches(0), numbers)
+    assert len(numbers.unique()) == 6  # nor do two workers draw the same
+    assert not torch.equal(batches(1), numbers)
 
 
 @pytest.mark.slow
@@ -164,10 +179,13 @@ def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_pat
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
 
 
-def other(before: dict[str, str], after: dict[str, str]) -> list[str]:
+def changed_clients(
+    hashes: dict[str, str],
+    new_hashes: dict[str, str],
+) -> list[str]:
     """Whose samples differ."""
-    assert before.keys() == after.keys()
-    return [name for name in before if before[name] != after[name]]
+    assert hashes.keys() == new_hashes.keys()
+    return [name for name, digest in hashes.items() if digest != new_hashes[name]]
 
 
 def tensors() -> TensorDataset:
@@ -177,7 +195,9 @@ def tensors() -> TensorDataset:
 class Table(Dataset):
     """What it holds lies in attributes; or its samples are made when they are read."""
 
-    factor, drawn, opened = 1.0, False, False
+    factor = 1.0
+    is_random = False
+    opened = False
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -188,65 +208,83 @@ class Table(Dataset):
     def __getitem__(self, index: int) -> Any:
         self.opened = True
         return {
-            "x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)
+            "x": torch.tensor([self.factor * (index + 1)])
+            + (torch.rand(1) if self.is_random else 0)
         }, 0
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
 def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
-    before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
+    data = tensors()
+    hashes = content_hashes(wrap(tensors()), HOLDERS)
+
     data.tensors[0][3, 2] += 1e-6
-    assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
-    assert content_hashes(wrap(tensors()), HOLDERS) == before
+
+    assert changed_clients(hashes, content_hashes(wrap(data), HOLDERS)) == ["b"]
+    assert content_hashes(wrap(tensors()), HOLDERS) == hashes
 
 
-@pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.arange(12.0).reshape(6, 2),
+        torch.arange(6).bfloat16(),
+    ],
+)
 def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column: Any) -> None:
-    before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
-    changed[3] = column[2]
-    assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
-    assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
+    hashes = content_hashes(Table(column=column), HOLDERS)
+    equal_column = copy.deepcopy(column)
+    changed_column = copy.deepcopy(column)
+    changed_column[3] = column[2]
+
+    assert content_hashes(Table(column=equal_column), HOLDERS) == hashes
+    new_hashes = content_hashes(Table(column=changed_column), HOLDERS)
+    assert changed_clients(hashes, new_hashes) == ["b"]
 
 
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
-    assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == [
-        "a",
-        "b",
-    ]
+    hashes = content_hashes(Table(), HOLDERS)
+    doubled = content_hashes(Table(factor=2.0), HOLDERS)
+    assert changed_clients(hashes, doubled) == ["a", "b"]
+
     # Random numbers are no other samples, and nothing is left behind.
-    drawn = Table(drawn=True)
-    found = content_hashes(drawn, HOLDERS)
+    random_table = Table(is_random=True)
+    hashes = content_hashes(random_table, HOLDERS)
     torch.rand(1)
-    assert content_hashes(drawn, HOLDERS) == found
-    assert not drawn.opened
+    assert content_hashes(random_table, HOLDERS) == hashes
+    assert not random_table.opened
 
 
 def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> None:
-    for file in (
-        f"{place}/{name}/{i}.png"
-        for place in ("one", "two")
-        for name in ("cat", "dog")
-        for i in range(3)
-    ):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((4, 4), 10 * int(file[-5]), np.uint8)).save(tmp_path / file)
-    first, second = (
-        ImageFolder(str(tmp_path / place), transform=ToTensor()) for place in ("one", "two")
-    )
-    before = content_hashes(first, HOLDERS)
-    assert content_hashes(second, HOLDERS) == before
+    for folder in ("one", "two"):
+        for name in ("cat", "dog"):
+            (tmp_path / folder / name).mkdir(parents=True)
+            for i in range(3):
+                pixels = np.full((4, 4), 10 * i, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
+    images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
+    images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
+
+    hashes = content_hashes(images, HOLDERS)
+    assert content_hashes(images_elsewhere, HOLDERS) == hashes
+
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
-    assert other(before, content_hashes(second, HOLDERS)) == ["b"]
+    assert changed_clients(hashes, content_hashes(images_elsewhere, HOLDERS)) == ["b"]
 
 
 def test_changed_sample_changes_the_hash_of_its_client() -> None:
     x = torch.arange(60.0)[:, None]
-    data = ready(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
-    before = data.content_hashes()
-    assert list(before) == ["server", "0", "1"]
-    for name, row in (("1", data.client_indices(1)[0]), ("server", data.server_val_indices[0])):
+    data = ready(
+        TensorDataset(x, torch.arange(60) % 2),
+        SizePartitioner([1, 2], seed=0),
+    )
+    hashes = data.content_hashes()
+    assert list(hashes) == ["server", "0", "1"]
+    client_row = data.client_indices(1)[0]
+    server_row = data.server_val_indices[0]
+    for name, row in (("1", client_row), ("server", server_row)):
         x[row] += 1
-        assert other(before, data.content_hashes()) == [name]
+        assert changed_clients(hashes, data.content_hashes()) == [name]
         x[row] -= 1
 
 

@@ -63,22 +63,30 @@ def learned(folder):
 
 
 @pytest.mark.parametrize(
-    ("make", "options"), [(arrays, {}), (frames, {"labels": "y"})], ids=["arrays", "tables"]
+    ("make", "options"),
+    [
+        (arrays, {}),
+        (frames, {"labels": "y"}),
+    ],
+    ids=["arrays", "tables"],
 )
 def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, make, options):
-    found = []
-    for names in (("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")):
+    values_by_names = []
+    pairs = [("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")]
+    for names in pairs:
         data = data_of(make(*names), **options)
         assert data.positive_class == names[0]
         loop, module = valued(tmp_path / names[0], data)
         (x, y) = next(iter(data.val_dataloader()))
-        score = average_precision_score(y, module(x).softmax(1)[:, 1].detach())
+        chances = module(x).softmax(1)[:, 1].detach()
+        score = average_precision_score(y, chances)
         assert learned(tmp_path / names[0])["loo"]["end"] == pytest.approx(score, abs=1e-6)
-        found.append(loop.contributions)
+        values_by_names.append(loop.contributions)
+    first_values, *more_values = values_by_names
     for name in ("loo", "f1"):
-        assert found[0][name].abs().max() > 0
-        for other in found[1:]:
-            assert torch.equal(other[name], found[0][name])
+        assert first_values[name].abs().max() > 0
+        for values in more_values:
+            assert torch.equal(values[name], first_values[name])
 
 
 def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_given(tmp_path):
@@ -148,9 +156,9 @@ def test_rarer_class_of_image_folders_is_positive(tmp_path):
 
 
 def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
-    given = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
-    given.classes = ("ill", "well")
-    data = FederatedDataModule(given, IIDPartitioner(2))
+    source = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
+    source.classes = ("ill", "well")
+    data = FederatedDataModule(source, IIDPartitioner(2))
     data.setup("fit")
     assert data.class_names == ("ill", "well")
     assert (
@@ -161,7 +169,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         ("sick", "expected one of two classes. The data have"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            FederatedDataModule(given, IIDPartitioner(2), pos_label=wrong).setup("fit")
+            FederatedDataModule(source, IIDPartitioner(2), pos_label=wrong).setup("fit")
     numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
     with pytest.raises(ConfigurationError, match="expected one of two classes"):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
@@ -174,13 +182,18 @@ def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
         partial(FederatedDataModule, words, pos_label="ham"),
         partial(FederatedDataModule, words),
     )
-    texts = [TextData("a.csv", root=str(tmp_path), pos_label=each) for each in ("ham", None)]
-    for said, unsaid in (makers, [partial(FederatedDataModule, each) for each in texts]):
-        data = said(partitioner=OneClient())
+    with_label = TextData("a.csv", root=str(tmp_path), pos_label="ham")
+    without_label = TextData("a.csv", root=str(tmp_path), pos_label=None)
+    text_makers = (
+        partial(FederatedDataModule, with_label),
+        partial(FederatedDataModule, without_label),
+    )
+    for make_with_label, make_without_label in (makers, text_makers):
+        data = make_with_label(partitioner=OneClient())
         data.setup("fit")
         assert data.positive_class == "ham"
         with pytest.raises(ConfigurationError, match="one site alone cannot know.*Set pos_label"):
-            unsaid(partitioner=OneClient()).setup("fit")
+            make_without_label(partitioner=OneClient()).setup("fit")
 
 
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):

@@ -213,10 +213,13 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
             assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
     assert 0 < len(lost) < 6
-    both = ConcatDataset([HERE, HERE])
+    two_parts = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="No sample is left to 'c'"):
         data = ready(
-            Subset(both, range(61)), groups=[*"ab"] * 30 + ["c"], server_val=0.5, seed=lost[0]
+            Subset(two_parts, range(61)),
+            groups=[*"ab"] * 30 + ["c"],
+            server_val=0.5,
+            seed=lost[0],
         )
     assert data.client_names == ("a", "b")
 
@@ -232,15 +235,14 @@ def test_val_and_test_data_are_added_to_any_source(source):
 
 def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     file = tmp_path / "all.csv"
-    file.write_text(
-        "age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40))
-    )
+    rows = [f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)]
+    file.write_text("age,ward,ill\n" + "".join(rows))
     assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
     assert ready((file, file), labels="ill", groups="ward").num_clients == 2
     assert ready(file, labels="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
-    for given, labels in ((file, "ill"), (TableData(str(file), "ill"), None)):
+    for source, labels in ((file, "ill"), (TableData(str(file), "ill"), None)):
         with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
-            ready(given, OneClient(), labels=labels)
+            ready(source, OneClient(), labels=labels)
 
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
@@ -290,13 +292,18 @@ def test_options_of_a_wrapped_loader_are_kept():
         return samples
 
     loader = DataLoader(
-        DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True
+        DATA,
+        batch_size=6,
+        shuffle=True,
+        collate_fn=collate,
+        num_workers=2,
+        drop_last=True,
     )
-    found = module_source(module(loader))
-    assert found.indices is None
+    source = module_source(module(loader))
+    assert source.indices is None
     read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
-    assert found.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
-    assert found.eval_options == {**found.train_options, "drop_last": False}
+    assert source.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
+    assert source.eval_options == {**source.train_options, "drop_last": False}
 
 
 def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():

@@ -79,10 +79,10 @@ def by_torch(
     return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=8, sampler=sampler))
 
 
-def trained(start: Tensor, epochs: list[list[Any]]) -> Tensor:
+def trained(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     model = without_batch_norm()
     space = ParameterSpace(model)
-    space.write(model, start)
+    space.write(model, model_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()
@@ -127,8 +127,8 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     def make() -> Plain:
         return Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1))
 
-    start = ParameterSpace(make()).read(make())
-    about = {
+    model = ParameterSpace(make()).read(make())
+    visit = {
         "run": "0" * 16,
         "clients": 3,
         "client": 2,
@@ -138,19 +138,25 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
         "seed": SEED,
     }
     site = Site(make, Weighted, loop, tmp_path)
-    reply = site.answer(Packet("train", {**about, "counted": None}, {"start": start}))
-    expected = trained(start, [by_torch(torch.arange(130), 130, (1, 2, 0))])
+    packet = Packet("train", {**visit, "counted": None}, {"start": model})
+    reply = site.answer(packet)
+    expected = trained(model, [by_torch(torch.arange(130), 130, (1, 2, 0))])
     assert torch.equal(reply.tensors["vector"], expected)
-    assert (reply.plain["samples"], reply.plain["steps"]) == (130, 17)
+    assert reply.plain["samples"] == 130
+    assert reply.plain["steps"] == 17
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> None:
     data = dealt(Weighted(), server_val=0.2)
     module = Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1))
-    _, kept, rounds = in_run_fit(in_run_loop(local_epochs=2), tmp_path, module, data)
+    loop = in_run_loop(local_epochs=2)
+    _, sample_values, rounds = in_run_fit(loop, tmp_path, module, data)
     for client in range(3):
-        values = sum(in_run_by_hand(data, round, client, 0.1, 0.0, 1, 2)[0] for round in rounds)
-        torch.testing.assert_close(kept[client], values, rtol=1e-4, atol=1e-6)
+        expected = 0.0
+        for round in rounds:
+            values, _ = in_run_by_hand(data, round, client, 0.1, 0.0, 1, 2)
+            expected = expected + values
+        torch.testing.assert_close(sample_values[client], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
@@ -159,14 +165,14 @@ def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
         match="WeightedRandomSampler has 3 weights, and the training data have 130",
     ):
         dealt(Weighted(weights=torch.ones(3)))
-    held = dealt(Weighted()).client_indices(1)
+    indices = dealt(Weighted()).client_indices(1)
     none = WEIGHTS.clone()
-    none[held] = 0
+    none[indices] = 0
     with pytest.raises(
         ConfigurationError, match="Client 1 has too few samples with a weight above 0"
     ):
         dealt(Weighted(weights=none))
-    none[held[0]] = 1
+    none[indices[0]] = 1
     dealt(Weighted(weights=none))
     with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
         dealt(Weighted(weights=none, replacement=False))
@@ -174,6 +180,11 @@ def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:
     descriptions = [
-        dealt(Weighted(weights=each)).describe() for each in (WEIGHTS, WEIGHTS, 2 * WEIGHTS)
+        dealt(Weighted(weights=weights)).describe()
+        for weights in (
+            WEIGHTS,
+            WEIGHTS,
+            2 * WEIGHTS,
+        )
     ]
     assert descriptions[0] == descriptions[1] != descriptions[2]

@@ -33,12 +33,13 @@ class Linear(L.LightningModule):
 
     def __init__(self, inputs: int = 4, classes: int = 5):
         super().__init__()
-        self.layer, self.lr = nn.Linear(inputs, classes), 0.1
-        self.seen = {"train": [], "val": [], "test": []}
+        self.layer = nn.Linear(inputs, classes)
+        self.lr = 0.1
+        self.labels = {"train": [], "val": [], "test": []}
 
     def _step(self, batch, split):
         x, y = batch
-        self.seen[split].append(y)
+        self.labels[split].append(y)
         return nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
 
     def training_step(self, batch):
@@ -96,10 +97,10 @@ def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
     fit = trainer(2)
     fit.fit(model, data)
     dealt = data._data
-    assert len(torch.cat(model.seen["train"])) == 2 * 180
-    assert len(torch.cat(model.seen["val"])) == 2 * 20
+    assert len(torch.cat(model.labels["train"])) == 2 * 180
+    assert len(torch.cat(model.labels["val"])) == 2 * 20
     fit.test(model, data)
-    assert torch.equal(torch.cat(model.seen["test"]), Y[:50])
+    assert torch.equal(torch.cat(model.labels["test"]), Y[:50])
     assert torch.equal(torch.cat(fit.predict(model, data)), Y[:50])
     assert data._data is dealt  # a further setup changes nothing
 
@@ -111,13 +112,13 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(trainer
     fit = trainer()
     fit.fit(model, data)
     assert wrapped.trainer is fit
-    assert {len(y) for y in model.seen["train"]} == {7, 120 % 7}
-    assert torch.equal(torch.cat(model.seen["val"]), Y[120:150])
-    assert [len(y) for y in model.seen["val"]] == [11, 11, 8]
+    assert {len(y) for y in model.labels["train"]} == {7, 120 % 7}
+    assert torch.equal(torch.cat(model.labels["val"]), Y[120:150])
+    assert [len(y) for y in model.labels["val"]] == [11, 11, 8]
     assert len(data.server_val_indices) == 0
     assert isinstance(data.val_dataloader(), TensorBatches)
     fit.test(model, data, verbose=False)
-    assert [len(y) for y in model.seen["test"]] == [13, 13, 13, 11]
+    assert [len(y) for y in model.labels["test"]] == [13, 13, 13, 11]
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
 
 
@@ -145,7 +146,7 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path
     data = FederatedDataModule(wrapped)
     fit = trainer()
     fit.fit(model, data)
-    assert not torch.cat(model.seen["train"]).any()
+    assert not torch.cat(model.labels["train"]).any()
     fit.save_checkpoint(tmp_path / "last.ckpt")
     # The next setup starts anew, and deals out the same.
     indices = data.client_indices(1)
@@ -153,9 +154,13 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path
     fit.test(model, data, verbose=False)
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
-    again = Hooked()
-    trainer(2).fit(Linear(), FederatedDataModule(again), ckpt_path=tmp_path / "last.ckpt")
-    assert again.loaded == {"cursor": 42}
+    resumed_module = Hooked()
+    trainer(2).fit(
+        Linear(),
+        FederatedDataModule(resumed_module),
+        ckpt_path=tmp_path / "last.ckpt",
+    )
+    assert resumed_module.loaded == {"cursor": 42}
 
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
@@ -166,26 +171,41 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
         trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())
         )
-    assert not module.seen["train"]
+    assert not module.labels["train"]
 
 
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
 def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     module, callbacks = Linear(), [finder, FederatedLoop()]
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
-        trainer_for(None, tmp_path, 1, callbacks=callbacks).fit(module, FederatedDataModule(DATA))
-    assert not module.seen["train"]
+        trainer_for(
+            None,
+            tmp_path,
+            1,
+            callbacks=callbacks,
+        ).fit(module, FederatedDataModule(DATA))
+    assert not module.labels["train"]
 
 
-@pytest.mark.parametrize("source", [DATA, Items(zip(X, Y.tolist()))], ids=["tensors", "read"])
+@pytest.mark.parametrize(
+    "source",
+    [DATA, Items(zip(X, Y.tolist()))],
+    ids=["tensors", "read"],
+)
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     module = Linear()
     data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
-    trainer_for(FederatedLoop(local_epochs=2, seed=0), tmp_path, 3, overfit_batches=2).fit(
-        module, data
-    )
-    first = [Y[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
-    assert torch.equal(torch.cat(module.seen["train"]), torch.cat([torch.cat(first)] * 3))
+    trainer_for(
+        FederatedLoop(local_epochs=2, seed=0),
+        tmp_path,
+        3,
+        overfit_batches=2,
+    ).fit(module, data)
+    order = []
+    for client in (0, 1):
+        labels = Y[data.client_indices(client)[:8]]
+        order += [labels, labels]
+    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(order * 3))
 
 
 def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch):
@@ -210,8 +230,8 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
         for n in (30, 10)
     ]
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
-    for place, name in enumerate(("Boston", "Köln Süd")):
-        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+    for number, name in enumerate(("Boston", "Köln Süd")):
+        lines = [f"{number + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
     table = f"{tmp_path}/Boston.csv"
     assert parse(source=table, labels="ill").source == table  # not its text
@@ -219,4 +239,5 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
         clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill"
     )
     data.setup("fit")
-    assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))
+    assert data.client_names == ("Boston", "Köln Süd")
+    assert data.input_shape == (3,)

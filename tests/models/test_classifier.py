@@ -29,18 +29,20 @@ SMALL = {"channels": [4, 8], "hidden": [16], "padding": 2}
 class Digits(L.LightningDataModule):
     """320 training images, and validation images of all classes but 3."""
 
-    def __init__(self, known: bool = True):
+    def __init__(self, has_facts: bool = True):
         super().__init__()
-        self.known = known
+        self.has_facts = has_facts
 
     def setup(self, stage):
         images, labels = load_digits(return_X_y=True)
         x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
         y = torch.tensor(labels)
-        self.train, rest = (x[:320], y[:320]), y[320:520] != 3
-        self.val = x[320:520][rest], y[320:520][rest]
-        if self.known:
-            self.num_classes, self.input_shape = 10, (1, 8, 8)
+        is_validated = y[320:520] != 3
+        self.train = x[:320], y[:320]
+        self.val = x[320:520][is_validated], y[320:520][is_validated]
+        if self.has_facts:
+            self.num_classes = 10
+            self.input_shape = (1, 8, 8)
 
     def train_dataloader(self):
         return DataLoader(TensorDataset(*self.train), batch_size=32)
@@ -155,7 +157,7 @@ def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("known", "options", "message"),
+    ("has_facts", "options", "message"),
     [
         (
             True,
@@ -178,10 +180,10 @@ def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_p
     ],
 )
 def test_classifier_that_does_not_fit_the_data_is_refused_before_training(
-    trainer, known, options, message
+    trainer, has_facts, options, message
 ):
     with pytest.raises(ConfigurationError, match=message):
-        trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(known))
+        trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(has_facts))
 
 
 def _scored(logits, y):
@@ -211,12 +213,12 @@ def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
     )
     client = ClassifierClient("softmax", class_weights="balanced")
     trainer().fit(client, data)
-    held = torch.cat([data.client_labels(0), data.client_labels(1)]).numpy()
-    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=held)
+    labels = torch.cat([data.client_labels(0), data.client_labels(1)]).numpy()
+    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
     np.testing.assert_allclose(client.class_weights, expected, rtol=1e-6)
     assert client.hparams.class_weights == pytest.approx(expected.tolist())
-    again = ClassifierClient(**{**client.hparams, "network": "softmax"})
-    assert torch.equal(again.class_weights, client.class_weights)
+    copied = ClassifierClient(**{**client.hparams, "network": "softmax"})
+    assert torch.equal(copied.class_weights, client.class_weights)
 
 
 def test_balanced_class_weights_without_known_counts_are_refused(trainer) -> None:

@@ -105,14 +105,13 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bo
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert set(loop.space.names) == set(trained)
     assert loop.space.size == sum(p.numel() for p in trained.values())
-    before = dict(Transformer(exact).net.named_parameters())
-    assert all(
-        torch.equal(p, before[name])
-        for name, p in module.net.named_parameters()
-        if not p.requires_grad
-    )
+    initial_parameters = dict(Transformer(exact).net.named_parameters())
+    for name, parameter in module.net.named_parameters():
+        if not parameter.requires_grad:
+            assert torch.equal(parameter, initial_parameters[name])
     cost = loop.contributions["cost"].by_class
-    assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
+    expected_cost = loop.participations * float(loop.space.size)
+    assert torch.equal(cost[:, 0].nan_to_num(), expected_cost)
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
 

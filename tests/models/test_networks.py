@@ -14,10 +14,20 @@ from flsv.utilities.errors import ConfigurationError
 def test_conv_stack_equals_its_layers_written_out():
     torch.manual_seed(0)
     stack = conv_stack([1, 4, 6], kernel=3, padding=1)
-    first, second = (layer for layer in stack if isinstance(layer, nn.Conv2d))
+    convolutions = [layer for layer in stack if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == 2
     x = torch.randn(5, 1, 12, 12)
-    expected = F.max_pool2d(F.relu(F.conv2d(x, first.weight, first.bias, padding=1)), 2)
-    expected = F.max_pool2d(F.relu(F.conv2d(expected, second.weight, second.bias, padding=1)), 2)
+    expected = x
+    for layer in convolutions:
+        activations = F.relu(
+            F.conv2d(
+                expected,
+                layer.weight,
+                layer.bias,
+                padding=1,
+            )
+        )
+        expected = F.max_pool2d(activations, 2)
     torch.testing.assert_close(stack(x), expected)
 
 

@@ -187,12 +187,19 @@ def test_mixture_components_have_different_initial_weights() -> None:
 
 def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_path: Path) -> None:
     L.seed_everything(0, verbose=False)
-    module = MixtureClient(2, network="mlp", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    module = MixtureClient(
+        2,
+        network="mlp",
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )
     trainer = trainer_for(None, tmp_path, rounds=8)
     trainer.fit(module, toy_data())
     assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
     trainer.save_checkpoint(tmp_path / "m.ckpt")
-    again = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
+    loaded = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
     x, _ = batch()
-    assert torch.equal(again.eval()(x), module.eval()(x))
-    assert again.network.weights.tolist() == module.network.weights.tolist() != [0.5, 0.5]
+    assert torch.equal(
+        loaded.eval()(x),
+        module.eval()(x),
+    )
+    assert loaded.network.weights.tolist() == module.network.weights.tolist() != [0.5, 0.5]

@@ -38,9 +38,9 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    held = FolderLock(tmp_path)  # nobody else is kept out of it either
+    lock = FolderLock(tmp_path)  # nobody else is kept out of it either
     run(None)
-    held.release()
+    lock.release()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     run(".")
     assert {path.name for path in tmp_path.iterdir()} == FILES

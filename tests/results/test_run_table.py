@@ -40,32 +40,56 @@ def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
 
 
 def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:
-    before = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
-    for now, changed in (
-        (before, []),
+    earlier_rows = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
+    cases = [
+        (earlier_rows, []),
         (rows([1.0, 2.5, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [1]),
         (rows([1.0, 2.0, 3.0], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [2]),
         (rows([1.0, 2.0, NAN], [0.5, 1.0, NAN], [2.0, 3.0, NAN]), [0]),
-        (
-            rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]),
-            [],
-        ),  # no longer known: the value is as it was
+        # No longer known: the value is as it was.
+        (rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
         (rows([NAN, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
-    ):
-        assert [row.client for row in changes(now, before)] == changed
-    assert changes(before, []) == before
+    ]
+    for new_rows, changed in cases:
+        assert [row.client for row in changes(new_rows, earlier_rows)] == changed
+    assert changes(earlier_rows, []) == earlier_rows
 
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
-    values = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 40
-    table = round_rows(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
+    seeded = torch.Generator().manual_seed(0)
+    values = (
+        torch.rand(
+            3,
+            2,
+            generator=seeded,
+            dtype=torch.float64,
+        )
+        ** 40
+    )
+    table = round_rows(
+        2,
+        [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})],
+        NAMES,
+    )
     path = tmp_path / "contributions.csv"
     path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_lines(table))
-    again = read_contributions(path)
-    assert csv_lines(again.itertuples(index=False)) == csv_lines(table)
-    read = np.array([last(again, "sv", 3, column) for column in columns_in(again, "sv")]).T
-    assert torch.equal(torch.tensor(read), values)
-    assert history(again, "sv", 3, "1", [2]).to_numpy().tolist() == [values[:, 1].tolist()]
+    table_read = read_contributions(path)
+    assert csv_lines(table_read.itertuples(index=False)) == csv_lines(table)
+    columns = columns_in(table_read, "sv")
+    values_read = np.array(
+        [
+            last(
+                table_read,
+                "sv",
+                3,
+                column,
+            )
+            for column in columns
+        ]
+    ).T
+    assert torch.equal(torch.tensor(values_read), values)
+    curve = history(table_read, "sv", 3, "1", [2])
+    assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
 def round_of(r: int) -> list[Row]:
@@ -74,9 +98,11 @@ def round_of(r: int) -> list[Row]:
     )
 
 
-def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | None = None) -> Path:
+def written(
+    path: Path, rounds: Sequence[int], first_round: int = 0, earlier: Path | None = None
+) -> Path:
     file = CSV(path, NAMES)
-    file.begin(first, earlier)
+    file.begin(first_round, earlier)
     for r in rounds:
         file.append(round_of(r))
     return path
@@ -98,13 +124,13 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
 def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path: Path) -> None:
     """Those of another run, and those of this one where it goes back by more than one."""
     path = written(tmp_path / "c.csv", range(4))
-    first = path.read_bytes()
+    content = path.read_bytes()
     for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
         with pytest.warns(
             UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"
         ):
             written(path, range(begin, 4), begin)
-        assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
+        assert (tmp_path / copy).read_bytes() == path.read_bytes() == content
 
 
 def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) -> None:
@@ -138,17 +164,27 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     )
     assert len(of_class) == int(final.isfinite().sum())
     assert all(
-        value == pytest.approx(final[i, int(j)].item(), rel=1e-6)
+        value
+        == pytest.approx(
+            final[i, int(j)].item(),
+            rel=1e-6,
+        )
         for (i, j), value in of_class.items()
     )
 
     assert set(now["round"]) == {3}
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
-    known = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
+    last_values = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
     now = now[now["metric"] != "weight"].fillna({"class": ""})
-    both = now.merge(known, on=keys, how="outer", suffixes=("_now", "_run"), indicator=True)
-    assert set(both["_merge"]) == {"both"}
-    assert (both["value_now"] == both["value_run"]).all()
+    merged = now.merge(
+        last_values,
+        on=keys,
+        how="outer",
+        suffixes=("_now", "_run"),
+        indicator=True,
+    )
+    assert set(merged["_merge"]) == {"both"}
+    assert (merged["value_now"] == merged["value_run"]).all()
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
 
 
@@ -197,30 +233,36 @@ def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: 
         "cost": CommunicationCost(),
     }
     loop = FederatedLoop(
-        metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False)
+        metrics=metrics,
+        personalizer=PFedSV(),
+        seed=1,
+        reporting=Reporting(table=False),
     )
-    fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)
-    found = (
+    fit(
+        loop,
+        tmp_path,
+        data=toy_data(client_val=0.2, drop_last=True),
+        rounds=2,
+    )
+    last_values = (
         flsv.read_run(tmp_path)
         .dropna(subset="class")
         .groupby(["metric", "client", "class"])["value"]
         .last()
     )
     final = loop.contributions["relevance"].by_class
-    known = {
-        (i, str(j)): final[i, j].item()
-        for i in range(3)
-        for j in range(3)
-        if not final[i, j].isnan()
-    }
-    assert len(known) > 3
-    assert found["relevance"].to_dict() == pytest.approx(known)
+    expected = {}
+    for i in range(3):
+        for j in range(3):
+            if not final[i, j].isnan():
+                expected[i, str(j)] = final[i, j].item()
+    assert len(expected) > 3
+    assert last_values["relevance"].to_dict() == pytest.approx(expected)
     size = loop.space.size
     # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
-    downloads = [int(found["cost", i, "down"]) // size - 1 for i in range(3)]
-    assert [found["cost", i, "up"] for i in range(3)] == [
-        2 * size + 2 + downloads[i] for i in range(3)
-    ]
-    assert [found["cost", i, "down"] for i in range(3)] == [
-        (1 + downloads[i]) * size for i in range(3)
-    ]
+    for client in range(3):
+        up = last_values["cost", client, "up"]
+        down = last_values["cost", client, "down"]
+        num_downloads = int(down) // size - 1
+        assert up == 2 * size + 2 + num_downloads
+        assert down == (1 + num_downloads) * size

@@ -349,12 +349,14 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     """TensorBoard drops steps, and takes those of batches for those of rounds. The run is killed, goes on with more
     rounds, and goes on from a checkpoint before that."""
 
-    def run(folder: Path, rounds: int, ckpt_path: Path | None = None, *more: L.Callback) -> None:
+    def run(
+        folder: Path, rounds: int, ckpt_path: Path | None = None, *more_callbacks: L.Callback
+    ) -> None:
         saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
         loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
         options: dict[str, Any] = {
             "enable_checkpointing": True,
-            "callbacks": [saving, *more],
+            "callbacks": [saving, *more_callbacks],
             "logger": logger(folder),
         }
         fit(loop, folder, Noting(), rounds=rounds, ckpt_path=ckpt_path, **options)
@@ -363,12 +365,16 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     shutil.rmtree(tmp_path / "saved")
     with pytest.raises(KeyError, match="killed"):
         run(tmp_path / "resumed", 5, None, Dies())
-    for rounds, last in ((4, 2), (5, 3), (5, 1)):
-        (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last}.ckpt")
+    for rounds, last_epoch in ((4, 2), (5, 3), (5, 1)):
+        (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last_epoch}.ckpt")
         run(tmp_path / "resumed", rounds, checkpoint)
-    found, expected = (
-        {p: {t: sorted(v) for t, v in tags.items()} for p, tags in scalars(tmp_path / each).items()}
-        for each in ("resumed/run", "straight/run")
-    )
+
+    def curves(run_folder: Path) -> dict[str, Any]:
+        sorted_curves = {}
+        for path, tags in scalars(run_folder).items():
+            sorted_curves[path] = {tag: sorted(values) for tag, values in tags.items()}
+        return sorted_curves
+
+    expected = curves(tmp_path / "straight/run")
     assert len(expected["."]["step_loss"]) > 5 * 5
-    assert found == expected
+    assert curves(tmp_path / "resumed/run") == expected

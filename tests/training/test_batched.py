@@ -49,13 +49,15 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
-        self.other.weight = self.one.weight
+        self.layer = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(
-            self.one(x)
-        )
+        return nn.functional.linear(
+            x @ self.tied.weight.T,
+            weight=self.layer.weight,
+        ) + self.tied(self.layer(x))
 
 
 class Recurrent(nn.LSTM):
@@ -74,13 +76,13 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
-        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("input_sum", torch.zeros(4))
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.seen + x.sum(0)
+        self.input_sum = self.input_sum + x.sum(0)
         self.steps += 1
-        return x * self.weight + self.seen
+        return x * self.weight + self.input_sum
 
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -91,9 +93,13 @@ def sgd(**options: Any) -> Make:
 
 
 def groups(parameters: Any) -> torch.optim.Optimizer:
-    first, *rest = parameters
+    weight, *others_parameters = parameters
     return torch.optim.SGD(
-        [{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1
+        [
+            {"params": [weight], "lr": 0.01},
+            {"params": others_parameters, "momentum": 0.9},
+        ],
+        lr=0.1,
     )
 
 
@@ -141,66 +147,99 @@ def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]
             return torch.arange(len(STEPS)) + tensor
         return tensor + 0.1 * torch.rand(len(STEPS), *tensor.shape)
 
-    states = {
-        n: differ(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())
-    }
-    return (
-        module,
-        states,
-        [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS],
-    )
+    states = {}
+    for name, tensor in (
+        *module.named_parameters(),
+        *module.named_buffers(),
+    ):
+        states[name] = differ(tensor.detach())
+    batches = []
+    for num_steps, last_size in STEPS:
+        sizes = [8] * (num_steps - 1) + [last_size]
+        batches.append([torch.randn(size, *shape) for size in sizes])
+    return module, states, batches
 
 
 def one_by_one(
-    module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, limit: Any
+    module: nn.Module,
+    states: dict[str, Tensor],
+    batches_by_model: list[list[Tensor]],
+    make: Make,
+    limit: Any,
 ) -> Any:
-    for i, batches in enumerate(given):
-        own = copy.deepcopy(module)
-        own.load_state_dict({name: tensor[i] for name, tensor in states.items()}, strict=False)
-        optimizer, total = make(own.parameters()), 0.0
+    for i, batches in enumerate(batches_by_model):
+        model = copy.deepcopy(module)
+        model.load_state_dict(
+            {name: tensor[i] for name, tensor in states.items()},
+            strict=False,
+        )
+        optimizer = make(model.parameters())
+        total = 0.0
         for batch in batches:
             optimizer.zero_grad()
-            loss = own.training_step(batch)
+            loss = model.training_step(batch)
             loss.backward()
             if limit is not None:
-                torch.nn.utils.clip_grad_norm_(own.parameters(), limit)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
             optimizer.step()
             total += loss.item()
-        yield own.state_dict(), total / len(batches)
+        yield model.state_dict(), total / len(batches)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_batched_training_of_models_equals_training_each_model_alone(name: str) -> None:
-    module, states, given = setting(name)
+    module, states, batches = setting(name)
     _, _, make, limit = CASES[name]
     shortened = None if limit is None else partial(clip, limit=limit)
-    before = copy.deepcopy(module.state_dict())
-    optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
-    begun = {key: tensor.clone() for key, tensor in states.items()}
-    trained, losses = RowTraining(module, optimizer, shortened).train(begun, given)
-    for i, (model, loss) in enumerate(one_by_one(module, states, given, make, limit)):
+    initial_state = copy.deepcopy(module.state_dict())
+    optimizer = make(module.parameters())
+    initial_optimizer = str(optimizer.state_dict())
+    initial_states = {key: tensor.clone() for key, tensor in states.items()}
+
+    training = RowTraining(module, optimizer, shortened)
+    trained, losses = training.train(initial_states, batches)
+
+    expected = one_by_one(module, states, batches, make, limit)
+    for i, (model, loss) in enumerate(expected):
         for key, tensor in trained.items():
-            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                tensor[i],
+                model[key],
+                rtol=1e-5,
+                atol=1e-5,
+            )
         assert losses[i].item() == pytest.approx(loss, rel=1e-5)
-    assert str(optimizer.state_dict()) == str(untouched)
-    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert str(optimizer.state_dict()) == initial_optimizer
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, initial_state[key])
 
 
 def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> None:
-    module, states, given = setting("SGD")
+    module, states, batches = setting("SGD")
     module.spare = nn.Parameter(torch.ones(3))
     module.net[0].requires_grad_(False)
     fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
     module.net[0].load_state_dict(fixed)
     spare = torch.ones(len(STEPS), 3)
-    training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), frozen={"spare"})
-    begun = {name: tensor.clone() for name, tensor in states.items()}
-    trained, _ = training.train({**begun, "spare": spare.clone()}, given)
+    optimizer = sgd(weight_decay=0.1)(module.parameters())
+    training = RowTraining(module, optimizer, frozen={"spare"})
+    initial_states = {name: tensor.clone() for name, tensor in states.items()}
+
+    trained, _ = training.train(
+        {**initial_states, "spare": spare.clone()},
+        batches,
+    )
+
     assert torch.equal(trained.pop("spare"), spare)
-    states |= {
-        f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()
-    }
+    for name, tensor in fixed.items():
+        states[f"net.0.{name}"] = tensor.expand(len(STEPS), *tensor.shape)
     del module.spare
-    for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
+    expected = one_by_one(module, states, batches, sgd(weight_decay=0.1), None)
+    for i, (model, _) in enumerate(expected):
         for key, tensor in trained.items():
-            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                tensor[i],
+                model[key],
+                rtol=1e-5,
+                atol=1e-5,
+            )

@@ -25,14 +25,17 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 class Failing(Plain):
     def __init__(self, failure: BaseException, where: str) -> None:
         super().__init__()
-        self.failure, self.where, self.seen = failure, where, 0
+        self.failure = failure
+        self.where = where
+        self.num_calls = 0
 
     def maybe_fail(self, where: str) -> None:
         if where == self.where:
             loop = loop_of(self)
-            if loop.round_index == ROUND and loop.current_client == CLIENT and self.seen >= BATCH:
+            is_at_client = loop.round_index == ROUND and loop.current_client == CLIENT
+            if is_at_client and self.num_calls >= BATCH:
                 raise self.failure
-            self.seen += loop.round_index == ROUND and loop.current_client == CLIENT
+            self.num_calls += is_at_client
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.maybe_fail("training_step")
@@ -50,7 +53,7 @@ def federation() -> FederatedLoop:
 
 
 @pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
+def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     """The global model after each round of a fit without failures."""
     models: list[Tensor] = []
     look = LambdaCallback(on_train_epoch_end=lambda trainer, module: models.append(vector(module)))
@@ -66,22 +69,23 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     ],
 )
 def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
-    tmp_path: Path, after: list[Tensor], where: str, failure: BaseException
+    tmp_path: Path, models_after_rounds: list[Tensor], where: str, failure: BaseException
 ) -> None:
     loop, module = federation(), Failing(failure, where)
-    last = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
-    savers = [last, OnExceptionCheckpoint(tmp_path, "exception")]
+    last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
         pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded: .* {PLACE}"),
         pytest.raises(type(failure), match=str(failure)) as error,
     ):
         fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)
-    assert PLACE in "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    notes = getattr(error.value, "__notes__", [])
+    assert PLACE in "\n".join([str(error.value), *notes])
     assert loop.round_index == ROUND
-    assert torch.equal(vector(module), after[ROUND - 1])
+    assert torch.equal(vector(module), models_after_rounds[ROUND - 1])
     for checkpoint in ("last.ckpt", "exception.ckpt"):
         resumed = fit(federation(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
-        assert torch.equal(vector(resumed), after[-1]), checkpoint
+        assert torch.equal(vector(resumed), models_after_rounds[-1]), checkpoint
 
 
 def with_types(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
@@ -147,13 +151,13 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
     ],
 )
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
-    tmp_path: Path, after: list[Tensor], where: str, match: str
+    tmp_path: Path, models_after_rounds: list[Tensor], where: str, match: str
 ) -> None:
     loop, module = federation(), Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND
-    assert torch.equal(vector(module), after[ROUND - 1])
+    assert torch.equal(vector(module), models_after_rounds[ROUND - 1])
 
 
 def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> None:

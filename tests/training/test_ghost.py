@@ -26,11 +26,12 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.two.weight = self.one.weight
+        self.layer = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(self.one(x)).relu())
+        return self.tied(self.layer(self.layer(x)).relu())
 
 
 def floats(*shape: int) -> Callable[[], Tensor]:
@@ -103,11 +104,12 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
     ghost = GhostProducts(module, g)
     ghost.watch(B)
     F.cross_entropy(module(x), y).backward()
-    found = ghost.take()
-    torch.testing.assert_close(found, expected)
+    products = ghost.take()
+    torch.testing.assert_close(products, expected)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(
-        found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters())
+        products.sum(),
+        sum((p.grad * g[n]).sum() for n, p in module.named_parameters()),
     )
     ghost.remove()  # nothing is watched any more
     F.cross_entropy(module(x), y).backward()
@@ -116,10 +118,16 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
 
 def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
     module, x, y, g = setting("linear")
-    frozen, left = "0.0.weight", "0.2.weight"
+    frozen = "0.0.weight"
+    missing = "0.2.weight"
     module.get_parameter(frozen).requires_grad_(False)
-    del g[left]
-    expected = one_by_one(module, x, y, {"0.0.bias": g["0.0.bias"]})
+    del g[missing]
+    expected = one_by_one(
+        module,
+        x,
+        y,
+        {"0.0.bias": g["0.0.bias"]},
+    )
     ghost = GhostProducts(module, g)
     ghost.watch(B)
     F.cross_entropy(module(x), y, reduction="sum").backward()

@@ -33,12 +33,11 @@ class Remembers(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        if not hasattr(self, "first"):
-            self.first = x[0]
+        if not hasattr(self, "first_sample"):
+            self.first_sample = x[0]
             self.register_buffer("queue", x[:2], persistent=False)
-        loss = nn.functional.cross_entropy(
-            self(x + self.bank + self.mean + self.first + self.queue.mean(0)), y
-        )
+        features = x + self.bank + self.mean + self.first_sample + self.queue.mean(0)
+        loss = nn.functional.cross_entropy(self(features), y)
         self.bank = 0.9 * self.bank + 0.1 * x.mean(0)
         self.mean += 0.1 * x.mean(0)
         self.grown = x[:1] if self.grown is None else torch.cat([self.grown, x[:1]])
@@ -60,10 +59,21 @@ def augmented() -> FederatedDataModule:
 def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
     models = []
     for cohort in ([2], [0, 2], [0, 1, 2]):
-        kept = KeepUpdates()
-        loop = FederatedLoop(kept, sampler=FixedCohort(cohort), local_epochs=2, seed=4)
-        fit(loop, tmp_path / str(len(cohort)), Remembers(), augmented(), rounds=1)
-        models.append(kept.rounds[0][2])
+        recorder = KeepUpdates()
+        loop = FederatedLoop(
+            recorder,
+            sampler=FixedCohort(cohort),
+            local_epochs=2,
+            seed=4,
+        )
+        fit(
+            loop,
+            tmp_path / str(len(cohort)),
+            Remembers(),
+            augmented(),
+            rounds=1,
+        )
+        models.append(recorder.rounds[0][2])
     assert torch.equal(models[0], models[1])
     assert torch.equal(models[0], models[2])
 
@@ -73,17 +83,25 @@ def test_plain_attribute_tensors_of_a_module_are_resumed(tmp_path: Path) -> None
 
 
 def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path: Path) -> None:
-    seen = []
+    banks = []
 
     class Watch(L.Callback):
         def on_train_batch_start(
             self, trainer: L.Trainer, module: L.LightningModule, *_: Any
         ) -> None:
-            buffers = loop_of(module).state_dict()["buffers"][
-                "buffers"
-            ]  # before the loop's own hook: between clients
-            seen.append(buffers["bank"].clone())
+            # Before the loop's own hook: between clients.
+            buffers = loop_of(module).state_dict()["buffers"]["buffers"]
+            banks.append(buffers["bank"].clone())
 
-    fit(FederatedLoop(seed=1), tmp_path, Remembers(), rounds=1, callbacks=[Watch()])
-    assert len(seen) > 5
-    assert all(torch.equal(each, torch.zeros(6)) for each in seen)
+    loop = FederatedLoop(seed=1)
+    fit(
+        loop,
+        tmp_path,
+        Remembers(),
+        rounds=1,
+        callbacks=[Watch()],
+    )
+
+    assert len(banks) > 5
+    for bank in banks:
+        assert torch.equal(bank, torch.zeros(6))

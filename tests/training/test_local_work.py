@@ -35,20 +35,26 @@ CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
 
 
 def by_hand(
-    data: FederatedDataModule, round: Round, client: int, passes: list[int], window: int
+    data: FederatedDataModule,
+    round: Round,
+    client: int,
+    passes: list[int],
+    window: int,
 ) -> tuple[Tensor, int]:
-    model, steps = without_batch_norm(), 0
+    model = without_batch_norm()
+    steps = 0
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
     optimizer = MOMENTUM(model.parameters())
     for epoch, length in enumerate(passes):
         draw = generator_for(SEED, "shuffle", round.round_index, client, epoch)
-        given = list(data.client_loader(client, "train", generator=draw))[:length]
-        assert len(given) == length
-        for start in range(0, length, window):
+        batches = list(data.client_loader(client, "train", generator=draw))[:length]
+        assert len(batches) == length
+        for position in range(0, length, window):
             optimizer.zero_grad()
-            for x, y in given[start : start + window]:
-                (nn.functional.cross_entropy(model(x), y) / window).backward()
+            for x, y in batches[position : position + window]:
+                loss = nn.functional.cross_entropy(model(x), y) / window
+                loss.backward()
             optimizer.step()
             steps += 1
     return space.read(model), steps
@@ -93,16 +99,15 @@ def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(
 ) -> None:
     make = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
     data = partial(toy_data, SIZES)
-    loop = assert_resumes(
-        make, tmp_path, lambda: Plainest(MOMENTUM), data, accumulate_grad_batches=2
-    )
+    module = partial(Plainest, MOMENTUM)
+    loop = assert_resumes(make, tmp_path, module, data, accumulate_grad_batches=2)
     assert loop.participations.tolist() == [4, 4, 4]
-    module = Decays()
+    decaying = Decays()
     loop = FederatedLoop(local_epochs=work, seed=SEED)
-    fit(loop, tmp_path / "decays", module, data(), rounds=2)
-    rates = [
-        each["pace"]["schedulers"][0]["_last_lr"] for each in loop.state_dict()["clients"].values()
-    ]
+    fit(loop, tmp_path / "decays", decaying, data(), rounds=2)
+    rates = []
+    for state in loop.state_dict()["clients"].values():
+        rates.append(state["pace"]["schedulers"][0]["_last_lr"])
     assert rates == [[pytest.approx(0, abs=1e-9)]] * 3
 
 
@@ -143,15 +148,9 @@ def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path)
 
 
 def test_work_is_read_from_the_command_line_and_from_files(tmp_path: Path) -> None:
-    options = [
-        "--config",
-        "digits",
-        "--trainer.max_epochs",
-        "1",
-        "--federation.evaluation.every",
-        "0",
-    ]
+    options = ["--config", "digits", "--trainer.max_epochs", "1"]
+    options += ["--federation.evaluation.every", "0", "--trainer.default_root_dir", str(tmp_path)]
     file = tmp_path / "a.yaml"
     file.write_text("federation: {local_epochs: {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}}")
-    for own in (["--federation.local_epochs", "3 steps"], ["--config", str(file)]):
-        assert main(["fit", *options, *own, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    for work in (["--federation.local_epochs", "3 steps"], ["--config", str(file)]):
+        assert main(["fit", *options, *work]) == 0

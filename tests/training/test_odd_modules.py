@@ -56,18 +56,19 @@ def game() -> FederatedLoop:
 
 
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path: Path) -> None:
-    loops, modules = [game(), game()], [Masked(), MaskedByHand()]
-    for each, module in zip(loops, modules):
-        fit(each, tmp_path, module, toy_data(server_val=0.2))
-    assert torch.equal(modules[0].mask, Masked().mask)
-    assert torch.equal(modules[0].frozen, Masked().frozen)
-    assert all(
-        torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters())
-    )
-    torch.testing.assert_close(
-        loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0
-    )
-    assert modules[0].net[0].weight.isfinite().all()
+    masked, by_hand = modules = [Masked(), MaskedByHand()]
+    loops = [game(), game()]
+
+    for loop, module in zip(loops, modules):
+        fit(loop, tmp_path, module, toy_data(server_val=0.2))
+
+    assert torch.equal(masked.mask, Masked().mask)
+    assert torch.equal(masked.frozen, Masked().frozen)
+    for parameter, expected in zip(masked.net.parameters(), by_hand.net.parameters()):
+        assert torch.equal(parameter, expected)
+    values, expected_values = (loop.contributions["sv"] for loop in loops)
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
+    assert masked.net[0].weight.isfinite().all()
 
 
 class Observer(Plain):
@@ -91,8 +92,8 @@ def broken() -> Plain:
 
 class Grows(Plain):
     def on_train_epoch_end(self) -> None:
-        if not hasattr(self, "more"):
-            self.more = nn.Linear(1, 1)
+        if not hasattr(self, "late_layer"):
+            self.late_layer = nn.Linear(1, 1)
 
 
 class OwnSchedule(torch.optim.lr_scheduler.StepLR):
@@ -166,13 +167,16 @@ class Frozen(Plain):
 @pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
 def test_state_that_no_client_changes_stays_unchanged(tmp_path: Path, arguments: Any) -> None:
     module = Frozen()
-    before = copy.deepcopy(module.state_dict())
+    initial_state = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
+
     fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)))
+
+    state = module.state_dict()
     for name in ("net.0.weight", "net.0.bias", "mean"):
-        assert torch.equal(module.state_dict()[name], before[name]), name
+        assert torch.equal(state[name], initial_state[name]), name
     assert torch.equal(module.seen, torch.full((1,), 0.1 * 3))
-    assert not torch.equal(module.net[4].weight, before["net.4.weight"])
+    assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 
 class OneLogit(Plain):

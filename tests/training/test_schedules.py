@@ -159,18 +159,17 @@ class Opinionated(FixedCohort):
     """Goes by what rounds were: whom it draws in later ones is not known."""
 
     def end_round(self, round: Any) -> None:
-        self.last = round
+        self.last_round = round
 
 
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
-    module = fit(
-        FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2
-    )
+    loop = FederatedLoop(sampler=Opinionated([0]), seed=SEED)
+    module = fit(loop, tmp_path, Scheduled(one_cycle), rounds=2)
     assert list(module.rates) == [0]
-    mine = module.rates[0]
-    assert module.trainer.estimated_stepping_batches != 2 * len(mine)  # ours again, after the fit
-    again = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
-    assert again.rates[0] == mine
+    rates = module.rates[0]
+    assert module.trainer.estimated_stepping_batches != 2 * len(rates)  # ours again, after the fit
+    of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    assert of_all_clients.rates[0] == rates
 
 
 def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) -> None:
@@ -194,7 +193,7 @@ class OfRounds(Scheduled):
 class Hidden(Scheduled):
     def configure_optimizers(self) -> Any:
         (optimizer,), (config,) = super().configure_optimizers()
-        self.kept = config["scheduler"]
+        self.scheduler = config["scheduler"]
         return optimizer
 
 
@@ -210,7 +209,7 @@ class Foreign(Plain):
         (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
         (
             lambda: Hidden(stairs, manual="batch"),
-            "kept is a learning-rate scheduler that configure_opti",
+            "scheduler is a learning-rate scheduler that configure_opti",
         ),
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
@@ -224,10 +223,10 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(
         "num_training_batches",
         "train_dataloader",
     )
-    before = [getattr(L.Trainer, name) for name in names]
+    attributes = [getattr(L.Trainer, name) for name in names]
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
-    assert [getattr(L.Trainer, name) for name in names] == before
+    assert [getattr(L.Trainer, name) for name in names] == attributes
 
 
 WAYS: list[Callable[[Any], float]] = [
@@ -248,15 +247,16 @@ class Asking(Scheduled):
         self.ways = ways
 
     def length(self) -> float:
-        (length,) = {way(self.trainer) for way in self.ways}
+        (length,) = {read(self.trainer) for read in self.ways}
         return length
 
 
-@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
+@pytest.mark.parametrize("ways", [*([read] for read in WAYS), WAYS[::-1]])
 def test_schedule_lengths_read_in_training_are_the_clients_own(
     tmp_path: Path, ways: list[Callable[[Any], float]]
 ) -> None:
-    ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
+    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
+    ends_at_zero(module)
 
 
 def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
@@ -264,14 +264,15 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
 ) -> None:
     class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
-            self.asked = self.length()
+            self.length_in_setup = self.length()
 
     with pytest.warns(
         UserWarning,
         match="read in setup, where no client trains: it is that of the client with the",
     ):
         module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
-    assert 2 * module.asked == max(len(rates) for rates in module.rates.values())
+    longest = max(len(rates) for rates in module.rates.values())
+    assert 2 * module.length_in_setup == longest
 
 
 #: What :class:`CountsInItsGroups` has counted. An attribute of the optimizer would be a client's own.
@@ -313,23 +314,33 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
-@pytest.mark.parametrize(("kind", "within"), [("limited", False), ("by hand", True)])
+@pytest.mark.parametrize(
+    ("kind", "within"),
+    [
+        ("limited", False),
+        ("by hand", True),
+    ],
+)
 def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: bool) -> None:
     make, _ = KINDS[kind]
     whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)
-    saver = OnExceptionCheckpoint(tmp_path) if within else ModelCheckpoint(tmp_path, "on_exception")
-    stopped = {"callbacks": [Stop(2, 9, RuntimeError), saver], "enable_checkpointing": True}
+    if within:
+        saver: Any = OnExceptionCheckpoint(tmp_path)
+    else:
+        saver = ModelCheckpoint(tmp_path, "on_exception")
+    callbacks = [Stop(2, 9, RuntimeError), saver]
+    stopped = {"callbacks": callbacks, "enable_checkpointing": True}
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
     half = make()
-    rest = fit(
+    resumed = fit(
         FederatedLoop(seed=SEED),
         tmp_path / "half",
         half,
         rounds=4,
         ckpt_path=tmp_path / "on_exception.ckpt",
     )
-    assert torch.equal(vector(rest), vector(whole))
+    assert torch.equal(vector(resumed), vector(whole))
     for client, rates in half.rates.items():
         assert rates == whole.rates[client][-len(rates) :]
         assert len(rates) == len(whole.rates[client]) // 2

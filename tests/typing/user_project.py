@@ -74,7 +74,11 @@ def of_a_round(
     net: nn.Module, updates: list[dict[str, Tensor]], samples: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Values of updates that somebody else's loop made."""
-    found = flsv.value_round(
-        net, net.state_dict(), updates, [samples], metrics=flsv.metrics.CosineGradientShapley()
+    values = flsv.value_round(
+        net,
+        net.state_dict(),
+        updates,
+        [samples],
+        metrics=flsv.metrics.CosineGradientShapley(),
     )
-    return found["CosineGradientShapley"]
+    return values["CosineGradientShapley"]

@@ -114,32 +114,49 @@ def ditto(**kwargs: Any) -> FederatedLoop:
 def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     net, personal, data = network(batch_norm), {}, unequal_data()
 
-    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
-        w, v = copies(client), personal.setdefault(i, copy.deepcopy(client))
-        for batch in given:
-            descend(
-                v, [g + 0.3 * (p - a) for g, p, a in zip(slopes(v, batch), v.parameters(), w)], 0.05
-            )
+    def visit(
+        client: nn.Module,
+        r: int,
+        i: int,
+        batches: Iterator[Any],
+    ) -> None:
+        w = copies(client)
+        v = personal.setdefault(i, copy.deepcopy(client))
+        for batch in batches:
+            gradients = slopes(v, batch)
+            proximal = [
+                g + 0.3 * (p - a)
+                for g, p, a in zip(
+                    gradients,
+                    v.parameters(),
+                    w,
+                )
+            ]
+            descend(v, proximal, 0.05)
             descend(client, slopes(client, batch))
 
     expected = by_hand(net, visit)
-    loop, module = ditto(evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net), sgd)
+    loop = ditto(evaluation=ClientEvaluation(every=ROUNDS))
+    module = Plain(copy.deepcopy(net), sgd)
+
     fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+
     assert_same(module.net, expected)
-    kept = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
-    assert kept.keys() == personal.keys()
+    models = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
+    assert models.keys() == personal.keys()
     for client, v in personal.items():
-        whole = flat(
-            [*v.parameters(), *(buffer for buffer in v.buffers() if buffer.is_floating_point())]
-        )
-        torch.testing.assert_close(kept[client], whole, rtol=1e-5, atol=1e-5)
+        buffers = [buffer for buffer in v.buffers() if buffer.is_floating_point()]
+        whole = flat([*v.parameters(), *buffers])
+        torch.testing.assert_close(models[client], whole, rtol=1e-5, atol=1e-5)
     # A client is tested with its own model; who was never drawn has the global one.
-    for client in range(len(PROPORTIONS)):
+    for client, accuracy in enumerate(loop.client_accuracy.tolist()):
         model = personal.get(client, expected).eval()
-        hits = torch.cat(
-            [(model(x).argmax(1) == y).double() for x, y in data.client_loader(client, "test")]
+        inputs, labels = zip(*data.client_loader(client, "test"))
+        is_right = model(torch.cat(inputs)).argmax(1) == torch.cat(labels)
+        assert accuracy == pytest.approx(
+            is_right.double().mean().item(),
+            abs=1e-6,
         )
-        assert loop.client_accuracy[client].item() == pytest.approx(hits.mean().item(), abs=1e-6)
 
 
 def test_global_model_with_ditto_equals_bitwise_the_one_without_ditto(tmp_path: Path) -> None:
@@ -161,7 +178,12 @@ def fedrep(**kwargs: Any) -> FederatedLoop:
 def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
     net, head = network(batch_norm), ["4.weight", "4.bias"]
-    decaying = partial(torch.optim.SGD, lr=0.1, momentum=0.5, weight_decay=0.01)
+    decaying = partial(
+        torch.optim.SGD,
+        lr=0.1,
+        momentum=0.5,
+        weight_decay=0.01,
+    )
 
     def in_turn(client: nn.Module, epochs: list[list[Any]]) -> None:
         optimizer = decaying(client.parameters())
@@ -175,11 +197,11 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
         client.requires_grad_(True)
 
     train: Train = in_turn
-    expected, own = sharing_by_hand(net, head, train, uniform=True)
+    expected, private_parts = sharing_by_hand(net, head, train, uniform=True)
     loop, module = fedrep(), Plain(copy.deepcopy(net), decaying)
     fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
-    assert_kept(loop, own)
+    assert_kept(loop, private_parts)
 
 
 def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
@@ -192,7 +214,11 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
                 i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch)
             )
 
-    def loss_at(net: nn.Module, parameters: list[Tensor], batch: Any) -> Tensor:
+    def loss_at(
+        net: nn.Module,
+        parameters: list[Tensor],
+        batch: Any,
+    ) -> Tensor:
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         logits = torch.func.functional_call(
@@ -200,15 +226,22 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         )
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
-        more, w = others(r, i), list(client.parameters())
-        for batch in given:
-            adapted = [
-                (p.detach() - alpha * g).requires_grad_() for p, g in zip(w, slopes(client, batch))
-            ]
-            step = torch.autograd.grad(loss_at(client, adapted, next(more)), adapted)
+    def visit(
+        client: nn.Module,
+        r: int,
+        i: int,
+        batches: Iterator[Any],
+    ) -> None:
+        other_batches = others(r, i)
+        w = list(client.parameters())
+        for batch in batches:
+            gradients = slopes(client, batch)
+            adapted = [(p.detach() - alpha * g).requires_grad_() for p, g in zip(w, gradients)]
+            loss = loss_at(client, adapted, next(other_batches))
+            step = torch.autograd.grad(loss, adapted)
             if second_order:
-                slope = torch.autograd.grad(loss_at(client, w, next(more)), w, create_graph=True)
+                loss = loss_at(client, w, next(other_batches))
+                slope = torch.autograd.grad(loss, w, create_graph=True)
                 products = torch.autograd.grad(slope, w, grad_outputs=step)
                 step = [g - alpha * product for g, product in zip(step, products)]
             descend(client, step)
@@ -233,9 +266,10 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
 
 
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path: Path) -> None:
-    net = nn.Sequential(
-        *(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in network(batch_norm=False))
-    )
+    layers = []
+    for layer in network(batch_norm=False):
+        layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
+    net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
         federation(client_algorithm=PerFedAvg(0.05, "free")),
@@ -244,8 +278,11 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
         unequal_data(),
         rounds=ROUNDS,
     )
-    exact, first = (flat(per_fedavg_by_hand(net, second).parameters()) for second in (True, False))
-    assert (flat(module.net.parameters()) - exact).abs().max() < 0.02 * (first - exact).abs().max()
+    model = flat(module.net.parameters())
+    second_order = flat(per_fedavg_by_hand(net, second_order=True).parameters())
+    first_order = flat(per_fedavg_by_hand(net, second_order=False).parameters())
+    largest_effect = (first_order - second_order).abs().max()
+    assert (model - second_order).abs().max() < 0.02 * largest_effect
 
 
 def scaffold_by_hand(
@@ -253,27 +290,55 @@ def scaffold_by_hand(
 ) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
     """Option II. The next x, c and c_i."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
-    c, c_i, moved = list(zeros), {i: list(zeros) for i in range(len(PROPORTIONS))}, []
+    c = list(zeros)
+    c_i = {client: list(zeros) for client in range(len(PROPORTIONS))}
+    moved = []
 
-    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
-        x, own, steps = copies(client), c_i[i], 0
-        for batch in given:
+    def visit(
+        client: nn.Module,
+        r: int,
+        i: int,
+        batches: Iterator[Any],
+    ) -> None:
+        x = copies(client)
+        steps = 0
+        for batch in batches:
             steps += 1
+            gradients = slopes(client, batch)
             descend(
-                client, [g - mine + all_ for g, mine, all_ in zip(slopes(client, batch), own, c)]
+                client,
+                [
+                    g - c_k + c_all
+                    for g, c_k, c_all in zip(
+                        gradients,
+                        c_i[i],
+                        c,
+                    )
+                ],
             )
-        c_i[i] = [
-            mine - all_ + (a - b) / (steps * LR)
-            for mine, all_, a, b in zip(own, c, x, copies(client))
+        updated = [
+            c_k - c_all + (a - b) / (steps * LR)
+            for c_k, c_all, a, b in zip(
+                c_i[i],
+                c,
+                x,
+                copies(client),
+            )
         ]
-        moved.append([new - old for new, old in zip(c_i[i], own)])
+        moved.append([new - old for new, old in zip(updated, c_i[i])])
+        c_i[i] = updated
 
-    def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
-        c[:] = [all_ + sum(parts) / len(PROPORTIONS) for all_, *parts in zip(c, *moved)]
+    def merge(
+        initial: list[Tensor],
+        models: list[Any],
+        mean: list[Tensor],
+    ) -> list[Tensor]:
+        c[:] = [c_all + sum(parts) / len(PROPORTIONS) for c_all, *parts in zip(c, *moved)]
         moved.clear()
         return mean
 
-    return by_hand(net, visit, merge, failing), flat(c), {i: flat(own) for i, own in c_i.items()}
+    server = by_hand(net, visit, merge, failing)
+    return server, flat(c), {client: flat(variate) for client, variate in c_i.items()}
 
 
 slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
@@ -284,31 +349,47 @@ def feddyn_by_hand(
 ) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
     """With the local problem left to autograd. The next theta, h and the clients' gradients."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
-    h, gradients = list(zeros), {k: list(zeros) for k in range(len(PROPORTIONS))}
+    h = list(zeros)
+    gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
-    def visit(client: nn.Module, t: int, k: int, given: Iterator[Any]) -> None:
-        optimizer, start = slow_sgd(client.parameters()), copies(client)
-        for features, labels in given:
+    def visit(
+        client: nn.Module,
+        t: int,
+        k: int,
+        batches: Iterator[Any],
+    ) -> None:
+        optimizer = slow_sgd(client.parameters())
+        initial = copies(client)
+        for features, labels in batches:
             optimizer.zero_grad()
             risk = nn.functional.cross_entropy(client(features), labels)
-            for theta, linear, center in zip(client.parameters(), gradients[k], start):
+            for theta, linear, center in zip(
+                client.parameters(),
+                gradients[k],
+                initial,
+            ):
                 risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
             risk.backward()
             optimizer.step()
-        gradients[k] = [g - ALPHA * (a - b) for g, a, b in zip(gradients[k], copies(client), start)]
+        trained = zip(gradients[k], copies(client), initial)
+        gradients[k] = [g - ALPHA * (a - b) for g, a, b in trained]
 
-    def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+    def merge(
+        initial: list[Tensor],
+        models: list[Any],
+        mean: list[Tensor],
+    ) -> list[Tensor]:
         share = ALPHA / len(PROPORTIONS)
         h[:] = [
             old - share * sum(theta - center for theta in parts)
-            for old, center, *parts in zip(h, start, *models)
+            for old, center, *parts in zip(h, initial, *models)
         ]
         return [a - b / ALPHA for a, b in zip(mean, h)]
 
     return (
         by_hand(net, visit, merge, failing),
         flat(h),
-        {k: flat(each) for k, each in gradients.items()},
+        {client: flat(gradient) for client, gradient in gradients.items()},
     )
 
 
@@ -337,7 +418,14 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 
 
 @pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
-@pytest.mark.parametrize(("batch_norm", "failing"), [(False, NOBODY), (True, NOBODY), (True, SOME)])
+@pytest.mark.parametrize(
+    ("batch_norm", "failing"),
+    [
+        (False, NOBODY),
+        (True, NOBODY),
+        (True, SOME),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_scaffold_control_variates_and_models_equal_those_by_hand(
     tmp_path: Path, case: str, batch_norm: bool, failing: Failing
@@ -352,12 +440,12 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
     # Of parameters: a BatchNorm's statistics would make them longer.
     torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
     states = client_tensors(loop)
-    for client, own in clients.items():
-        found = states.get(client, {}).get(of_client, torch.zeros_like(own))
-        torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        server, sum(clients.values()) / len(PROPORTIONS), rtol=1e-5, atol=1e-6
-    )
+    for client, expected_state in clients.items():
+        zeros = torch.zeros_like(expected_state)
+        state = states.get(client, {}).get(of_client, zeros)
+        torch.testing.assert_close(state, expected_state, rtol=1e-6, atol=1e-6)
+    mean = sum(clients.values()) / len(PROPORTIONS)
+    torch.testing.assert_close(server, mean, rtol=1e-5, atol=1e-6)
     assert server.abs().max() > 1e-3
 
 
@@ -383,10 +471,11 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
     """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
     still = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
     clipped = {"uploads": [GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)]}
-    for options, schedule, most in ((clipped, None, 1e-6), ({}, still, 0)):
-        loop, module = scaffold(**options), Plain(network(batch_norm=False), sgd, schedule)
+    for options, schedule, bound in ((clipped, None, 1e-6), ({}, still, 0)):
+        loop = scaffold(**options)
+        module = Plain(network(batch_norm=False), sgd, schedule)
         fit(loop, tmp_path, module, unequal_data(), rounds=2)
-        assert variate(loop).abs().max() <= most
+        assert variate(loop).abs().max() <= bound
 
 
 # ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
@@ -394,14 +483,26 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
 
 def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Path) -> None:
     dealt = in_run_data()
-    _, kept, rounds = in_run_fit(
-        in_run_loop(every=4), tmp_path, Plain(without_batch_norm(), sgd), dealt, rounds=4
-    )
+    loop = in_run_loop(every=4)
+    module = Plain(without_batch_norm(), sgd)
+
+    _, sample_values, rounds = in_run_fit(loop, tmp_path, module, dealt, rounds=4)
+
     for client in range(3):
-        expected = sum(
-            in_run_by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds
-        )
-        torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
+        expected = 0.0
+        for round in rounds:
+            values, _ = in_run_by_hand(
+                dealt,
+                round,
+                client,
+                LR,
+                0.0,
+                1,
+                1,
+                every=4,
+            )
+            expected = expected + values
+        torch.testing.assert_close(sample_values[client], expected, atol=1e-6, rtol=1e-4)
 
 
 def two_rates(parameters: Any) -> torch.optim.Optimizer:

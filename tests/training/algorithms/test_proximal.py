@@ -28,29 +28,50 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: 
             self, round: Round, contributions: Any, models: Any
         ) -> dict[int, torch.Tensor]:
             for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
-                near = round.global_vector + (3 * (client + 1) if anchor == "start" else 0)
-                assert (vector - near).abs().max() < 1
+                shift = 3 * (client + 1) if anchor == "start" else 0
+                assert (vector - round.global_vector - shift).abs().max() < 1
             return {}
 
     # lr mu = 1: every step begins at the anchor.
     module = Plain(
         network(batch_norm=False), lambda parameters: torch.optim.SGD(parameters, lr=1e-3)
     )
-    loop = FederatedLoop(personalizer=Apart(), client_algorithm=FedProx(1000.0, anchor), seed=0)
+    loop = FederatedLoop(
+        personalizer=Apart(),
+        client_algorithm=FedProx(1000.0, anchor),
+        seed=0,
+    )
     fit(loop, tmp_path, module, rounds=2)
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
-    kept = KeepsRounds(weighting="uniform")
-    loop = FederatedLoop(kept, evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
-    moreau = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
-    module = fit(loop, tmp_path, Plain(network(batch_norm=False), moreau), rounds=2)
-    start, sent = kept.rounds[-1].global_vector, kept.rounds[-1].client_vectors
+    recorder = KeepsRounds(weighting="uniform")
+    loop = FederatedLoop(
+        recorder,
+        evaluation=ClientEvaluation(every=1, models="trained"),
+        seed=0,
+    )
+    moreau = partial(
+        MoreauSGD,
+        lr=0.08,
+        outer_lr=0.1,
+        lamda=4.0,
+        inner_steps=3,
+    )
+    module = fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False), moreau),
+        rounds=2,
+    )
+    last_round = recorder.rounds[-1]
+    model = last_round.global_vector
+    sent = last_round.client_vectors
     torch.testing.assert_close(loop.space.read(module), sent.mean(0))
     for client, theta in loop.trained.items():
         # w has moved towards theta, and is not there: theta was another one before the last batch.
         assert not torch.allclose(theta, sent[client])
-        assert torch.dot(theta - start, sent[client] - start) > 0
+        assert torch.dot(theta - model, sent[client] - model) > 0
     assert loop.client_accuracy.mean() > 0.4
 
 
