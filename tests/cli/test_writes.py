@@ -117,14 +117,17 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, co
 
 
 def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(copy, capsys):
-    files = contents(copy)
+    """Lightning renames the metrics of the run's first part when it goes on."""
     options = ["--config=federation.yaml", "--config=logger.yaml"]
+    files = contents(copy)
+
     assert main(["fit", *options]) == 2
     assert f"{RUN} holds a run already. Give this run a folder" in capsys.readouterr().err
     assert contents(copy) == files
+
     assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
-    metrics = f"{RUN}/metrics.csv"
-    assert files.get(metrics) == contents(copy).get(f"{RUN}/metrics_1.csv")
+    renamed = contents(copy)[f"{RUN}/metrics_1.csv"]
+    assert renamed == files[f"{RUN}/metrics.csv"]
 
 
 def test_predictions_outside_a_run_leave_the_users_file(copy):

@@ -11,7 +11,8 @@ from flsv import aggregation, attacks, filters, metrics, personalization, sampli
 from flsv.training.algorithms import ClientAlgorithm
 
 ROOT = Path(flsv.contrib.__file__).parents[2]
-LEAVES = sorted(path.stem for path in (ROOT / "flsv/contrib").glob("*.py") if path.stem[0] != "_")
+FILES = (ROOT / "flsv/contrib").glob("*.py")
+LEAVES = sorted(file.stem for file in FILES if not file.stem.startswith("_"))
 #: Lines of the docstring at the top of a leaf.
 LINES = {
     "Paper": 'Paper: authors, "title", venue and year, equation or algorithm, address',

@@ -39,9 +39,21 @@ def by_hand(models: Sequence[Sequence[float]], num_samples: Sequence[int], epsil
 
 
 #: Updates that disagree, agree, and cancel each other. The statistics are much longer than they are.
-DISAGREE = [[2.0, 1.0, 50.0, 4.0], [1.0, 3.0, -30.0, 2.0], [0.0, 0.5, 10.0, 8.0]]
-AGREE = [[2.0, 1.5, 9.0, 4.0], [2.0, 1.5, 1.0, 2.0], [2.0, 1.5, 5.0, 3.0]]
-CANCEL = [[2.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0]]
+DISAGREE = [
+    [2.0, 1.0, 50.0, 4.0],
+    [1.0, 3.0, -30.0, 2.0],
+    [0.0, 0.5, 10.0, 8.0],
+]
+AGREE = [
+    [2.0, 1.5, 9.0, 4.0],
+    [2.0, 1.5, 1.0, 2.0],
+    [2.0, 1.5, 5.0, 3.0],
+]
+CANCEL = [
+    [2.0, 1.0, 0.0, 1.0],
+    [0.0, 1.0, 0.0, 1.0],
+    [1.0, 1.0, 0.0, 1.0],
+]
 
 
 @pytest.mark.parametrize("models", [DISAGREE, AGREE, CANCEL], ids=["disagree", "agree", "cancel"])
@@ -71,11 +83,27 @@ def parameters_of(vector: np.ndarray, statistics: bool = False) -> Tensor:
     return torch.tensor(vector[:NUM_PARAMETERS])
 
 
-def test_fedexp_extrapolates_where_updates_disagree_and_is_fedavg_where_they_agree() -> None:
-    assert FedExP().weights(round_of(DISAGREE, [1, 1, 1]), {}).sum() > 1.5
-    assert FedExP().weights(round_of(AGREE, [1, 1, 1]), {}).tolist() == pytest.approx([1 / 3] * 3)
-    assert FedExP().weights(round_of(AGREE[:1], [4]), {}).tolist() == [1.0]
-    assert FedExP().weights(round_of([START, START], [1, 3]), {}).tolist() == [0.25, 0.75]
+def weights_of(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Tensor:
+    return FedExP().weights(round_of(models, num_samples), {})
+
+
+def test_fedexp_extrapolates_where_updates_disagree() -> None:
+    assert weights_of(DISAGREE, [1, 1, 1]).sum() > 1.5
+
+
+@pytest.mark.parametrize(
+    ("models", "num_samples", "shares"),
+    [
+        (AGREE, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
+        (AGREE[:1], [4], [1.0]),
+        ([START, START], [1, 3], [0.25, 0.75]),
+    ],
+    ids=["equal updates", "one client", "no updates"],
+)
+def test_fedexp_is_fedavg_where_updates_agree(
+    models: Sequence[Sequence[float]], num_samples: Sequence[int], shares: list[float]
+) -> None:
+    assert weights_of(models, num_samples).tolist() == pytest.approx(shares)
 
 
 @parametrize_with_checks([FedExP()])

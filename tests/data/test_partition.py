@@ -53,15 +53,12 @@ def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_pl
     of_another_seed = make(4)(LABELS, 10, GROUPS)
 
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(map(torch.equal, parts, repeated))
-    assert all(
-        map(
-            torch.equal,
-            parts,
-            of_another_seed,
-        )
-    ) is (name == "group")
-    assert len(parts) == len(repeated) == len(of_another_seed) == 5
+    for part, repeated_part in zip(parts, repeated, strict=True):
+        assert torch.equal(part, repeated_part)
+    pairs = zip(parts, of_another_seed, strict=True)
+    is_equal = [torch.equal(part, other_part) for part, other_part in pairs]
+    assert all(is_equal) is (name == "group")
+    assert len(parts) == 5
     for part in parts:
         assert len(part) > 0
         assert part.dtype == torch.int64

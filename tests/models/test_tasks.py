@@ -52,16 +52,22 @@ def test_regressor_losses_and_errors_are_means_over_samples(fitted):
     trainer, model = fitted()
     with torch.no_grad():
         error = (model(data.x) - data.y).double()
+    mean_squared_error = pytest.approx(
+        error.square().mean().item(),
+        rel=1e-5,
+    )
+    mean_absolute_error = pytest.approx(error.abs().mean().item(), rel=1e-5)
+
     logged = trainer.callback_metrics
-    assert model.training_step((data.x, data.y), 0).item() == pytest.approx(
-        logged["val_loss"].item(), rel=1e-5
-    )
-    assert logged["val_loss"].item() == pytest.approx(error.square().mean().item(), rel=1e-5)
-    assert logged["val_mae"].item() == pytest.approx(error.abs().mean().item(), rel=1e-5)
+    assert logged["val_loss"].item() == mean_squared_error
+    assert logged["val_mae"].item() == mean_absolute_error
+
+    # Of the validation samples in one batch, the loss of a training step is the same.
+    assert model.training_step((data.x, data.y), 0).item() == mean_squared_error
+
     (tested,) = trainer.test(model, data, verbose=False)
-    assert tested == pytest.approx(
-        {"test_loss": logged["val_loss"].item(), "test_mae": logged["val_mae"].item()}
-    )
+    assert tested == {"test_loss": mean_squared_error, "test_mae": mean_absolute_error}
+
     predicted = torch.cat(trainer.predict(model, data))
     torch.testing.assert_close(predicted, model(data.x).detach())
 

@@ -46,16 +46,24 @@ def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
     check()
 
 
-def test_expected_failures_are_allowed_only_if_they_fail() -> None:
+def test_expected_failure_of_a_part_with_its_fault_is_allowed() -> None:
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
+
+
+def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
+    faultless = faulty_parts.Norm()
+
     with pytest.raises(
         AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"
     ):
-        check_metric(faulty_parts.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
+        check_metric(faultless, expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(
         ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "
     ):
-        check_metric(faulty_parts.Norm(), expected_failures={"guide": "it has none"})
+        check_metric(faultless, expected_failures={"guide": "it has none"})
+
+
+def test_object_that_is_no_part_has_no_checks() -> None:
     with pytest.raises(
         ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."
     ):
