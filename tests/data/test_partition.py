@@ -141,7 +141,8 @@ def test_pathological_partitioner_gives_each_client_its_number_of_classes(client
     for counts_of_class in counts.T:
         positive_counts = counts_of_class[counts_of_class > 0]
         assert positive_counts.max() - positive_counts.min() <= 1
-    few_samples = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+    few_of_class_0 = [0, 0, 1, 1, 1, 1, 1, 1]
+    few_samples = torch.tensor(few_of_class_0)
     with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* holders"):
         counts_of(PathologicalPartitioner(7, 2), few_samples, 2)
 
@@ -183,9 +184,12 @@ def test_groups_become_clients_in_order_or_are_balanced_by_size():
     ],
 )
 def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, labels):
-    counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
+    numbers = torch.arange(clients * classes) % 9 + 1
+    counts = numbers.view(clients, classes)
     _, axes = plot_partition(counts)
-    right_edges = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    right_edges = []
+    for bar in axes.patches:
+        right_edges.append(bar.get_x() + bar.get_width())
     edges_of_last_class = right_edges[-clients:]
     assert edges_of_last_class == counts.sum(1).tolist()
     assert len(right_edges) == classes * clients
@@ -218,7 +222,9 @@ def sets_of(splits):
 )
 def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
     splits = split(partitioner, client_val=0.2, client_test=0.3)
-    sets = [set(indices.tolist()) for indices in sets_of(splits)]
+    sets = []
+    for indices in sets_of(splits):
+        sets.append(set(indices.tolist()))
     assert len(sets) == 1 + 6 * 3
     assert sum(len(indices) for indices in sets) == 1000
     assert set().union(*sets) == set(range(1000))
@@ -284,7 +290,8 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
             assert len(dropped & noisy) >= 0.95 * len(noisy)
         val_indices = cleaned.client_indices(client, "val")
         assert torch.equal(whole.client_indices(client, "val"), val_indices)
-        labels = torch.cat([y for _, y in cleaned.client_loader(client)])
+        batches = cleaned.client_loader(client)
+        labels = torch.cat([y for _, y in batches])
         counts = torch.bincount(labels, minlength=10)
         assert torch.equal(counts, cleaned.class_counts[client])
     assert torch.equal(whole.server_val_indices, cleaned.server_val_indices)
@@ -293,6 +300,8 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
 
 
 def test_drop_flagged_without_a_finite_sample_is_refused():
-    broken = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
+    inputs = torch.full((40, 2), torch.nan)
+    labels = torch.arange(40) % 2
+    broken = TensorDataset(inputs, labels)
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
         ready(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)

@@ -121,7 +121,7 @@ METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
     ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
-    ("never_seen_is_nan", faulty(Norm, first=0.0), {}),
+    ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
     (
         "clients_permuted",
         faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()),
