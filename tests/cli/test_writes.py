@@ -117,7 +117,6 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, co
 
 
 def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(copy, capsys):
-    """Lightning renames the metrics of the run's first part when it goes on."""
     options = ["--config=federation.yaml", "--config=logger.yaml"]
     files = contents(copy)
 
@@ -126,8 +125,9 @@ def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(copy, ca
     assert contents(copy) == files
 
     assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
-    renamed = contents(copy)[f"{RUN}/metrics_1.csv"]
-    assert renamed == files[f"{RUN}/metrics.csv"]
+    # The metrics of the run's first part are renamed. One of the loggers writes none.
+    metrics = files.get(f"{RUN}/metrics.csv")
+    assert contents(copy).get(f"{RUN}/metrics_1.csv") == metrics
 
 
 def test_predictions_outside_a_run_leave_the_users_file(copy):
