@@ -15,7 +15,6 @@ pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.task_identity import TaskIdentity
 
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import DivergenceWeighted
@@ -23,15 +22,7 @@ from flsv.engines.flower import GridTransport, client_app, from_record, server_a
 from flsv.engines.remote import Packet
 from flsv.utilities.errors import ConfigurationError
 
-pytestmark = pytest.mark.flower
-
-
-@pytest.fixture(autouse=True)
-def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower numbers messages by the task that makes them; there are no tasks here."""
-    for name in ("task_id", "run_id", "node_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
-    monkeypatch.setattr("flsv.engines.flower.POLL", 0.02)
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 
 
 class Grid:

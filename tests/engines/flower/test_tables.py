@@ -12,23 +12,14 @@ pytest.importorskip("flwr", reason="needs flwr: make flower")
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.task_identity import TaskIdentity
 
 from flsv.engines.engine import shared_space
 from flsv.engines.flower import client_app, server_app
 from helpers.hospitals import data_of, hospital, module, one_process
 from helpers.sites import NAMES, shapfed
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 ROUNDS = 2
-
-
-@pytest.fixture(autouse=True)
-def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower numbers messages by the task that makes them; there are no tasks here."""
-    for name in ("task_id", "run_id", "node_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
-    monkeypatch.setattr("flsv.engines.flower.POLL", 0.02)
 
 
 class Grid:
