@@ -127,10 +127,20 @@ METRICS: list[Fault] = [
         faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()),
         {},
     ),
-    ("inputs_stay", faulty(Norm, value=lambda self, updates: updates.mul_(2).norm(dim=1)), {}),
     (
         "inputs_stay",
-        faulty(Norm, value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates))),
+        faulty(
+            Norm,
+            value=lambda self, updates: updates.mul_(2).norm(dim=1),
+        ),
+        {},
+    ),
+    (
+        "inputs_stay",
+        faulty(
+            Norm,
+            value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates)),
+        ),
         {},
     ),
     ("reset_forgets", COUNTS, {}),

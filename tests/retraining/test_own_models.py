@@ -171,7 +171,14 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
     strategies: dict[str, Any] = {"sampler": FullParticipation(), "aggregator": FedAvg()}
     for number in range(8):
         strategies[f"counter {number}"] = Counter(number)
-    masks = torch.tensor([[False, False], [True, True], [True, False], [False, True]])
+    masks = torch.tensor(
+        [
+            [False, False],
+            [True, True],
+            [True, False],
+            [False, True],
+        ]
+    )
     info = replace(federation(Rounds(), num_clients=2), strategies=strategies)
     engine: Any = SimpleNamespace(sites_of=lambda state: None)
 
