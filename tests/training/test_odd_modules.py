@@ -132,7 +132,11 @@ class WithOwnSchedule(Plain):
             {},
             r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts",
         ),
-        (Grows, {}, r"have changed since the fit began: \['more.bias', 'more.weight'\] have come"),
+        (
+            Grows,
+            {},
+            r"have changed since the fit began: \['late_layer.bias', 'late_layer.weight'\] have come",
+        ),
         (
             Plain,
             {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]},
