@@ -302,17 +302,17 @@ class OpenSetLabelNoise(Corruption):
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        known = torch.tensor(
+        known_classes = torch.tensor(
             [label for label in range(num_classes) if label not in self.unknown_classes]
         )
-        if self.unknown_classes[-1] >= num_classes or len(known) == 0:
+        if self.unknown_classes[-1] >= num_classes or len(known_classes) == 0:
             raise ConfigurationError(
                 f"{self!r}: the data have the classes 0 .. {num_classes - 1}, and at least one of them must stay known."
             )
         irrelevant = torch.isin(y, torch.tensor(self.unknown_classes)).nonzero().flatten()
         if self.to == "next":
-            place = torch.searchsorted(known, y[irrelevant]) % len(known)
+            positions = torch.searchsorted(known_classes, y[irrelevant]) % len(known_classes)
         else:
-            place = torch.randint(len(known), irrelevant.shape, generator=generator)
-        y[irrelevant] = known[place]
+            positions = torch.randint(len(known_classes), irrelevant.shape, generator=generator)
+        y[irrelevant] = known_classes[positions]
         return x, y

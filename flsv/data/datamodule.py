@@ -225,9 +225,9 @@ class FederatedDataModule(FederationView):
             return getattr(module, name)
 
     def __repr__(self) -> str:
-        made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
+        text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
         return (
-            made if self._dealt is None else f"{made}: {self.num_samples.tolist()} training samples"
+            text if self._dealt is None else f"{text}: {self.num_samples.tolist()} training samples"
         )
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
@@ -420,8 +420,10 @@ class FederatedDataModule(FederationView):
     @property
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
-        found = None if self._dealt is None else self._dealt.train_options["batch_size"]
-        return self._batch_size or found or getattr(self._module, "batch_size", None)
+        size_found_by_setup = (
+            None if self._dealt is None else self._dealt.train_options["batch_size"]
+        )
+        return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
@@ -440,10 +442,10 @@ class FederatedDataModule(FederationView):
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
-def _name(given: Any) -> Any:
+def _name(name: Any) -> Any:
     """Convert a column's name, a text or a number, to text. Return any other argument unchanged."""
     return (
-        str(given).strip()
-        if isinstance(given, Integral | str) and not isinstance(given, bool)
-        else given
+        str(name).strip()
+        if isinstance(name, Integral | str) and not isinstance(name, bool)
+        else name
     )

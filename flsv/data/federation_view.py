@@ -95,8 +95,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         For data without classes it is 1, or the attribute ``num_classes`` of a wrapped data module.
         """
-        theirs = getattr(self._module, "num_classes", None) if self.no_classes else None
-        return theirs if isinstance(theirs, int) else len(self.class_names)
+        num_classes = getattr(self._module, "num_classes", None) if self.no_classes else None
+        return num_classes if isinstance(num_classes, int) else len(self.class_names)
 
     @property
     def known_class_counts(self) -> Tensor | None:
@@ -192,13 +192,13 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         ``"server"`` has the hash of the server's validation samples. Each client's number has the hash of its training,
         validation and test samples. See :func:`flsv.data.contents.content_hashes`.
         """
-        held = {
+        samples_by_client = {
             str(i): torch.cat(list(parts.values()))
             for i, parts in enumerate(self._data.splits.clients)
         }
         return {
             "server": loader_hash(self.val_dataloader()),
-            **content_hashes(self._data.train, held),
+            **content_hashes(self._data.train, samples_by_client),
         }
 
     @property

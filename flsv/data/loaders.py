@@ -383,9 +383,9 @@ class Loader:
 
     def changes(self) -> dict[str, bool | int]:
         """Return the options of ``DataLoader`` that are not None. They replace those of the source's loaders."""
-        given = {
+        options = {
             "drop_last": self.drop_last,
             "num_workers": self.num_workers,
             "pin_memory": self.pin_memory,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}

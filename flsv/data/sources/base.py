@@ -217,9 +217,9 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     if targets.dtype.kind == "f" and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
-        about = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
+        description = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
         raise ConfigurationError(
-            f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite."
+            f"{description}. Expected classes, one each, or numbers, none of them NaN or infinite."
         )
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
@@ -413,18 +413,21 @@ def by_name(dataset: Dataset) -> bool:
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
     """Concatenate the clients' data sets."""
     sets = list(parts.values())
-    held = [tensors_of(part, None) for part in sets]
-    if len(sets) == 1 or any(tensors is None for tensors, _ in held):
+    tensors_and_rows = [tensors_of(part, None) for part in sets]
+    if len(sets) == 1 or any(tensors is None for tensors, _ in tensors_and_rows):
         return sets[0] if len(sets) == 1 else ConcatDataset(sets)
-    columns = [[x if rows is None else x[rows] for x in tensors or ()] for tensors, rows in held]
+    columns = [
+        [x if rows is None else x[rows] for x in tensors or ()]
+        for tensors, rows in tensors_and_rows
+    ]
     kinds = {
-        ", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in each): name
-        for each, name in zip(columns, parts)
+        ", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in part_columns): name
+        for part_columns, name in zip(columns, parts)
     }
     if len(kinds) > 1:
-        both = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
+        descriptions = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
         raise ConfigurationError(
-            f"The samples differ: {both}. All train one model, so all samples need the same shape and type."
+            f"The samples differ: {descriptions}. All train one model, so all samples need the same shape and type."
         )
     return TensorDataset(*(torch.cat(column) for column in zip(*columns)))
 

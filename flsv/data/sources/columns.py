@@ -128,10 +128,10 @@ class Columns:
 
         With ``typed`` the column is from a DataFrame or Parquet file.
         """
-        usual = () if typed else GAPS
+        default_marks = () if typed else GAPS
         if isinstance(self.gaps, dict):
-            return {"", *usual, *self.gaps.get(name, ())}
-        return {"", *(usual if self.gaps is None else self.gaps)}
+            return {"", *default_marks, *self.gaps.get(name, ())}
+        return {"", *(default_marks if self.gaps is None else self.gaps)}
 
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
@@ -173,25 +173,30 @@ class Columns:
 
     def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, with changes that may solve ``problems``."""
-        held = {each.name: getattr(self, each.name) for each in fields(self)}
-        options = {
-            name: value
-            for name, value in held.items()
-            if value not in (None, {}, getattr(Columns, name))
-        }
+        options: dict[str, Any] = {}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value not in (None, {}, getattr(Columns, option.name)):
+                options[option.name] = value
+
         for problem in problems:
             for name, value in problem.remedy.items():
                 if isinstance(value, list):
-                    value = list(dict.fromkeys([*options.get(name, ()), *value]))
-                options[name] = (
-                    {**options.get(name, {}), **value} if isinstance(value, dict) else value
-                )
+                    merged = [*options.get(name, ()), *value]
+                    options[name] = list(dict.fromkeys(merged))
+                elif isinstance(value, dict):
+                    options[name] = {**options.get(name, {}), **value}
+                else:
+                    options[name] = value
         return options
 
 
-def _texts(given: Any) -> list[str] | None:
-    given = [given] if isinstance(given, str) else given
-    return None if given is None else [str(each).strip() for each in given]
+def _texts(texts: Any) -> list[str] | None:
+    if texts is None:
+        return None
+    if isinstance(texts, str):
+        texts = [texts]
+    return [str(text).strip() for text in texts]
 
 
 if TYPE_CHECKING:
@@ -200,10 +205,13 @@ else:
     GivenColumns = Columns | None  # which the command line takes apart into options
 
 
-def as_columns(given: GivenColumns) -> Columns:
+def as_columns(options: GivenColumns) -> Columns:
     """Convert options in a dictionary to ``Columns``. None gives the defaults."""
-    found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
-    return check_argument("columns", "columns", found, Columns)
+    if isinstance(options, Mapping):
+        columns = Columns(**options)
+    else:
+        columns = options or Columns()
+    return check_argument("columns", "columns", columns, Columns)
 
 
 @dataclass(frozen=True)
@@ -274,19 +282,23 @@ def _kind_and_numbers(
     The kind is None if it is ambiguous or unusable.
     """
     if table.typed:
-        return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(
-            parsed(values)
-        )  # truth values, too
-    # Each file may have its own notation of numbers.
-    parts = [
-        column_numbers(each, columns.decimal, columns.thousands) for each in by_file(table, values)
-    ]
-    numbers, texts = pd.Series(np.concatenate(parts)), values.dropna()
+        kind = _KINDS.get(infer_dtype(values, skipna=True))
+        return kind, pd.Series(parsed(values))  # truth values, too
+
+    parts = []
+    for texts_of_file in by_file(table, values):
+        # Each file may have its own notation of numbers.
+        parts.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
+    numbers = pd.Series(np.concatenate(parts))
+    texts = values.dropna()
     if _TRUTHS.keys() >= set(texts):
         return TRUTH if len(texts) else "", values.map(_TRUTHS)
-    known = np.isfinite(numbers[values.notna()])
-    named = known.all() and any(map(_LEADING_ZERO.fullmatch, texts))
-    return NUMBERS if known.any() and not named else WORDS, numbers
+
+    is_number = np.isfinite(numbers[values.notna()])
+    are_identifiers = is_number.all() and any(map(_LEADING_ZERO.fullmatch, texts))
+    if is_number.any() and not are_identifiers:
+        return NUMBERS, numbers
+    return WORDS, numbers
 
 
 def read_columns(
@@ -445,57 +457,71 @@ def _mixed(table: Table, name: str) -> ColumnError:
 
 def _dates(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
     formats = date_formats(texts_by_file(table, values), columns.date_format or ())
-    about = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
+    sentence = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
     if formats is None:
         unclear = "whether the day or the month comes first is not clear in all tables"
         to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
-        return ColumnError(f"{about}, and {unclear}. {to_days}", {"exclude": [name]})
-    remedy = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
+        return ColumnError(f"{sentence}, and {unclear}. {to_days}", {"exclude": [name]})
+    remedy: dict[str, Any] = {"dates": {name: DAYS}}
+    if formats:
+        remedy["date_format"] = formats
     return ColumnError(
-        f"{about}. Convert dates to days since 1970, or since the date in another column.", remedy
+        f"{sentence}. Convert dates to days since 1970, or since the date in another column.",
+        remedy,
     )
 
 
 def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
     """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
-    texts = [sorted({*part}) for part in texts_by_file(table, values)]
-    like, notations = other_notations(texts, columns.decimal, columns.thousands)
-    if not like:
-        return
-    row = int(np.flatnonzero(values.isin(like))[0])
-    where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-    found = " or ".join(
-        ", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations
+    distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
+    numbers_not_read, notations = other_notations(
+        distinct_texts, columns.decimal, columns.thousands
     )
+    if not numbers_not_read:
+        return
+    row = int(np.flatnonzero(values.isin(numbers_not_read))[0])
+    where = f"{table.where(row)}: {values[row]!r} in {name!r}"
+
+    descriptions = []
+    for options in notations:
+        marks = [f"{option}: {mark!r}" for option, mark in options.items()]
+        descriptions.append(", ".join(marks))
+    possible_notations = " or ".join(descriptions)
     if len(notations) == 1 and not table.typed:
-        marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
-        has = " and ".join(marks[option] for option in notations[0])
-        raise ColumnError(f"{where} has {has} ({found}).", notations[0])
-    why = f"several notations are possible ({found})" if found else "others are in another notation"
-    why = "stored as text" if table.typed else why
-    message = f"{where} is a number, but {why}. Write all numbers in the same notation, or store them as numbers."
+        titles = {"decimal": "a decimal comma", "thousands": "thousands separators"}
+        marks_in_words = " and ".join(titles[option] for option in notations[0])
+        raise ColumnError(f"{where} has {marks_in_words} ({possible_notations}).", notations[0])
+
+    reason = "others are in another notation"
+    if table.typed:
+        reason = "stored as text"
+    elif possible_notations:
+        reason = f"several notations are possible ({possible_notations})"
+    message = f"{where} is a number, but {reason}. Write all numbers in the same notation, or store them as numbers."
     raise ColumnError(message, {"exclude": [name]})
 
 
 def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
     """Return a column's dates, in UTC if they have a time zone."""
-    values, formats = without_gaps(table, name, "dates", columns), columns.date_format or ()
+    values = without_gaps(table, name, "dates", columns)
+    formats = columns.date_format or ()
     if is_datetime64_any_dtype(table.column(name, "dates")):
-        found = pd.to_datetime(
-            values, utc=True
-        )  # as for text: every day has 24 hours, also where clocks change
+        # As for text: every day has 24 hours, also where clocks change.
+        dates = pd.to_datetime(values, utc=True)
     else:
         texts = words_of(values)
-        found = dated(texts, formats)
-        for row in np.flatnonzero(found.isna() & texts.notna()).tolist():
-            more = (
-                date_formats(texts_by_file(table, texts), formats)
-                if are_dates(texts.dropna())
-                else None
-            )
+        dates = dated(texts, formats)
+        rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
+        if rows_not_read:
+            row = rows_not_read[0]
+            remedy: dict[str, Any] = {"exclude": [name]}
+            if are_dates(texts.dropna()):
+                possible_formats = date_formats(texts_by_file(table, texts), formats)
+                if possible_formats:
+                    remedy = {"date_format": possible_formats}
             raise ColumnError(
                 f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
                 f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",
-                {"date_format": more} if more else {"exclude": [name]},
+                remedy,
             )
-    return found.dt.tz_localize(None).astype("datetime64[us]")
+    return dates.dt.tz_localize(None).astype("datetime64[us]")

@@ -113,12 +113,12 @@ class CSVData(L.LightningDataModule):
             self.encode(self._read(self.path), test)
 
     def _read(self, path: str) -> Table:
-        place = find_place(path, self.root)
-        if place is None:
+        file = find_place(path, self.root)
+        if file is None:
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_table_file(place, self.columns.encoding)
+        return read_table_file(file, self.columns.encoding)
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
@@ -157,23 +157,30 @@ class CSVData(L.LightningDataModule):
         Returns:
             The sorted indices of the samples, ``{"train": indices, "val": indices, "test": indices}``.
         """
-        order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
+        generator = generator_for(self.seed, "csv", "split")
+        order = torch.randperm(samples, generator=generator).numpy()
+        if groups is None:
+            groups = np.zeros(samples, dtype=int)
         # The first sample of each group in this order stays for training.
-        of = np.zeros(samples, dtype=int) if groups is None else groups
-        stays = order[np.unique(of[order], return_index=True)[1]]
+        _, first_positions = np.unique(groups[order], return_index=True)
+        stays = order[first_positions]
         free = order[~np.isin(order, stays)]
-        test = int(self.test_fraction * samples + 0.5) if self.test_path is None else 0
-        val = int(self.val_fraction * samples + 0.5)
-        if test + val > len(free):
+
+        num_test = 0
+        if self.test_path is None:
+            num_test = int(self.test_fraction * samples + 0.5)
+        num_val = int(self.val_fraction * samples + 0.5)
+        num_held_out = num_test + num_val
+        if num_held_out > len(free):
             raise ConfigurationError(
-                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
-                f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
+                f"{type(self).__name__}: {num_held_out} of {samples} samples are to be held out, but one of each of "
+                f"the {len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
-        held = np.concatenate([stays, free[test + val :]])
+        train_indices = np.concatenate([stays, free[num_held_out:]])
         return {
-            "train": np.sort(held),
-            "val": np.sort(free[test : test + val]),
-            "test": np.sort(free[:test]),
+            "train": np.sort(train_indices),
+            "val": np.sort(free[num_test:num_held_out]),
+            "test": np.sort(free[:num_test]),
         }
 
     def keep(
@@ -418,24 +425,24 @@ class CharacterData(CSVData):
     def encode(self, train: Table, test: Table | None) -> None:
         pieces, counts = self._pieces(train)
         groups = self.groups_of(train)
-        of = None if groups is None else np.repeat(groups, counts)
-        for lost in (
-            () if groups is None else np.setdiff1d(groups, np.repeat(groups, counts)).tolist()
-        ):
-            raise ConfigurationError(
-                f"{train.path}: the texts of {lost!r} ({self.group}) are too short for a piece of {self.length + 1} "
-                "characters. Lower length."
-            )
-        self.keep(
-            (pieces,),
-            self.split(len(pieces), of),
-            of,
-            None if test is None else self._pieces(test)[:1],
-        )
+        groups_of_pieces = None if groups is None else np.repeat(groups, counts)
+        if groups is not None and groups_of_pieces is not None:
+            lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
+            if lost_groups:
+                raise ConfigurationError(
+                    f"{train.path}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
+                    f"{self.length + 1} characters. Lower length."
+                )
+        test_tensors = None
+        if test is not None:
+            test_pieces, _ = self._pieces(test)
+            test_tensors = (test_pieces,)
+        splits = self.split(len(pieces), groups_of_pieces)
+        self.keep((pieces,), splits, groups_of_pieces, test_tensors)
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
-        found = [windows(text, self.length) for text in file.column(self.text, "text")]
-        return torch.from_numpy(np.concatenate(found).astype(np.int64)), [
-            len(pieces) for pieces in found
-        ]
+        texts = file.column(self.text, "text")
+        windows_of_texts = [windows(text, self.length) for text in texts]
+        pieces = np.concatenate(windows_of_texts).astype(np.int64)
+        return torch.from_numpy(pieces), list(map(len, windows_of_texts))

@@ -106,8 +106,8 @@ class TableEncoder:
         if missing.all():
             raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
         if missing.any():
-            left = f"{missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left out"
-            rank_zero_warn(f"{table.path}: {left}.")
+            note = f"{missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left out"
+            rank_zero_warn(f"{table.path}: {note}.")
             return table.take(np.flatnonzero(~missing))
         return table
 
@@ -321,7 +321,7 @@ class TableEncoder:
 
     def cards(self, rows: int) -> tuple[ColumnCard, ...]:
         """Return the records :attr:`read` of the columns, with the values of the first ``rows`` rows."""
-        return tuple(replace(each, values=each.values.iloc[:rows]) for each in self.read)
+        return tuple(replace(card, values=card.values.iloc[:rows]) for card in self.read)
 
     def names(self, table: Table) -> list[str]:
         """Return the columns to use as features, including those that only some concatenated tables have."""
@@ -383,7 +383,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
         )
     names = list(dict.fromkeys(values))
     check_spelling(names, f"{table.path}: {name!r} (group)")
-    whole = all(re.fullmatch(r"0|-?[1-9]\d*", each) for each in names)
+    whole = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
     return values.map(int if whole else str).to_numpy()
 
 
@@ -500,6 +500,9 @@ def _groups(
     if group is None:
         return None, ()
     values, numbers = np.unique(group_values(tables[0], group), return_inverse=True)
-    first = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    rest = of_table[len(first) :] + len(values) - 1
-    return torch.cat([first, rest]), (*plain_names(values.tolist(), group), *called[1:])
+    group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    held_out_numbers = of_table[len(group_numbers) :] + len(values) - 1
+    return torch.cat([group_numbers, held_out_numbers]), (
+        *plain_names(values.tolist(), group),
+        *called[1:],
+    )

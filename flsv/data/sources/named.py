@@ -87,20 +87,19 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
 
     kind, files, mean, std = KINDS[name]
     try:
-        parts = [
-            getattr(datasets, kind)(data_root(root), train=train, download=download)
-            for train in (True, False)
-        ]
-        sets = [
-            tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets))
-            for part in parts
-        ]
-    except (
-        Exception
-    ) as error:  # damaged files raise anything: assertions, key and type errors, ends of files
-        place = data_root(root).absolute() / files
+        parts = []
+        sets = []
+        for is_train in (True, False):
+            dataset_class = getattr(datasets, kind)
+            part = dataset_class(data_root(root), train=is_train, download=download)
+            images = image_tensor(part.data, mean, std)
+            parts.append(part)
+            sets.append(tensor_set(images, torch.as_tensor(part.targets)))
+    # Damaged files raise anything: assertions, key and type errors, ends of files.
+    except Exception as error:
+        folder = data_root(root).absolute() / files
         raise ConfigurationError(
-            f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
+            f"{name} was not found, or cannot be read: looked in {folder} ({type(error).__name__}: {error}). Name the "
             f"folder that holds it by {ROOT}; or set --data.files.download true."
         ) from error
     names = tuple(parts[0].classes)
@@ -210,18 +209,21 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     """
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
-        about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
+        description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
         raise ConfigurationError(
-            f"{path}: {split}_labels are {about}: one whole number each, not multi-label."
+            f"{path}: {split}_labels are {description}: one whole number each, not multi-label."
         )
-    plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
-    if not plain or (images.dtype.kind != "f" and images.dtype != np.uint8):
-        about = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
+    is_gray = images.ndim == 3
+    has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
+    is_readable = images.dtype.kind == "f" or images.dtype == np.uint8
+    if not (is_gray or has_channels) or not is_readable:
+        description = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
         raise ConfigurationError(
-            f"{about}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
+            f"{description}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
         )
     if images.dtype == np.uint8:
-        return tensor_set(image_tensor(images, mean=[0.5], std=[0.5]), labels.reshape(-1))
+        inputs = image_tensor(images, mean=[0.5], std=[0.5])
+        return tensor_set(inputs, labels.reshape(-1))
     pixels = torch.from_numpy(images.astype(np.float32))
     return tensor_set(
         pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous(),
@@ -323,9 +325,14 @@ def has_class_folders(path: Path) -> bool:
 
     Each has images directly in it or is empty, and at least one has images.
     """
-    folders = [entry for entry in _entries(path) if entry.is_dir()]
-    with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
-    return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
+    have_images = False
+    for folder in _entries(path):
+        entries = _entries(folder) if folder.is_dir() else []
+        if any(map(_is_image, entries)):
+            have_images = True
+        elif entries:
+            return False
+    return have_images
 
 
 def folder_by_client(path: Path) -> dict[str, Path]:
@@ -362,4 +369,6 @@ def _entries(folder: Path) -> list[Path]:
 def natural_key(name: str) -> tuple[list[str | int], str]:
     """Return a sorting key that puts clinic 2 before clinic 10."""
     parts = re.split(r"(\d+)", name)
-    return [int(part) if place % 2 else part.casefold() for place, part in enumerate(parts)], name
+    return [
+        int(part) if position % 2 else part.casefold() for position, part in enumerate(parts)
+    ], name

@@ -67,24 +67,24 @@ KINDS = (
 
 
 def read_part(
-    given: Any, reading: Reading, what: str, whole: bool = False
+    source: Any, reading: Reading, description: str, whole: bool = False
 ) -> Dataset | Table | SourceData:
     """Read one data set as samples or a table.
 
     ``what`` names it in messages. With ``whole``, it may have training and test data.
     """
     try:
-        part = (
-            _read_path(given, reading, whole)
-            if isinstance(given, str | Path)
-            else _read_object(given, reading)
-        )
-        # For mypy: a map-style data set has a length.
-        if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
+        part: Any
+        if isinstance(source, str | Path):
+            part = _read_path(source, reading, whole)
+        else:
+            part = _read_object(source, reading)
+        samples: Any = part.train if isinstance(part, SourceData) else part
+        if len(samples) == 0:
             raise ConfigurationError("there are no samples.")
         return part
     except ConfigurationError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{description}: {error}") from error
 
 
 def _read_path(source: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
@@ -119,25 +119,24 @@ def _read_path(source: str | Path, reading: Reading, whole: bool) -> Dataset | T
     return data
 
 
-def _read_object(given: Any, reading: Reading) -> Dataset | Table:
+def _read_object(source: Any, reading: Reading) -> Dataset | Table:
     """Convert arrays to tensors and a DataFrame to a table. Return a map-style data set unchanged."""
-    if is_pair_of_arrays(given):
-        return array_set(*given)
-    if is_array(given):
-        return array_set(given)
+    if is_pair_of_arrays(source):
+        return array_set(*source)
+    if is_array(source):
+        return array_set(source)
     # A model may read the rows of a Hugging Face data set itself.
-    by_row = isinstance(getattr(given, "features", None), Mapping) and reading.label is None
-    if is_columnar(given) and not by_row:
-        return frame_table(given)
-    streams = IterableDataset | Mapping | list | tuple
-    if (
-        hasattr(given, "__len__")
-        and hasattr(given, "__getitem__")
-        and not isinstance(given, streams)
-    ):
-        return given
+    is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
+    is_read_by_row = is_from_hugging_face and reading.label is None
+    if is_columnar(source) and not is_read_by_row:
+        return frame_table(source)
+
+    is_stream = isinstance(source, IterableDataset | Mapping | list | tuple)
+    is_map_style = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if is_map_style and not is_stream:
+        return source
     raise ConfigurationError(
-        f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
+        f"a {type(source).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
         "Instead of a DataLoader give loader.dataset; of named splits give one as source, and others as val and test."
     )
 
@@ -154,37 +153,42 @@ def open_source(
     ``held_out`` has the user's validation and test data, ``joining`` a client to add.
     """
     if clients is not None:
-        return _own_source(clients, held_out, reading, True, joining)
+        return _combined(clients, held_out, reading, clients=True, joining=joining)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if joining:
             raise ConfigurationError(
                 f"a client cannot join the data of a {type(source).__name__}: give data sets."
             )
-        if any(each is not None for each in held_out.values()):
+        if any(data is not None for data in held_out.values()):
             raise ConfigurationError(
                 f"val and test: a {type(source).__name__} has its own loaders. Define them there."
             )
         return module_source(source)
-    place = (
-        find_place(source, reading.files.root)
-        if isinstance(source, str) and not known_as(source)
-        else None
-    )
-    if place is not None and place.is_dir() and (found := folder_by_client(place)):
+    folder = None
+    if isinstance(source, str) and not known_as(source):
+        folder = find_place(source, reading.files.root)
+    paths: dict[str, Any] = {}
+    if folder is not None and folder.is_dir():
+        paths = dict(folder_by_client(folder))
+    if paths:
         if reading.group is not None:
             raise ConfigurationError(
-                f"{place} has data by client, which defines the clients: leave groups out."
+                f"{folder} has data by client, which defines the clients: leave groups out."
             )
-        own = {name: found.pop(name, None) for name in ("val", "test")}
-        return _own_source(found, _filled(held_out, own), reading, True, joining)
-    pair = (
-        isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    )
-    train, *test = source if pair else [source]
-    return _own_source(
-        {"source": train}, _filled(held_out, dict(zip(["test"], test))), reading, False, joining
-    )
+        held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
+        held_out = _filled(held_out, held_out_paths)
+        return _combined(paths, held_out, reading, clients=True, joining=joining)
+
+    # A list may name the training data and the test data.
+    is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
+    if is_list and 0 < len(source) <= 2:
+        train, *test = source
+        held_out = _filled(held_out, dict(zip(["test"], test)))
+    else:
+        train = source
+        held_out = _filled(held_out, {})
+    return _combined({"source": train}, held_out, reading, joining=joining)
 
 
 def tables_source(
@@ -200,31 +204,29 @@ def tables_source(
     return source
 
 
-def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}`` as ``given`` by the user, or else the source's own ``found``."""
-    twice = [
-        name for name, each in found.items() if each is not None and given.get(name) is not None
-    ]
-    if twice:
-        raise ConfigurationError(
-            f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out."
-        )
-    return {
-        name: found.get(name) if given.get(name) is None else given[name]
-        for name in ("val", "test")
-    }
+def _filled(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``{"val": data, "test": data}`` that the user has set, or else the source's own."""
+    filled = {}
+    for name in ("val", "test"):
+        data = held_out.get(name)
+        data_of_source = from_source.get(name)
+        if data is not None and data_of_source is not None:
+            raise ConfigurationError(
+                f"{name}: the source has {name} data of its own. Leave it out."
+            )
+        filled[name] = data_of_source if data is None else data
+    return filled
 
 
 def source_name(source: Any) -> str:
     """Return a source's name for messages: the user's name or path, or else the objects' types."""
     if isinstance(source, str):
         return source
-    return ", ".join(
-        type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source])
-    )
+    parts = source if isinstance(source, list | tuple) else [source]
+    return ", ".join(type(part).__name__ for part in parts)
 
 
-def _own_source(
+def _combined(
     train: Mapping[str, Any],
     held_out: Mapping[str, Any],
     reading: Reading,
@@ -234,52 +236,48 @@ def _own_source(
     """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
-    parts: dict[str, Any] = {
-        name: read_part(
-            each, reading, f"client {name!r}" if clients else "source", whole=not clients
-        )
-        for name, each in train.items()
-    }
-    base = next(iter(parts.values()))
-    if isinstance(base, SourceData):
-        parts, held_out = (
-            {"source": base.train},
-            _filled(held_out, {"val": base.val, "test": base.test}),
-        )
-    parts |= {
-        name: read_part(each, reading, f"client {name!r}") for name, each in (joining or {}).items()
-    }
-    held = {
-        name: None if each is None else read_part(each, reading, name)
-        for name, each in held_out.items()
-    }
-    together = {
-        **parts,
-        **{f"the {name} data": part for name, part in held.items() if part is not None},
-    }
-    kinds = {isinstance(part, Table): name for name, part in together.items()}
-    if len(kinds) > 1:
+    parts: dict[str, Any] = {}
+    for name, data in train.items():
+        description = f"client {name!r}" if clients else "source"
+        parts[name] = read_part(data, reading, description, whole=not clients)
+    first_part = next(iter(parts.values()))
+    if isinstance(first_part, SourceData):
+        parts = {"source": first_part.train}
+        held_out = _filled(held_out, {"val": first_part.val, "test": first_part.test})
+    for name, data in (joining or {}).items():
+        parts[name] = read_part(data, reading, f"client {name!r}")
+
+    held_out_parts: dict[str, Any] = {}
+    names_by_kind = {isinstance(part, Table): name for name, part in parts.items()}
+    for name, data in held_out.items():
+        held_out_parts[name] = None
+        if data is not None:
+            part = read_part(data, reading, name)
+            held_out_parts[name] = part
+            names_by_kind[isinstance(part, Table)] = f"the {name} data"
+    if len(names_by_kind) > 1:
         raise ConfigurationError(
-            f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all data as tables, or none."
+            f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
         )
-    if True in kinds:
-        # For mypy: all are tables.
-        return tables_source(parts, held, reading, clients)  # type: ignore[arg-type]
-    found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)
-    # For mypy: none is a table.
-    sets, rest, classes = one_numbering(parts, held, reading.pos_label)  # type: ignore[arg-type]
+    if True in names_by_kind:
+        return tables_source(parts, held_out_parts, reading, clients)
+
+    source = SourceData(first_part, clients=clients)
+    if isinstance(first_part, SourceData):
+        source = first_part
+    sets, held_out_sets, class_names = one_numbering(parts, held_out_parts, reading.pos_label)
     if clients:
         # For mypy: a map-style data set has a length.
         sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
-        found = replace(found, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
+        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
+    are_sorted_names = all(map(by_name, parts.values()))
     return replace(
-        found,
+        source,
         train=concatenated(sets),
-        val=rest.get("val"),
-        test=rest.get("test"),
-        class_names=classes or found.class_names,
-        by_rarity=all(map(by_name, parts.values()))
-        and chosen_by_rarity(classes, reading.pos_label),
+        val=held_out_sets.get("val"),
+        test=held_out_sets.get("test"),
+        class_names=class_names or source.class_names,
+        by_rarity=are_sorted_names and chosen_by_rarity(class_names, reading.pos_label),
     )
 
 
@@ -374,8 +372,9 @@ def _single(loaders: Any) -> Any:
 
 def makes_own_batches(loader: DataLoader) -> bool:
     """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
-    classes = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
-    return any(name in vars(each) for each in classes for name in _BATCHES)
+    classes = type(loader).__mro__
+    subclasses = classes[: classes.index(DataLoader)]
+    return any(not vars(subclass).keys().isdisjoint(_BATCHES) for subclass in subclasses)
 
 
 def _options(loader: DataLoader) -> dict[str, Any]:

@@ -74,22 +74,25 @@ class Table:
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
         columns = {"client": group, **{name: name for name in ids}}
-        held = {
-            title: self.frame[name].astype(str).tolist()
-            for title, name in columns.items()
-            if name in self.frame
-        }
-        return {"line": list(map(str, self.frame.index.tolist())), **held}
+        lines = self.frame.index.tolist()
+        texts = {"line": list(map(str, lines))}
+        for title, name in columns.items():
+            if name in self.frame:
+                column = self.frame[name]
+                texts[title] = column.astype(str).tolist()
+        return texts
 
     def column(self, name: str, argument: str) -> pd.Series:
         """Return the column ``name``. If it is missing, an error mentions the user's ``argument``."""
-        lacking = next((part for part in self.parts if name not in part.frame), None)
-        if lacking is None:
-            return self.frame[name]
-        message = f"{lacking.path} has no column {name!r} ({argument}). It has {listed(lacking.frame.columns, 20)}."
-        raise ColumnError(
-            message, {"exclude": [name]}
-        )  # leaving it out helps where other tables have it
+        for part in self.parts:
+            if name not in part.frame:
+                column_names = listed(part.frame.columns, 20)
+                # Leaving it out helps where other tables have it.
+                raise ColumnError(
+                    f"{part.path} has no column {name!r} ({argument}). It has {column_names}.",
+                    {"exclude": [name]},
+                )
+        return self.frame[name]
 
 
 def one_table(tables: Sequence[Table]) -> Table:
@@ -122,8 +125,10 @@ def words_of(column: pd.Series) -> pd.Series:
 
 def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
     """Return a column's values as one list per file."""
-    ends = np.cumsum([len(part) for part in table.parts])[:-1]
-    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+    sizes = list(map(len, table.parts))
+    boundaries = np.cumsum(sizes)[:-1]
+    parts = np.split(values.to_numpy(), boundaries)
+    return [part.tolist() for part in parts]
 
 
 def category_names(values: pd.Series) -> pd.Series:
@@ -176,17 +181,19 @@ def data_root(root: str | None) -> Path:
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
-    return next(
-        (place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()),
-        None,
-    )
+    if not str(name):
+        return None
+    for candidate in (data_root(root) / name, Path(name)):
+        if candidate.exists():
+            return candidate
+    return None
 
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    return " and ".join(
-        dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name)))
-    )
+    candidates = (data_root(root) / name, Path(name))
+    paths = [str(candidate.absolute()) for candidate in candidates]
+    return " and ".join(dict.fromkeys(paths))
 
 
 def read_table_file(path: Path, encoding: str | None = None) -> Table:
@@ -300,19 +307,20 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
         )
 
 
-def is_columnar(given: Any) -> bool:
-    """Return whether ``given`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
-    named = hasattr(given, "columns") or hasattr(given, "column_names")
-    return isinstance(given, pd.DataFrame) or (
-        named and hasattr(given, "to_pandas") and not isinstance(given, type)
-    )
+def is_columnar(data: Any) -> bool:
+    """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
+    has_column_names = hasattr(data, "columns") or hasattr(data, "column_names")
+    if isinstance(data, pd.DataFrame):
+        return True
+    return has_column_names and hasattr(data, "to_pandas") and not isinstance(data, type)
 
 
-def frame_table(given: Any) -> Table:
+def frame_table(data: Any) -> Table:
     """Convert a DataFrame to a table. Columns keep their types, and the index is dropped."""
-    frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
+    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
     names = [str(name).strip() for name in frame.columns]
-    check_column_names(type(given).__name__, names)
+    check_column_names(type(data).__name__, names)
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
-    named = {name: words_of(frame[name]) for name in frame.select_dtypes("category")}
-    return Table(type(given).__name__, frame.assign(**named), typed=True)
+    for name in frame.select_dtypes("category"):
+        frame[name] = words_of(frame[name])
+    return Table(type(data).__name__, frame, typed=True)
