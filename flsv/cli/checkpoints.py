@@ -90,9 +90,9 @@ class BestCheckpoint(ModelCheckpoint):
         self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
 
 
-def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
+def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
     """Return callbacks that save ``best.ckpt`` and ``last.ckpt``, unless a ``given`` callback saves checkpoints."""
-    if any(isinstance(callback, Checkpoint) for callback in given):
+    if any(isinstance(callback, Checkpoint) for callback in callbacks):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
@@ -186,10 +186,11 @@ def _callback_states(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
     """Return the folders into which the trainer's callbacks save checkpoints."""
-    own = (
-        each.dirpath for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)
-    )
-    return [Path(folder) for folder in own if folder is not None]
+    folders = []
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
+            folders.append(Path(callback.dirpath))
+    return folders
 
 
 def _relocated(state: Mapping[str, Any], folder: str, checkpoint: Path) -> Path:
@@ -257,37 +258,58 @@ class WritePredictions(BasePredictionWriter):
     ) -> None:
         folder = self.folder or run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = all(isinstance(batch, Tensor) and batch.ndim in (1, 2) for batch in predictions)
-        if not (tensors and len({batch.shape[1:] for batch in predictions}) == 1):
+        if not _are_rows_of_one_table(predictions):
             path = folder / "predictions.pt"
             with replacing(path) as file:
                 torch.save(list(predictions), file)
             self.where = f"{display_path(path)} ({len(predictions)} batches, for torch.load)"
             return
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
-        sets: list[Any] = [getattr(trainer.predict_dataloaders, "dataset", None), data.test_set]
-        names: dict[str, Sequence[str]] = next(
-            (each.row_names for each in sets if hasattr(each, "row_names")), {}
-        )
-        rows = {name: list(values)[: len(frame)] for name, values in names.items()}
+        outputs = torch.cat([batch.detach().cpu() for batch in predictions])
+        frame = _columns_of_outputs(outputs, data)
+        num_samples = len(frame)
+
+        row_names: Mapping[str, Sequence[str]] = {}
+        predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
+        for dataset in (predicted_set, data.test_set):
+            if hasattr(dataset, "row_names"):
+                row_names = dataset.row_names
+                break
+        columns: dict[str, Any] = {"index": range(num_samples)}
+        for name, texts in row_names.items():
+            columns[name] = list(texts)[:num_samples]
         path = folder / "predictions.csv"
-        save_table(path, DataFrame({"index": range(len(frame)), **rows}).join(frame))
-        self.where = f"{display_path(path)} ({len(frame)} samples)"
+        save_table(path, DataFrame(columns).join(frame))
+        self.where = f"{display_path(path)} ({num_samples} samples)"
 
 
-def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
+def _are_rows_of_one_table(batches: Sequence[Any]) -> bool:
+    shapes = set()
+    for batch in batches:
+        if not isinstance(batch, Tensor) or batch.ndim not in (1, 2):
+            return False
+        shapes.add(batch.shape[1:])
+    return len(shapes) == 1
+
+
+def _columns_of_outputs(outputs: Tensor, data: FederatedDataModule) -> DataFrame:
     """Convert the outputs of ``predict_step``, one row per sample, to the columns of ``predictions.csv``."""
-    if table.ndim == 1 or table.shape[1] == 1:
-        return DataFrame({"prediction": _cells(table.flatten())})
-    classes = (
-        table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes
-    )
-    if not classes:
-        return DataFrame({f"output_{j}": _cells(column) for j, column in enumerate(table.T)})
-    names = [str(name) for name in data.class_names or range(table.shape[1])]
-    likeliest = [names[int(row.argmax())] if row.isfinite().all() else "" for row in table]
-    return DataFrame({"prediction": likeliest, **dict(zip(names, map(_cells, table.T)))})
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        return DataFrame({"prediction": _cells(outputs.flatten())})
+    num_columns = outputs.shape[1]
+    has_classes = data.no_classes is None and num_columns == data.num_classes
+    columns: dict[str, Any] = {}
+    if outputs.is_floating_point() and has_classes:
+        names = [str(name) for name in data.class_names or range(num_columns)]
+        likeliest = []
+        for row in outputs:
+            likeliest.append(names[int(row.argmax())] if row.isfinite().all() else "")
+        columns["prediction"] = likeliest
+    else:
+        names = [f"output_{position}" for position in range(num_columns)]
+    for name, column in zip(names, outputs.T):
+        columns[name] = _cells(column)
+    return DataFrame(columns)
 
 
 def _cells(column: Tensor) -> list[Any]:

@@ -29,7 +29,7 @@ def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
     # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
     stops = [Terminated]
-    usual = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
         if stops:
@@ -41,19 +41,19 @@ def terminable() -> Iterator[None]:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         else:
-            usual(ignored)
+            previous_hook(ignored)
 
-    here = (
+    is_main_thread = (
         threading.current_thread() is threading.main_thread()
     )  # other threads cannot handle signals
-    before = signal.signal(signal.SIGTERM, stop) if here else None
+    previous_handler = signal.signal(signal.SIGTERM, stop) if is_main_thread else None
     sys.unraisablehook = again
     try:
         yield
     finally:
-        sys.unraisablehook = usual
-        if here:
-            signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = previous_hook
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 class Output(io.FileIO):

@@ -59,15 +59,17 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each column's kind, and the fraction of its values that each client lacks."""
-    rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
-    shares = [
-        [float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards
-    ]
-    names = [card.name for card in data.column_cards]
-    frame = pd.DataFrame(
-        shares, index=pd.Index(names, name="column"), columns=list(data.client_names)
-    )
-    frame.insert(0, READ_AS, [card.became for card in data.column_cards])
+    cards = data.column_cards
+    column_names = pd.Index([card.name for card in cards], name="column")
+    frame = pd.DataFrame(index=column_names)
+    frame[READ_AS] = [card.became for card in cards]
+    for client, name in enumerate(data.client_names):
+        rows = data.client_indices(client).numpy()
+        shares = []
+        for card in cards:
+            is_missing = card.values.iloc[rows].isna()
+            shares.append(float(is_missing.mean()))
+        frame[name] = shares
     return frame
 
 
@@ -93,7 +95,7 @@ def positive(data: FederatedDataModule) -> str:
 
 def notes(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data, each a sentence or two."""
-    found = []
+    texts = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
         counts = pd.DataFrame(
             data.class_counts.tolist(), index=data.client_names, columns=data.class_names
@@ -101,21 +103,21 @@ def notes(data: FederatedDataModule) -> list[str]:
         shares = counts.sum() / counts.sum().sum()
         rare = [f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE]
         if rare and len(shares) <= 1 / RARE:
-            found.append(
+            texts.append(
                 f"Rare: {listed(rare)}. Accuracy is not informative. Use performance: auroc, average_precision or "
                 "balanced_accuracy, and train with class_weights: balanced."
             )
         for name in counts:
             without = counts.index[counts[name] == 0]
             if len(without):
-                found.append(f"No training sample of {name}: {listed(without)}.")
+                texts.append(f"No training sample of {name}: {listed(without)}.")
     for name, shares in missing(data).drop(columns=READ_AS).iterrows():
         mostly = shares.index[shares - shares.min() > 0.5]
         if len(mostly):
-            found.append(
+            texts.append(
                 f"{name} is missing mostly at {listed(mostly)}: missing values tell the model where a row is from."
             )
-    return found
+    return texts
 
 
 def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:

@@ -136,11 +136,11 @@ def _run_own(command: str, args: list[str], quiet: bool) -> int:
     return int(main(args, quiet) or 0)
 
 
-def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
+def _run_lightning(args: list[str], command: str, quiet: bool) -> int:
     _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
-    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
+    cli = make_cli([*args, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
@@ -162,8 +162,8 @@ def _parser() -> argparse.ArgumentParser:
         *QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only"
     )
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
-    for name, about in {**OF_LIGHTNING, **OWN}.items():
-        subcommands.add_parser(name, help=about)
+    for name, description in {**OF_LIGHTNING, **OWN}.items():
+        subcommands.add_parser(name, help=description)
     return parser
 
 

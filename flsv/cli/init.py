@@ -42,14 +42,14 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
     )
-    given = parser.parse_args(args)
-    check_writable(given.flower or given.folder or Path())
-    if given.flower is not None:
-        said = _copy_template(given.flower)
+    options = parser.parse_args(args)
+    check_writable(options.flower or options.folder or Path())
+    if options.flower is not None:
+        message = _copy_template(options.flower)
     else:
-        said = _copy_configs(given.config or ["quickstart"], given.folder or Path())
+        message = _copy_configs(options.config or ["quickstart"], options.folder or Path())
     if not quiet:
-        print(said)
+        print(message)
 
 
 def _copy_configs(names: Sequence[str], folder: Path) -> str:

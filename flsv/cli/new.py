@@ -66,10 +66,10 @@ def new(name: str, out: Path = Path()) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    given = {"name": name, "module": module, "version": __version__}
+    variables = {"name": name, "module": module, "version": __version__}
     folder.mkdir(parents=True)
     for file, template in FILES.items():
-        text = templates.get_template(template).render(given)
+        text = templates.get_template(template).render(variables)
         (folder / file.format(module=module)).write_text(text, encoding="utf-8")
     return folder
 

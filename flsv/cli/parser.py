@@ -211,20 +211,21 @@ class FederatedCLI(LightningCLI):
         """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""
         trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
         if trainer.enable_checkpointing is not False and not trainer.barebones:
-            given = trainer.callbacks or []
-            given = given if isinstance(given, list) else [given]
-            kwargs.setdefault("callbacks", [*given, *default_checkpoints(given)])
+            callbacks = trainer.callbacks or []
+            if not isinstance(callbacks, list):
+                callbacks = [callbacks]
+            kwargs.setdefault("callbacks", [*callbacks, *default_checkpoints(callbacks)])
         if self.subcommand is not None and trainer.strategy == "auto":
             kwargs |= self._on_ranks(trainer)
         try:
-            made = super().instantiate_trainer(**kwargs)
+            built_trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
         # mypy: set by Lightning's connectors
-        if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
+        if self.subcommand == "predict" and not built_trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.written = WritePredictions()
-            callbacks_of(made).append(self.written)
-        return made
+            callbacks_of(built_trainer).append(self.written)
+        return built_trainer
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
         """Return Trainer arguments that divide the clients among the processes of ``torchrun``, if it is used."""
@@ -235,11 +236,11 @@ class FederatedCLI(LightningCLI):
                 f"flsv {self.subcommand} would do the same work in every process of torchrun. Start "
                 "it without torchrun."
             )
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // here
+        processes_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // processes_per_node
         return {
             "strategy": FederatedStrategy.strategy_name,
-            "devices": here if trainer.devices == "auto" else trainer.devices,
+            "devices": processes_per_node if trainer.devices == "auto" else trainer.devices,
             "num_nodes": nodes if trainer.num_nodes == 1 else trainer.num_nodes,
         }
 

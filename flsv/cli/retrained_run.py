@@ -266,15 +266,17 @@ def _check_data(
     run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]
 ) -> None:
     """Raise ConfigurationError unless the clients and their samples are the run's."""
-    before = record["clients"]
-    if [*names] != before:
-        found = [f"its clients are {', '.join(before)}, and these are {', '.join(names)}"]
+    names_in_run = record["clients"]
+    if [*names] != names_in_run:
+        differences = [
+            f"its clients are {', '.join(names_in_run)}, and these are {', '.join(names)}"
+        ]
     else:
-        found = identity.differences(Identity(identity.settings, record["hashes"]))
-    if found:
+        differences = identity.differences(Identity(identity.settings, record["hashes"]))
+    if differences:
         raise ConfigurationError(
-            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
-            "run on."
+            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(differences)}. Give it the data that "
+            "it was run on."
         )
 
 
@@ -296,34 +298,37 @@ def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
-    found = {
-        name: metric.performance
-        for name, metric in loop.metrics.items()
-        if hasattr(metric, "performance")
-    }
-    named: dict[tuple[Any, str | None], None] = {}
-    for by in (found | loop.contribution_metrics.performances).values():
-        name = by if isinstance(by, str) else by.called
+    performances: dict[str, Any] = {}
+    for metric_name, metric in loop.metrics.items():
+        if hasattr(metric, "performance"):
+            performances[metric_name] = metric.performance
+    performances |= loop.contribution_metrics.performances
+
+    arguments: list[tuple[Any, str | None]] = []
+    for performance in performances.values():
+        name = performance if isinstance(performance, str) else performance.called
         if name == "per_class_accuracy":
-            named["balanced_accuracy", None] = None
+            pair = ("balanced_accuracy", None)
         elif name:
-            named[name, None] = None
+            pair = (name, None)
         else:
-            named[by.of, by.mode] = None
-    if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
-        raise ConfigurationError(
-            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: choose one with --metric."
-        )
-    return next(iter(named), ("accuracy", None))
+            pair = (performance.of, performance.mode)
+        if pair not in arguments:
+            arguments.append(pair)
+    if not arguments:
+        return "accuracy", None
+    if len(arguments) > 1 or not isinstance(arguments[0][0], str):
+        names = ", ".join(str(name) for name, _ in arguments)
+        raise ConfigurationError(f"the run's metrics value by {names}: choose one with --metric.")
+    return arguments[0]
 
 
 def _judges_of(loop: FederatedLoop) -> Judges:
     """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
-    found = {
-        getattr(loop.metrics[name], "judges", "server")
-        for name in loop.contribution_metrics.performances
-    }
-    return "clients" if found == {"clients"} else "server"
+    judges = set()
+    for name in loop.contribution_metrics.performances:
+        judges.add(getattr(loop.metrics[name], "judges", "server"))
+    return "clients" if judges == {"clients"} else "server"
 
 
 def _checkpoint(

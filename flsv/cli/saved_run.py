@@ -41,12 +41,11 @@ QUIET = (
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
     """Yield the arguments that rebuild a run, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
-    first = int(config.get("seed_everything") or 0)
-    with dealt_once(config, first, run) as file:
-        yield (
-            [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"],
-            first,
-        )
+    seed = int(config.get("seed_everything") or 0)
+    with dealt_once(config, seed, run) as config_arguments:
+        folder = Path(config_arguments[1]).parent
+        root_argument = f"--trainer.default_root_dir={folder}"
+        yield [*config_arguments, *arguments, *QUIET, root_argument], seed
 
 
 def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
@@ -61,20 +60,23 @@ def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[lis
     The clients' samples then do not depend on ``--seed_everything``.
     """
     with own_folder(root) as folder:
-        kept = {name: config[name] for name in SECTIONS if name in config}
-        kept |= {
-            name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept
-        }
+        sections = {name: config[name] for name in SECTIONS if name in config}
+        for name in ("data", "federation"):
+            if name in sections:
+                sections[name] = _with_seed(sections[name], seed)
         file = folder / "federation.yaml"
-        file.write_text(yaml.safe_dump(kept))
+        file.write_text(yaml.safe_dump(sections))
         yield ["--config", str(file)]
 
 
 def _with_seed(config: Any, seed: int) -> Any:
     """Replace every ``seed`` of a configuration that is None."""
-    if isinstance(config, Mapping):
-        return {
-            k: seed if k == "seed" and held is None else _with_seed(held, seed)
-            for k, held in config.items()
-        }
-    return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config
+    if isinstance(config, list):
+        return [_with_seed(item, seed) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    options = {}
+    for name, value in config.items():
+        is_missing_seed = name == "seed" and value is None
+        options[name] = seed if is_missing_seed else _with_seed(value, seed)
+    return options

@@ -13,9 +13,11 @@ fit are read. Li et al., "Data Valuation and Detections in Federated Learning"
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pandas import DataFrame
 from torch import Tensor
@@ -64,48 +66,53 @@ def value(
     data.prepare_data()
     data.setup("fit")
     clients, server = participants_of(data, device)
-    start = time.perf_counter()
-    found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
-    seconds = time.perf_counter() - start
+    start_time = time.perf_counter()
+    if not validation:
+        server = None
+    valuation = valuer.value(clients, server, generator_for(seed, "value"))
+    seconds = time.perf_counter() - start_time
     out.mkdir(parents=True, exist_ok=True)
     names = data.client_names
-    cells = {name: column.tolist() for name, column in valuation_columns(found).items()}
-    rounded = {
-        name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]]
-        for name in cells
-    }
-    save_table(
-        out / "valuation.csv",
-        DataFrame({"client": range(len(names)), **rounded, "client_name": names}),
-    )
+    columns = valuation_columns(valuation)
+    rounded: dict[str, list[Any]] = {}
+    for name, column in columns.items():
+        cells = []
+        for value in column.tolist():
+            is_number = isinstance(value, float) and not math.isnan(value)
+            cells.append(f"{value:.6g}" if is_number else value)
+        rounded[name] = cells
+    table_of_file = DataFrame({"client": range(len(names)), **rounded, "client_name": names})
+    save_table(out / "valuation.csv", table_of_file)
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
-            draw(found, names).savefig(out / f"{name}.png")
+            draw(valuation, names).savefig(out / f"{name}.png")
     folders = client_folders(names)
     for client in clients:
-        own = out / "clients" / folders[client.id]
-        client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
+        client_folder = out / "clients" / folders[client.id]
+        train_indices = data.client_indices(client.id, "train")
+        client.ask(write_flagged, client_folder, train_indices, data.class_names)
     if table:
-        target = (
-            "the server's validation set"
-            if validation and server is not None
-            else "the clients' barycenter"
-        )
-        title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-        shown = {name: numbers(column) for name, column in cells.items()}
-        print_table(title, names, shown, shown_clients(found.shares, len(names)))
-    return found
+        target = "the clients' barycenter"
+        if server is not None:
+            target = "the server's validation set"
+        title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
+        texts = {name: numbers(column.tolist()) for name, column in columns.items()}
+        print_table(title, names, texts, shown_clients(valuation.shares, len(names)))
+    return valuation
 
 
-def valuation_columns(found: Valuation) -> dict[str, Tensor]:
+def valuation_columns(valuation: Valuation) -> dict[str, Tensor]:
     """Return the columns of the valuation's table, ``{name: values [n]}``."""
     columns = {
-        "samples": found.samples + found.broken,
-        "distance": found.distances,
-        "share": found.shares,
+        "samples": valuation.samples + valuation.broken,
+        "distance": valuation.distances,
+        "share": valuation.shares,
+        "flagged": valuation.flagged,
+        "flagged_share": valuation.flagged_shares,
     }
-    columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
-    return columns | ({"not_finite": found.broken} if found.broken.any() else {})
+    if valuation.broken.any():
+        columns["not_finite"] = valuation.broken
+    return columns
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
