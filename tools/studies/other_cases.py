@@ -262,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             fractions[title].append(measured)
             facts = [name, str(federation.num_clients), str(federation.num_cases), title]
             rows.append([*facts, *_cells(measured)])
+            print(*rows[-1], sep=" | ", flush=True)
         print(f"{name}: {time.process_time() - began:.0f} s", flush=True)
     for title, measured_by_name in fractions.items():
         mean = np.mean(measured_by_name, 0).tolist()
