@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.__about__ import __version__
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
 from flsv.core.faults import COPY, LARGE, NOT_FINITE
@@ -137,7 +137,7 @@ class RunReports:
             settings=settings,
             identity=identity,
             first_round=self._state.round_index,
-            version=version("flsv"),
+            version=__version__,
             events=self._events(),
         )
         if self._state.run:

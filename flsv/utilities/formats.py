@@ -22,7 +22,9 @@ VERSION_OF = "version of "
 
 def package_versions() -> dict[str, str]:
     """Return ``{package: version}`` of what a run's numbers depend on."""
-    return {name: version(name) for name in PACKAGES}
+    versions = {name: version(name) for name in PACKAGES}
+    versions["flsv"] = __version__  # a checkout's metadata are those of when it was installed
+    return versions
 
 
 def check_format(

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import flsv
 from flsv.cli import main
 from flsv.utilities.errors import VersionWarning
+from flsv.utilities.formats import package_versions
 from helpers.pages import text_of
 from helpers.runs import rows
 
@@ -34,6 +36,11 @@ def contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
         if metric == "cssv" and is_earlier:
             table.append(tuple(row.values()))
     return table
+
+
+def test_stored_version_is_that_of_the_code() -> None:
+    """Not that of the metadata, which a checkout keeps from when it was installed."""
+    assert package_versions()["flsv"] == flsv.__version__
 
 
 def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
