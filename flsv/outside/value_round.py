@@ -295,10 +295,7 @@ class _Cohort:
         return numbers
 
 
-def metrics_by_name(
-    metrics: Any,
-    loss: Any = None,
-) -> Mapping[str, ContributionMetric]:
+def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
@@ -411,13 +408,10 @@ def _check(
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, num_classes)
-    of_classes = []
-    for name, metric in board.metrics.items():
-        if getattr(metric, "per_class", False):
-            of_classes.append(name)
-    for name, measure in board.performances.items():
-        if isinstance(measure, str):
-            of_classes.append(name)
+    metrics = board.metrics.items()
+    of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
+    measures = board.performances.items()
+    of_classes += [name for name, measure in measures if isinstance(measure, str)]
     if classes is None and of_classes:
         raise ConfigurationError(
             f"metrics {of_classes} are of classes, and the module has no linear layer that tells how many "

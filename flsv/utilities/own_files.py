@@ -125,6 +125,7 @@ def _enter_new_mount_namespace() -> None:
 def _open_folders(folders: Iterable[str]) -> dict[str, int]:
     """Open the folders to cover, as ``{folder: descriptor}``, outer folders first: those of the root except the
     system's, and in these the mounted ones and ``folders``."""
+    # A link's target is covered itself. Covered again through the link, it would hide what is covered in it.
     paths = set()
     for name in os.listdir("/"):
         if name not in _SYSTEM_FOLDERS and not os.path.islink(f"/{name}"):

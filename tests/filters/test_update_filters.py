@@ -144,7 +144,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
     assert loop.named == {1: (4, 4)}
     assert {event.what for event in loop.events} == {"large"}
     run = open_run(next(tmp_path.rglob("contributions.csv")).parent)
-    assert run.named == {1: (4, 4)}
+    assert run.faulty_updates == {1: (4, 4)}
     for name in METRICS:
         has_value = [not math.isnan(value) for value in run.final(name)]
         assert has_value == [True, False, True, True, True], name

@@ -1,0 +1,84 @@
+"""Forks share no position in a file with their parent, and copy no large file that is mapped into memory."""
+
+import gc
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.utilities import forks
+from flsv.utilities.supervisor import ChildFailed, supervise
+
+
+def test_parent_waits_until_its_fork_has_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "letters"
+    path.write_text("abc")
+    copy_open_files = forks._copy_open_files
+
+    def copy_late() -> None:
+        time.sleep(0.2)
+        copy_open_files()
+
+    monkeypatch.setattr(forks, "_copy_open_files", copy_late)
+    with path.open("rb", buffering=0) as file:
+        child = forks.quiet_fork()
+        if child == 0:
+            letter = file.read(1)
+            os._exit(letter[0])
+        file.read(1)
+        _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == ord("a")
+
+
+def test_fork_copies_only_what_it_writes_of_a_large_mapped_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megabyte = 2**20
+    monkeypatch.setattr(forks, "_COPIED", 16 * megabyte)
+    numbers: Any = np.memmap(tmp_path / "numbers", np.uint8, "w+", shape=(96 * megabyte,))
+
+    def write() -> tuple[int, int]:
+        numbers[0] = 7
+        return int(numbers[0]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    parents_kilobytes = int(Path("/proc/self/statm").read_text().split()[1]) * 4
+    ((_, (number, kilobytes)),) = supervise([("child", write)])
+
+    assert number == 7
+    assert numbers[0] == 0
+    assert kilobytes - parents_kilobytes < 64 * 1024
+
+
+def test_fork_has_one_thread_frozen_objects_and_default_signals() -> None:
+    num_frozen = gc.get_freeze_count()
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def state() -> tuple[int, bool, set[Any]]:
+        handlers = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        return torch.get_num_threads(), gc.get_freeze_count() > num_frozen, handlers
+
+    try:
+        ((_, answer),) = supervise([("child", state)])
+    finally:
+        torch.set_num_threads(num_threads)
+
+    assert answer == (1, True, {signal.SIG_DFL})
+
+
+def test_fork_whose_parent_has_ended_before_ends_too() -> None:
+    pid_of_ended_process = 0
+
+    ((_, answer),) = supervise([("child", lambda: forks.as_a_child(pid_of_ended_process))])
+
+    assert isinstance(answer, ChildFailed)
+    assert "ended with status 1 and no answer" in str(answer)
