@@ -40,7 +40,7 @@ def pytest_collection_finish() -> None:
     order libraries first name a union of types decides how a configuration's numbers are read."""
     sources: Any = sys.modules.get("flsv.data.sources.named")
     if sources is not None:
-        sources.load_digits = functools.cache(sources.load_digits)
+        sources.load_pixels = functools.cache(sources.load_pixels)
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
@@ -31,15 +29,35 @@ if TYPE_CHECKING:
 
 def digits() -> SourceData:
     """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, split by class."""
-    pixels, labels = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(
-        pixels, labels, test_size=0.2, stratify=labels, random_state=0
+    # scikit-learn is loaded here: its import takes longer than those of all of flsv.
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_pixels()
+    train_pixels, test_pixels, train_labels, test_labels = train_test_split(
+        pixels,
+        labels,
+        test_size=0.2,
+        stratify=labels,
+        random_state=0,
     )
-    sets = [
-        tensor_set(torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, y)
-        for x, y in ((train_x, train_y), (test_x, test_y))
-    ]
-    return SourceData(sets[0], test=sets[1], class_names=tuple(map(str, range(10))))
+    return SourceData(
+        _digit_images(train_pixels, train_labels),
+        test=_digit_images(test_pixels, test_labels),
+        class_names=tuple(map(str, range(10))),
+    )
+
+
+def load_pixels() -> Any:
+    """Read the digits' pixels ``[1797, 64]`` and labels from scikit-learn's text file."""
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
+
+
+def _digit_images(pixels: Any, labels: Any) -> TensorDataset:
+    """Return images ``[N, 1, 8, 8]`` of pixels ``[N, 64]`` in 0 .. 16."""
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    return tensor_set(images, labels)
 
 
 #: Centres of the four classes. Classes 0 and 1 lie close to one axis, classes 2 and 3 close to the other.
