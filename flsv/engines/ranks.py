@@ -25,7 +25,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, ProcessGroupGloo, rendezvous
@@ -33,6 +32,7 @@ from torch.serialization import default_restore_location
 from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.patches import callbacks_of
+from flsv._lightning.private import SubprocessLauncher
 from flsv.configuration.identity import Identity
 from flsv.core import ALONE, Ranks
 from flsv.utilities.declared import Count, Positive, checked
@@ -272,7 +272,7 @@ class FederatedStrategy(ParallelStrategy):
         if self._size > 1:
             if not environment.creates_processes_externally:
                 os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
-            self._launcher = _SubprocessScriptLauncher(
+            self._launcher = SubprocessLauncher(
                 environment, self._size // self.num_nodes, self.num_nodes
             )
 

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flsv._lightning.evaluation import as_given, stand_in
 from flsv._lightning.patches import callbacks_of
+from flsv._lightning.private import ATTRIBUTES_OF_MODULES
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import Counted, add
 from flsv.core.parameter_space import ParameterSpace
@@ -434,13 +435,6 @@ def _compare(
     )
 
 
-#: Attributes of a module that Lightning and torch set themselves.
-_LIGHTNINGS = frozenset(
-    {"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"}
-)
-_LIGHTNINGS |= {"_metric_attributes"}
-
-
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Raise NotBatched if the code within changes the module's attributes, or draws random numbers."""
@@ -472,9 +466,9 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 version = None if value.is_inference() else value._version
                 yield path, (id(value), version)
             elif isinstance(value, bool | int | float | str | None):
-                if name not in _LIGHTNINGS:
+                if name not in ATTRIBUTES_OF_MODULES:
                     yield path, (None, value)
-            elif name not in _LIGHTNINGS:
+            elif name not in ATTRIBUTES_OF_MODULES:
                 size = None
                 if isinstance(value, dict | list | set | deque):
                     size = len(value)

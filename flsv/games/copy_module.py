@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule, external_utils
 from torch.overrides import TorchFunctionMode
 
+from flsv._lightning.private import forget_compilation
 from flsv.utilities.errors import ConfigurationError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -168,8 +169,7 @@ def _uncompile(
     if isinstance(layer_copy, OptimizedModule):
         attributes["forward"] = layer_copy._orig_mod.__call__
         return
-    if attributes.get("_compiler_ctx") is not None:
-        attributes["_compiler_ctx"] = None  # Lightning's note that it is compiled
+    forget_compilation(attributes)
 
     for name, value in vars(layer).items():
         uncompiled = getattr(value, "_torchdynamo_orig_callable", None)

@@ -9,13 +9,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
+from flsv._lightning.private import progress_of, trainer_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.federated_data import FederatedData
 from flsv.utilities.errors import ConfigurationError, listed
@@ -162,7 +162,7 @@ def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Par
 
     Objects of the types ``closed`` are not entered.
     """
-    trainer: Any = getattr(module, "_trainer", None)
+    trainer = trainer_of(module)
     if trainer is None:
         yield from walk(module, "module", closed=(*_CLOSED, *closed))
         return
@@ -171,27 +171,11 @@ def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Par
         module=module,
         optimizers=trainer.optimizers,
         schedulers=trainer.lr_scheduler_configs,
-        progress=_progress_of(trainer),
+        progress=progress_of(trainer),
     )
     yield from walk(run, closed=(*_CLOSED, *closed))
     data = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
     yield from walk(data, closed=_CLOSED_DATA)
-
-
-def _progress_of(trainer: Any) -> list[_BaseProgress]:
-    """List the counters of the trainer's loops."""
-    epoch_loop = trainer.fit_loop.epoch_loop
-    progress = []
-    for loop in (
-        trainer.fit_loop,
-        epoch_loop,
-        epoch_loop.automatic_optimization,
-        epoch_loop.manual_optimization,
-    ):
-        for value in vars(loop).values():
-            if isinstance(value, _BaseProgress):
-                progress.append(value)
-    return progress
 
 
 @contextmanager

@@ -12,8 +12,6 @@ import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
-from lightning.fabric.wrappers import _unwrap_objects
-from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
 from flsv._lightning.evaluation import KeptBatches, all_on_device
+from flsv._lightning.private import attach, detach_fabric, unwrapped
 from flsv.configuration.federation_config import named_head
 from flsv.core import VOCABULARY, Round
 from flsv.core.parameter_space import ParameterSpace
@@ -151,7 +150,7 @@ def value_round(
         >>> found.to_frame().query("client == 0")["value"].tolist()[:1]
         [0.75]
     """
-    module = _unwrap_objects(module)  # the module in Fabric's wrapper
+    module = unwrapped(module)
     check_lightning(module)
     board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
@@ -529,7 +528,7 @@ def games_outside_fit(
                 "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
             )
         lightning_module = copy.copy(module)
-        lightning_module._fabric = None  # it would log its validation to Fabric's loggers
+        detach_fabric(lightning_module)
     else:
         lightning_module = PlainModule(module, loss)
 
@@ -591,8 +590,7 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(level)
     trainer.strategy.connect(module)
-    # Attached to the copy only: its hooks ask the trainer whether it validates.
-    module._trainer = trainer
-    trainer._data_connector._datahook_selector = _DataHookSelector(module, None)
+    # To the copy only: its hooks ask the trainer whether it validates.
+    attach(module, trainer)
     trainer.state.fn = TrainerFn.FITTING
     return trainer

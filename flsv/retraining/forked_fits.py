@@ -24,13 +24,13 @@ from typing import Any
 import lightning as L
 
 from flsv._lightning.patches import callbacks_of
+from flsv._lightning.private import keep_callbacks_unrestored, let_callbacks_log
 from flsv.core import find_loop
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
-    nothing,
     prepare_coalition_fit,
 )
 from flsv.retraining.fit_order import FitOrder, FitResult
@@ -191,7 +191,7 @@ class ForkedFits:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         folder = own_files(trainer, self._folder)
-        unfitted._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a resumed run
+        keep_callbacks_unrestored(trainer)
         data: FederatedDataModule = unfitted.datamodule
         scoring = prepare_coalition_fit(
             trainer,
@@ -202,7 +202,7 @@ class ForkedFits:
             end=lambda: answer(scoring.result()),
         )
         callbacks_of(trainer).insert(0, _Ends(scoring))
-        unfitted._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
+        let_callbacks_log(trainer)
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
 

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
 from flsv._lightning.patches import PatchedAttributes, callbacks_of
+from flsv._lightning.private import LoggerConnector, connector_of_logged_values, without_validations
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import changes_noted
 from flsv.utilities.errors import ConfigurationError
@@ -429,13 +429,10 @@ class OmittedValidation:
         """Leave out validations from now on, unless a hook of the module or a callback sees them."""
         if has_validation_hook(trainer, module):
             return
-        unfitted: Any = trainer
-        epoch_loop: Any = trainer.fit_loop.epoch_loop
-        connector: Any = trainer._logger_connector
+        connector = connector_of_logged_values(trainer)
         self._patches = PatchedAttributes(
             [
-                (unfitted, "num_sanity_val_steps", 0),
-                (epoch_loop, "_should_check_val_fx", _never),
+                *without_validations(trainer),
                 (connector, "__class__", _TellingConnector),
             ]
         )
@@ -489,11 +486,7 @@ def _overrides(owner: Any, base: type, idle_packages: tuple[str, ...]) -> bool:
     return any(name.startswith(_PREFIXES) for name in attributes)
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
-class _TellingConnector(_LoggerConnector):
+class _TellingConnector(LoggerConnector):
     """Holder of logged values that ends this process with the name of who reads them."""
 
     @property

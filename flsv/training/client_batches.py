@@ -19,6 +19,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flsv._lightning.patches import CONFIGURE, PatchedAttributes, answering, callbacks_of
+from flsv._lightning.private import hook_of
 from flsv.configuration.federation_config import LocalWork
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
@@ -217,7 +218,7 @@ class LocalSteps:
         name: str,
     ) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
-        hook = self._trainer.lightning_module._current_fx_name
+        hook = hook_of(self._trainer.lightning_module)
         if hook == CONFIGURE:
             self.length_was_read = True
         if self.client is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv._lightning.patches import metric_states, put_metric_states, unlogged
+from flsv._lightning.private import trainer_of
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
@@ -219,7 +220,7 @@ class ClientContext:
                 f"training_step of {type(module).__name__} steps its optimizers itself (automatic_optimization = "
                 "False), so that no other model can be put through it. Use automatic optimization."
             )
-        trainer = getattr(module, "_trainer", None)
+        trainer = trainer_of(module)
         training_step = module.training_step
         if trainer is not None:
             training_step = trainer.strategy.training_step

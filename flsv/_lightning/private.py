@@ -1,0 +1,120 @@
+"""What other packages of flsv need of Lightning that has no public name, and the public way that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.fabric.wrappers import _unwrap_objects
+from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from torch import nn
+
+from flsv._lightning.patches import Patch
+
+#: Holder of the logged values. No callback is told who reads ``trainer.callback_metrics``.
+LoggerConnector = _LoggerConnector
+#: Launcher that starts a script once for each rank. A strategy of one's own has no public one.
+SubprocessLauncher = _SubprocessScriptLauncher
+#: Attributes that Lightning and torch set on a module. No public list tells them from the user's.
+ATTRIBUTES_OF_MODULES = frozenset(
+    {
+        "_current_fx_name",
+        "_trainer",
+        "_fabric",
+        "_metric_attributes",
+        "_parameters",
+        "_modules",
+        "log",
+        "log_dict",
+    }
+)
+
+
+def trainer_of(module: nn.Module) -> Any:
+    """Return a module's Trainer, or None. ``LightningModule.trainer`` raises an error without one."""
+    return getattr(module, "_trainer", None)
+
+
+def hook_of(module: L.LightningModule) -> str | None:
+    """Return the name of the module's hook that Lightning is in. It has no public name."""
+    return module._current_fx_name
+
+
+def forget_compilation(attributes: dict[str, Any]) -> None:
+    """Remove Lightning's note that a module is compiled from its attributes. It goes with the compiled module only."""
+    if attributes.get("_compiler_ctx") is not None:
+        attributes["_compiler_ctx"] = None
+
+
+def unwrapped(module: nn.Module) -> Any:
+    """Return the module in Fabric's wrapper. ``fabric.unwrap`` does not exist."""
+    return _unwrap_objects(module)
+
+
+def detach_fabric(module: L.LightningModule) -> None:
+    """Keep what a module logs from the loggers of a Fabric, which cannot be taken from it in public."""
+    module._fabric = None
+
+
+def attach(module: L.LightningModule, trainer: L.Trainer) -> None:
+    """Attach a Trainer that fits nothing to a module, as ``trainer.fit`` does for those that it fits."""
+    unfitted: Any = trainer
+    module._trainer = trainer
+    unfitted._data_connector._datahook_selector = _DataHookSelector(module, None)
+
+
+def progress_of(trainer: L.Trainer) -> list[Any]:
+    """List the counters of the trainer's loops. Their ``state_dict`` are copies, by which no counter is found."""
+    fit_loop: Any = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    counters = []
+    for loop in (
+        fit_loop,
+        epoch_loop,
+        epoch_loop.automatic_optimization,
+        epoch_loop.manual_optimization,
+    ):
+        for value in vars(loop).values():
+            if isinstance(value, _BaseProgress):
+                counters.append(value)
+    return counters
+
+
+def without_validations(trainer: L.Trainer) -> list[Patch]:
+    """Return the patches of a Trainer in a fit that leave out its validations, which its arguments do only before."""
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    return [
+        (trainer, "num_sanity_val_steps", 0),
+        (epoch_loop, "_should_check_val_fx", _never),
+    ]
+
+
+def connector_of_logged_values(trainer: L.Trainer) -> Any:
+    """Return the trainer's :data:`LoggerConnector`."""
+    unfitted: Any = trainer
+    return unfitted._logger_connector
+
+
+def keep_callbacks_unrestored(trainer: L.Trainer) -> None:
+    """Do not restore modules and callbacks from a resumed run's checkpoint. ``trainer.fit`` restores all or nothing."""
+    unfitted: Any = trainer
+    restore: Callable[..., None] = _nothing
+    unfitted._checkpoint_connector._restore_modules_and_callbacks = restore
+
+
+def let_callbacks_log(trainer: L.Trainer) -> None:
+    """Give callbacks that were added in a fit the module's ``log``, as Lightning does for those it begins with."""
+    unfitted: Any = trainer
+    unfitted._callback_connector._attach_model_logging_functions()
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
