@@ -1,10 +1,9 @@
 r"""Confidence intervals for Shapley values of trained coalitions, from one seed or several.
 
-The intervals are for the mean over many seeds, the value that does not depend on random initial weights and batches.
-Reports explain them by the sentence :data:`BRACKETS`. For several seeds see :func:`interval_over_seeds`.
+The intervals are for the mean over many seeds. Reports explain them by the sentence :data:`BRACKETS`. For several seeds
+see :func:`interval_over_seeds`.
 
-**One seed.** One training per coalition does not show how much values differ between
-seeds, but four parts of the difference can be estimated. With n clients and G the sum of all positive values, the
+**One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all positive values, the
 standard error of the value of client i is
 
     deviation_i = ( e_i^2 + (0.025 G)^2 + (s_0 / n)^2 + r^2 )^(1/2):
@@ -21,8 +20,8 @@ standard error of the value of client i is
 The constants were chosen on the tuning set of ``flsv.benchmark``: 32 federations of up to seven clients, in which all
 coalitions were trained with three to five seeds. There the intervals contain the mean of the other seeds, allowing for
 its own error, for 0.92 of the clients. On eight federations made afterwards they contain 0.96 of the values (0.85 in
-the worst federation), in trials with version 1.2.0. If you can afford to train with two or more seeds, prefer the
-interval from these, which measures the spread of your own federation.
+the worst federation), in trials with version 1.2.0. Prefer the interval from several seeds, which measures your own
+federation.
 """
 
 from __future__ import annotations

@@ -64,25 +64,25 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
     same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
     checkpoints, progress bars, early stopping or time limit. If training reads one of these callbacks, all of them take
-    part. Any LightningModule is possible. The processes are forked at the fit's beginning or, where forks are
+    part. The processes are forked at the fit's beginning or, where forks are
     impossible, started anew. Ranks share the coalitions. The coalition of all clients is trained again for two rounds,
     or for all with ``verify="all"``, and must reach the run's own model of that round. Sites train coalitions beside
     the run, each as a run of its own.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. A coalition validates in the valued rounds only, unless its
-    training depends on validations. A message before the first round states the cost.
+    training depends on validations.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
 
-    **Intervals.** The values depend on this run's seed. Reports show 90 % intervals in brackets. The brackets hold the
-    mean over many seeds in about 9 of 10 cases, see :mod:`flsv.functional.intervals`.
+    **Intervals.** Brackets of reports hold the mean over many seeds in about 9 of 10 cases, see
+    :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
-    three rounds, since a round's cohorts change them. Samplers that choose by values or losses are refused.
+    three rounds. Samplers that choose by values or losses are refused.
 
     The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
     ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.

@@ -574,7 +574,6 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     devices: int | list[int] = 1
     if device.index is not None and device.type != "cpu":
         devices = [device.index]
-
     log = logging.getLogger("lightning.pytorch")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -590,7 +589,6 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(level)
     trainer.strategy.connect(module)
-    # To the copy only: its hooks ask the trainer whether it validates.
-    attach(module, trainer)
+    attach(module, trainer)  # to the copy only: its hooks ask the trainer whether it validates
     trainer.state.fn = TrainerFn.FITTING
     return trainer
