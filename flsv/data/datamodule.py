@@ -73,24 +73,22 @@ class FederatedDataModule(FederationView):
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or the name or position of a field of its samples; False
             for data without classes. By default, the only integer after a sample's first element, or in its fields
-            called ``label``, ``target`` or similar, if no other of them is a number. Only components that use classes
-            need labels (partitioners by label, label noise, metrics per class). Without labels, all samples belong to
-            one class.
+            called ``label``, ``target`` or similar, if no other of them is a number. Without labels, all samples belong
+            to one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
             warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
-            class 1. If labels are numbers, class 1 is positive. See :mod:`flsv.data.labels`.
+            class 1. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, which
             names clients after their groups if each client has one.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
-            options as a dictionary. Means, deviations and categories are fitted on the clients' training rows only.
+            options as a dictionary.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, applied in this order, such as
-            ``[ClosedSetLabelNoise(fraction=0.3)]``. Data that are not tensors need ``Loader(preload=True)``. Validation
-            and test samples and the data set itself stay unchanged.
+            ``[ClosedSetLabelNoise(fraction=0.3)]``. Data that are not tensors need ``Loader(preload=True)``.
         files: location of named data sets and files, see :class:`~flsv.data.Files`.
         loader: options of the loaders, see :class:`~flsv.data.Loader`.
 
