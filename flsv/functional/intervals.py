@@ -3,8 +3,8 @@ r"""Confidence intervals for Shapley values of trained coalitions, from one seed
 The intervals are for the mean over many seeds. Reports explain them by the sentence :data:`BRACKETS`. For several seeds
 see :func:`interval_over_seeds`.
 
-**One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all positive values, the
-standard error of the value of client i is
+**One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all
+positive values, the standard error of the value of client i is
 
     deviation_i = ( e_i^2 + (0.025 G)^2 + (s_0 / n)^2 + r^2 )^(1/2):
 

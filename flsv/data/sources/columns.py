@@ -58,10 +58,10 @@ class Columns:
     zeros. A column with a missing value in a training row adds a feature that is 1 for rows without a value and 0 for
     others. Rows without a target are left out, with a warning.
 
-    Means, deviations and categories are fitted on all clients' training rows together. On several machines each site tells the
-    count, the sum and the sum of squares of each column of numbers, and how many rows have each category and class
-    (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are the same to the bit in
-    one process.
+    Means, deviations and categories are fitted on all clients' training rows together. On several machines each site
+    tells the count, the sum and the sum of squares of each column of numbers, and how many rows have each category and
+    class (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are the same to the
+    bit in one process.
 
     A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
     and the result is divided by their standard deviation. Squared errors are then shares of the target's variance.
