@@ -11,7 +11,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,20 @@ def rendered(template: str, **given: Any) -> str:
     return TEMPLATES.get_template(template).render(site=globals(), **given).rstrip() + "\n"
 
 
+def _check_entry(path: Path, facts: dict[str, Any]) -> None:
+    """Raise ValueError if an entry lacks a key or has an unknown one. The message says what to write."""
+    keys = {key.name: key for key in fields(Algorithm)}
+    unknown = sorted(facts.keys() - keys.keys())
+    required = [name for name, key in keys.items() if key.default is key.default_factory is MISSING]
+    absent = [name for name in required if name not in facts]
+    if unknown or absent:
+        raise ValueError(
+            f"configs/{path.name}: the entry in its comment has no {absent} and knows no {unknown}. Write "
+            "'# papers: [\"[Authors, venue](address)\"]' or '# papers: []', '# gives: ...' and '# not_for: ...' below "
+            "'# title: ...'."
+        )
+
+
 @cache
 def algorithms() -> tuple[Algorithm, ...]:
     """All algorithms, by their titles."""
@@ -131,6 +145,7 @@ def algorithms() -> tuple[Algorithm, ...]:
         if entry is not None:
             facts = yaml.safe_load(text[entry.start() :])
             facts.setdefault("configs", [path.stem])
+            _check_entry(path, facts)
             entries.append(Algorithm(**facts))
     entries.sort(key=lambda algorithm: algorithm.title.casefold())
     return tuple(entries)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 
 _UNKNOWN_OPTION = re.compile(r"does not accept option '(?P<key>[^']+)'")
 _KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":')
@@ -26,6 +26,10 @@ _MISSING_MODULE = re.compile(
     r"given class_path '(?P<path>[\w.]+)':\s+No module named '(?P<name>[\w.]+)'"
 )
 _PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)", flags=re.DOTALL)
+_NO_MAPPING = "Expected a dict"
+#: An argument and its value, as errors of constructors show them.
+_ARGUMENT = re.compile(r"\b(?P<name>\w+)=(?:'(?P<text>[^']*)'|(?P<number>[-+.\w]+)|[\[({])")
+_QUOTED = re.compile(r"'([^']+)'")
 #: What each option that may be left out would take, too.
 _NOTHING = "Expected a <class 'NoneType'>"
 
@@ -133,7 +137,11 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
     missing_module = _MISSING_MODULE.search(message)
     if missing_module is not None:
         path, name = missing_module["path"], missing_module["name"]
-        return path, f"{path} cannot be imported: there is no module {name}."
+        modules = [file.stem for file in Path.cwd().glob("*.py")]
+        question = nearest(name, modules)
+        return path, (
+            f"{path} cannot be imported: there is no module {name}, neither in this folder nor installed.{question}"
+        )
 
     shown = ""
     value = re.search(r"Given value: (.*)", message, flags=re.DOTALL)
@@ -142,6 +150,8 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
         text = value[1] if part_of_value is None else part_of_value[1]
         shown = f", got {_shortened(text)}"
     reasons = "; ".join(_reasons(message))
+    if reasons == _NO_MAPPING:
+        reasons = "expected names with what each is, such as {name: ClassSpecificShapley}"
     return "", f"{reasons}{shown}"
 
 
@@ -195,6 +205,60 @@ def _line(node: Any, keys: Sequence[str], word: str) -> int | None:
             mark = descendant.start_mark
             break
     return None if mark is None else int(mark.line) + 1
+
+
+def origin_of(message: str, files: Sequence[Path]) -> str:
+    """Return the file and line of the argument or text that a message is about, if it stands in one line, or ""."""
+    if any(message.startswith(str(path)) for path in files):
+        return ""
+    roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
+    argument = _ARGUMENT.search(message)
+    if argument is not None:
+        value = argument["text"] or argument["number"]
+        origins = []
+        for path, root in roots.items():
+            for line in _lines_of_entry(root, argument["name"], value, message):
+                origins.append(f"{path}, line {line}: ")
+        if len(origins) == 1:
+            return origins[0]
+
+    for text in _QUOTED.findall(message):
+        origins = []
+        for path, root in roots.items():
+            origins += [f"{path}, line {line}: " for line in _lines_of_value(root, text)]
+        if len(origins) == 1:
+            return origins[0]
+    return ""
+
+
+def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Yield all keys below a node with their values, and items of lists with themselves."""
+    if not isinstance(node, yaml.CollectionNode):
+        return
+    for child in node.value:
+        key_node, value_node = child if isinstance(child, tuple) else (child, child)
+        yield key_node, value_node
+        yield from _entries(value_node)
+
+
+def _lines_of_entry(root: Any, name: str, value: str | None, message: str) -> Iterator[int]:
+    """Yield the lines of entries that have the name and the value, or a list of which the message tells all items."""
+    for key_node, value_node in _entries(root):
+        if key_node.value != name:
+            continue
+        if isinstance(value_node, yaml.ScalarNode):
+            is_value = value_node.value == value
+        else:
+            is_value = all(scalar.value in message for scalar in _scalars(value_node))
+        if is_value:
+            yield int(key_node.start_mark.line) + 1
+
+
+def _lines_of_value(root: Any, text: str) -> Iterator[int]:
+    """Yield the lines of values that are a text."""
+    for _, value_node in _entries(root):
+        if value_node.value == text:
+            yield int(value_node.start_mark.line) + 1
 
 
 def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a wheel the files are within the package. In a checkout (an editable install) they are beside it.
@@ -44,11 +43,8 @@ def find_config(name: str) -> Path:
     if name in names:
         return FOLDER / f"{name}.yaml"
 
-    hint = f"With flsv come {', '.join(names)}."
-    similar_names = get_close_matches(name, names)
-    if similar_names:
-        hint = f"Did you mean {' or '.join(similar_names)}?"
-    raise ConfigurationError(f"there is no configuration file {name}. {hint}")
+    hint = nearest(name, names) or f" With flsv come {', '.join(names)}."
+    raise ConfigurationError(f"there is no configuration file {name}.{hint}")
 
 
 def config_files(words: Sequence[str]) -> list[Path]:
@@ -97,7 +93,20 @@ def check_file(path: Path) -> Any:
         if mark is not None:
             origin = f"{path}, line {mark.line + 1}"
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        hint = ""
-        if "'\\t'" in problem:
-            hint = ": indent by spaces, not by tabs"
-        raise ConfigurationError(f"{origin}: this is no valid YAML: {problem}{hint}.") from None
+        raise ConfigurationError(
+            f"{origin}: this is no valid YAML: {problem}{_remedy(problem)}."
+        ) from None
+
+
+def _remedy(problem: str) -> str:
+    """Return what to do about what the parser of YAML has found, or ""."""
+    if "'\\t'" in problem:
+        return ": indent by spaces, not by tabs"
+    if "mapping values" in problem:
+        return (
+            ": there is a colon too many, or the line is indented more than its section. Write key: value, or quote a "
+            "text that has a colon"
+        )
+    if "block" in problem:
+        return ": all keys of a section are indented alike"
+    return ""

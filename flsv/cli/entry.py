@@ -7,6 +7,7 @@ import errno
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -14,7 +15,7 @@ from typing import Any
 
 from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, lasting_output, terminable
-from flsv.cli.config_errors import OptionError, explain
+from flsv.cli.config_errors import OptionError, explain, origin_of
 from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError
 
@@ -92,7 +93,10 @@ def main(args: list[str] | None = None) -> int:
         cause = _configuration_error(error)
         if cause is None:
             raise
-        print(f"flsv: error: {cause}", file=sys.stderr)
+        origin = ""
+        if not re.match(r"\S+, line \d", str(cause)):
+            origin = origin_of(str(cause), config_files(words))
+        print(f"flsv: error: {origin}{cause}", file=sys.stderr)
         return 2
 
 

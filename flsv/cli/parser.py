@@ -58,7 +58,7 @@ from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.atomic_files import check_writable, set_aside, whole_lines
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
 
@@ -89,11 +89,10 @@ class SavedConfig(SaveConfigCallback):
             monitor = getattr(callback, "monitor", None)
             if not isinstance(monitor, str) or monitor in logged_names:
                 continue
-            similar = get_close_matches(monitor, logged_names, n=1, cutoff=0.8)
-            if similar:
+            if get_close_matches(monitor, logged_names, cutoff=0.8):
                 warnings.warn(
-                    f"{type(callback).__name__}(monitor={monitor!r}): validation logs no such value, but "
-                    f"{similar[0]}. Unless training logs it, the first round is the last.",
+                    f"{type(callback).__name__}(monitor={monitor!r}): validation logs no such value."
+                    f"{nearest(monitor, logged_names)} Unless training logs it, the first round is the last.",
                     stacklevel=2,
                 )
 
@@ -142,8 +141,8 @@ def raise_if_of_a_monitor(error: Exception, trainer: L.Trainer) -> None:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor not in logged_names and monitor in str(error):
             raise ConfigurationError(
-                f"{type(callback).__name__}(monitor={monitor!r}): no such value is logged. Logged are "
-                f"{listed(logged_names, 10)}."
+                f"{type(callback).__name__}(monitor={monitor!r}): no such value is logged."
+                f"{nearest(monitor, logged_names)} Logged are {listed(logged_names, 10)}."
             ) from error
 
 

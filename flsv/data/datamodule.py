@@ -40,12 +40,12 @@ _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
 class FederatedDataModule(FederationView):
-    """Data module that partitions a data set among a federation's clients, for any ``Trainer``.
+    """Data module that partitions a data set among a federation's clients.
 
-    Attributes are read-only after construction, except ``batch_size``.
+    Attributes are read-only, except ``batch_size``.
 
     Every sample is in exactly one set: the server's validation set, or one client's training, validation or test set.
-    The sets depend only on the seeds and the data.
+    They depend only on the seeds and the data.
 
     Args:
         source: the data to partition, one of
@@ -81,8 +81,7 @@ class FederatedDataModule(FederationView):
             class 1. See :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
-            By default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, which
-            names clients after their groups if each client has one.
+            By default the attribute ``groups``, if any.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
             options as a dictionary.
         splits: shares of the samples for validation and test sets of the server and the clients, see

@@ -153,10 +153,18 @@ def _lines(file: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-#: How samples are held out: a share, a number, or a choice by a column.
+#: How samples are held out: a share, a number, or a choice by a column. The number comes first, since the command line
+#: reads 100 as the first that it can be.
 Choice: TypeAlias = (
-    Count | Part | HeldOut
-)  # Count first: the command line reads 100 as the first that it can be
+    Count
+    | Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        "0.1 is 10 %, 100 is 100 samples, {column: split, values: test} is the samples with test in a column split.",
+    ]
+    | HeldOut
+)
 
 
 @checked
@@ -191,8 +199,9 @@ class Splits:
         >>> Splits(client_test=1.0)
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1), a whole \
-number of at least 1, or HeldOut. 0.1 is 10 %.
+        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a whole number of at least 1 or a \
+finite number in [0, 1) or a HeldOut. 0.1 is 10 %, 100 is 100 samples, {column: split, values: test} is the samples \
+with test in a column split.
     """
 
     rules: ClassVar[Rules] = (

@@ -58,7 +58,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     and a resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming
     with other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
     difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, options of optimizers that have no
-    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn. The new values take effect.
+    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn.
 
     A scheduler with ``interval="epoch"`` steps once a round. Every client has its own scheduler with
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
@@ -67,7 +67,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     Other callbacks, before or after this one in the list, see the global model between rounds.
     ``trainer.callback_metrics`` holds the last contributions, the last aggregation weights and the last scores of the
     clients' own models (``<metric>/client_<i>``, ``weight/client_<i>``, ``.../mean``, ``.../min``, ``.../std``).
-    ``WeightAveraging`` averages the global models.
 
     Args:
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
@@ -86,8 +85,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             numerically, are always dropped.
         local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
             or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches) for every
-            client. A client with fewer batches then passes over its data again, in a new order, and one with more
-            trains on a part of them. Weights stay those of the aggregator.
+            client. Weights stay those of the aggregator.
         optimizer_state: ``"reset"`` starts each round with a fresh optimizer, ``"persist"`` restores the client's state
             from its last round.
         share: the entries of the module that are shared. These are ``"all"``, ``"trainable"`` (the parameters that
@@ -99,7 +97,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         reporting: options of tables, figures and files, see :class:`flsv.results.folder.Reporting`.
         seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
         engine: how clients are trained. ``"sequential"`` trains one after the other, ``"vmap"`` many small clients at
-            once, see :class:`flsv.engines.vmap.VmapProcess`. In Python it may be a function that returns an engine.
+            once, see :class:`flsv.engines.vmap.VmapProcess`. Or a function that returns an engine.
 
     Raises:
         ConfigurationError: an argument or combination is wrong, before training starts.

@@ -19,8 +19,7 @@ positive values, the standard error of the value of client i is
 
 The constants were chosen on the tuning set of ``flsv.benchmark``: 32 federations of up to seven clients, in which all
 coalitions were trained with three to five seeds. There the intervals contain the mean of the other seeds, allowing for
-its own error, for 0.92 of the clients. On eight federations made afterwards they contain 0.96 of the values (0.85 in
-the worst federation), in trials with version 1.2.0. Prefer the interval from several seeds, which measures your own
+its own error, for 0.92 of the clients. Prefer the interval from several seeds, which measures your own
 federation.
 """
 

@@ -31,7 +31,7 @@ before the first round. In YAML a metric is a class path::
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-For an example see :mod:`flsv.games`. For clients that score models see :mod:`flsv.games.judges`.
+
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent, put_private, scoring_tried
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
@@ -182,9 +182,9 @@ class ValidatedModels(VectorEvaluator):
                 asking = self._asking.get(name, "a utility")
                 module_name = type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
-                    f"{asking}: {module_name} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
-                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
-                    "count."
+                    f"{asking}: {module_name} logs no {name!r} when it validates.{nearest(name, logged)} It logs "
+                    f"{sorted(logged)}. Name one of those, or log it in validation_step: self.log({name!r}, value). "
+                    "What callbacks log does not count."
                 )
         return {name: logged_number(name, logged) for name in self._names}
 

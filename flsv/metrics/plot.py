@@ -31,6 +31,7 @@ class Shown(tuple[Any, ...]):
     r"""A pair ``(figure, axis)`` that a notebook shows once as a picture.
 
     Example:
+        >>> import torch
         >>> Shown(plot_contributions(torch.tensor([0.5])))._repr_png_()[:4]
         b'\x89PNG'
     """

@@ -89,30 +89,27 @@ def retrain(
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
 
-    Give a trainer, a module and data as for a fit that has not begun. None of them is changed. Each coalition is
-    trained by a fit of its own in a fork of this process, with its own module, callbacks and data. By default each
-    client alone, all but one, and all are trained, with three seeds. The values of other coalitions follow from
-    predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance
-    is not computed from outputs.
+    Give a trainer, a module and data as for a fit that has not begun. Each coalition is trained by a fit of its own in
+    a fork of this process, with its own module, callbacks and data. By default each client alone, all but one, and all
+    are trained, with three seeds. The values of other coalitions follow from predicted outputs, see
+    :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
+    outputs.
 
-    A process cannot be forked outside Linux, with a trainer on an accelerator, after a training on a machine that has
-    one, or with other threads. Fresh processes then train from what can be pickled, and a line says so. So do the
-    workers of the backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
+    A process cannot be forked outside Linux, on a machine with an accelerator, or with other threads. Fresh processes
+    then train from what can be pickled, and a line says so. So do the workers of the backend of
+    ``joblib.parallel_config``, such as ``"dask"``, if one is set.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
         module: the module, or a function that makes the module. A function is called under each seed, so that the
-            initial weights are drawn anew, as ``flsv retrain`` does. A module starts from the same weights under all
-            seeds, so that most of the random variation is not seen.
+            initial weights are drawn anew, as ``flsv retrain`` does. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`. With ``"all"`` the values
-            are exact for these trainings.
+        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own
-            cohorts among its members, as many clients as the run draws. With ``"all"`` all members train in every
-            round.
+            cohorts among its members, as many clients as the run draws, with ``"all"`` all members train.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
         jobs: the number of processes that train at once. None: the number of cores, or 1 on an accelerator. A

@@ -93,8 +93,9 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
             raise ConfigurationError(
-                f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
-                f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
+                f"{role} {strategy!r} reads a metric that is called {strategy.metric!r}, and there are only {defined}. "
+                f"Name one of these, or give a metric this name: metrics: {{{strategy.metric}: ClassSpecificShapley}}, "
+                f"in Python FederatedLoop(metrics={{{strategy.metric!r}: ClassSpecificShapley()}})."
             )
         if strategy.metric_of_round and strategy.metric is not None:
             stage = metrics.stage_of(strategy.metric)
@@ -150,9 +151,9 @@ def check_needs(
     parts = _name_parts(metrics, config, _needs_validation)
     if parts and not data.val_dataloader():
         raise ConfigurationError(
-            f"{parts} evaluate models on the server's validation set, which is empty. Set "
-            'FederatedDataModule(splits=Splits(server_val=0.1)), let the clients judge their games (judges="clients"), '
-            "or leave those out."
+            f"The server's validation set, which these need, is empty: {parts}. Set "
+            "FederatedDataModule(splits=Splits(server_val=0.1)), leave them out, or let the clients judge metrics that "
+            'have the argument (judges="clients").'
         )
 
 

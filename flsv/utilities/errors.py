@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -68,6 +69,19 @@ def listed(
     if len(words) > limit:
         words = [*words[:limit], "..."]
     return ", ".join(words)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question for the one or two of some names that are nearest to a misspelt one, or "".
+
+    Example:
+        >>> nearest("val_los", ["train_acc", "val_loss", "lr"])
+        ' Did you mean val_loss?'
+    """
+    similar = get_close_matches(name, list(names), n=2)
+    if not similar:
+        return ""
+    return f" Did you mean {' or '.join(similar)}?"
 
 
 def in_words(numbers: Sequence[int], limit: int = 6) -> str:

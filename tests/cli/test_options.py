@@ -42,7 +42,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "fit --config digits --data.partitioner.num_clients 1",
             "DirichletPartitioner(num_clients=1): expected a",
         ),
-        ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
+        (
+            "fit --config shapfed_wa --federation.aggregator.metric nope",
+            "reads a metric that is called 'nope'",
+        ),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         (
             "fit --model lacks.Model",
@@ -107,8 +110,25 @@ MISSPELT = {
     ),
     "own class": ("model: helpers.models.Plainn", "Plainn", "has no Plainn. Did you mean Plain or"),
     "own module": ("model: helperss.models.Plain", "helperss", "there is no module helperss"),
-    "list": ("federation: {metrics: [LeaveOneOut]}", "metrics", "dict, got ['LeaveOneOut']"),
-    "yaml": ("federation:\n  metrics: :", "metrics: :", "this is no valid YAML"),
+    "list": (
+        "federation: {metrics: [LeaveOneOut]}",
+        "metrics",
+        "such as {name: ClassSpecificShapley}, got ['LeaveOneOut']",
+    ),
+    "yaml": ("federation:\n  metrics: :", "metrics: :", "there is a colon too many"),
+    "value": ("federation:\n  local_epochs: two", "two", "expected a number of passes"),
+    "values": (
+        "data:\n  partitioner: {class_path: SizePartitioner, init_args: {proportions: [4, -2]}}",
+        "proportions",
+        "a finite number above 0",
+    ),
+    "share": ("data:\n  splits: {server_val: 1.5}", "server_val", "100 is 100 samples"),
+    "data set": ("data:\n  source: digit", "source", "Did you mean digits?"),
+    "metric": (
+        "federation:\n  metrics: {v: LeaveOneOut}\n  aggregator: {class_path: ShapFedWA, init_args: {metric: w}}",
+        "metric: w",
+        "'v']. Name one of these",
+    ),
     "tab": ("trainer:\n\tmax_epochs: 4", "max_epochs", "indent by spaces"),
 }
 
@@ -135,9 +155,12 @@ def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_firs
     path.write_text(f"trainer: {{max_epochs: 2, callbacks: [{callback}]}}\n")
     options = ["--config", "digits", "--config", str(path), *QUIET]
     folder = f"--trainer.default_root_dir={tmp_path}"
-    with pytest.warns(UserWarning, match="validation logs no such value, but val_loss"):
+    with pytest.warns(UserWarning, match="validation logs no such value. Did you mean val_loss"):
         error = error_of(capsys, "fit", *options, folder)
-    expected = "flsv: error: EarlyStopping(monitor='val_los'): no such value is logged. Logged are"
+    expected = (
+        f"flsv: error: {path}, line 1: EarlyStopping(monitor='val_los'): no such value is logged. "
+        "Did you mean val_loss"
+    )
     assert expected in error
 
 

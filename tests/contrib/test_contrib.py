@@ -55,6 +55,12 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
             text = ast.get_docstring(node) or ""
             assert f"\n{name}:\n" in text, missing(f"{file}: class {node.name}", section)
 
+        if not issubclass(part, metrics.ContributionMetric):
+            config = f"configs/{leaf}.yaml"
+            assert (ROOT / config).is_file(), missing(config, "an example of use")
+            entry = "# title: ...\n    # papers: []\n    # gives: ...\n    # not_for: ..."
+            assert "\n# title: " in (ROOT / config).read_text(), missing(config, entry)
+
     test_file = f"tests/contrib/test_{leaf}.py"
     assert (ROOT / test_file).is_file(), missing(test_file, "a test against an own reference")
     test = (ROOT / test_file).read_text()

@@ -299,10 +299,11 @@ def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
 
 def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
-    with pytest.raises(
-        ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"
-    ):
-        fit(loop, tmp_path, data=toy_data(server_val=0))
+    data = toy_data(server_val=0)
+
+    message = r"server's validation set, which these need, is empty: metrics \['sv'\]"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, data=data)
 
 
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:

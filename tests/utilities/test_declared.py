@@ -42,6 +42,7 @@ PACKAGES = (
 #: What a class cannot be made without, beside numbers.
 NEEDED: dict[str, dict[str, Any]] = {
     "Backbone": {"name": "lenet5"},
+    "HeldOut": {"column": "split"},
     "CSVData": {"path": "table.csv"},
     "CharacterData": {"path": "tales.csv"},
     "TableData": {"path": "table.csv", "target": "y"},
@@ -99,15 +100,23 @@ def edge(kind: type, marker: Any) -> tuple[float, float]:
     }[type(marker)]
 
 
+#: Beyond the bounds of a number of samples, or of a share of them, where an argument takes both.
+OF_THE_OTHER_KIND = (0, 1)
+
+
 def beyond(hint: Any) -> Iterator[Any]:
     """Values that no alternative admits."""
     kinds = dict(alternatives(hint))
+    values: list[Any] = []
     for kind, markers in kinds.items():
         if kind in (int, float):
-            yield from (math.nan, math.inf, -math.inf)
+            values += [math.nan, math.inf, -math.inf]
             if kind is int:
-                yield 1.5
-            yield from (edge(kind, marker)[0] for marker in markers if not isinstance(marker, str))
+                values.append(1.5)
+            values += [edge(kind, marker)[0] for marker in markers if not isinstance(marker, str)]
+    for value in values:
+        if value not in OF_THE_OTHER_KIND or not {int, float} <= kinds.keys():
+            yield value
     if str not in kinds and not any(get_origin(kind) in (list, Sequence) for kind in kinds):
         yield "nonsense"
 

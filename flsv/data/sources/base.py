@@ -76,7 +76,7 @@ class SourceData:
         columns: one :class:`ColumnCard` per column of a table, or empty for other data.
         fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
             inputs are standardized and encoded by these samples. None if inputs need no such fit.
-        split_columns: each training row's value in the columns by which a table is split, by their names.
+        split_columns: training rows' values in the columns by which a table is split.
         summary: a function of the indices of a site's training samples. It returns what the site tells about its table.
             None unless the inputs of a site wait for the encoder of all sites.
     """

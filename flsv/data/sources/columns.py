@@ -47,11 +47,10 @@ class Columns:
     column has numbers if all its values except missing ones are numbers and none begins with a zero that a number would
     lose (``01234``). It has truth values, which become one number, 0 or 1, if all are ``True`` or ``False``. Otherwise
     it has words. Columns of a Parquet file or a DataFrame keep their type: words stay words even if they look like
-    numbers, pandas' categories stay categories, and missing values are ``None``, NaN and blank words. The kinds are
-    logged.
+    numbers, pandas' categories stay categories, and missing values are ``None``, NaN and blank words.
 
     Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
-    length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
+    length of a stay from ``{"left": "came"}``).
 
     Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded. Words that differ in
     case, white space or a full stop only are refused. A missing value, or a category that no training row has, becomes

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for
 
@@ -162,7 +162,7 @@ def load_image_data(
         return folder(path, image_size)
     if path is not None and path.suffix.lower() == ".npz":
         return npz(path)
-    hint = import_error_text(name)
+    hint = import_error_text(name) or nearest(name, DATA_SETS)
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
