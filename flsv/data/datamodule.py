@@ -67,7 +67,7 @@ class FederatedDataModule(FederationView):
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
             Face data sets, or paths of CSV files or of folders of images. Classes that have names get the same numbers
             at all clients, even if a client lacks some of the classes.
-        val: the server's validation data, in one of the forms of a client's data. Then no training sample is set aside
+        val: the server's validation data, in a form of a client's data. Then no training sample is set aside
             for validation by the server.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
