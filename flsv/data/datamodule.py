@@ -86,7 +86,7 @@ class FederatedDataModule(FederationView):
             options as a dictionary.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
-        corruptions: changes to some clients' training data, applied in this order, such as
+        corruptions: changes to some clients' training data, in this order, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``. Data that are not tensors need ``Loader(preload=True)``.
         files: location of named data sets and files, see :class:`~flsv.data.Files`.
         loader: options of the loaders, see :class:`~flsv.data.Loader`.

@@ -251,7 +251,7 @@ with test in a column split.
 
 
 def share(choice: Choice) -> float:
-    """Return the share of the samples, or 0 if the choice is no share."""
+    """Return the share of the samples, or 0."""
     return choice if isinstance(choice, float) else 0.0
 
 

@@ -190,7 +190,7 @@ class ShadowShapley(MeasuredMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {"utility": self._game, "client_ids": "senders"}
+        return {"utility": self._game_of_round, "client_ids": "senders"}
 
     @property
     def trains(self) -> Coalitions:
@@ -228,12 +228,13 @@ class ShadowShapley(MeasuredMetric):
         else:
             self._interval = ceil(rounds / 5)
 
-    def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
+    def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
             raise RuntimeError(
                 "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
             )
         if self._build is not None:
+            # It scores untrained models when the update asks for it.
             self._play_starts = partial(
                 round.games.utility_of_models,
                 self._build,

@@ -400,35 +400,41 @@ class PFedSV(UploadKeeper):
     ) -> Personalized:
         assert round.server_vector is not None
         cohort = on_host(round.client_ids)
-        vectors = round.client_vectors
+        client_vectors = round.client_vectors
         previous_uploads = self.store_uploads(
             round, lambda vector: select_entries(vector, self._personal)
         )
-        available = torch.zeros(self._num_clients, dtype=torch.bool)
-        available[list(self._uploads)] = True
+        has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
+        has_upload[list(self._uploads)] = True
         extractor = None
         if self._personal is not None:
-            extractor = round.server_vector[~self._personal.to(vectors.device)]
+            extractor = round.server_vector[~self._personal.to(client_vectors.device)]
         question = self.question(round.space.num_parameters)
-        relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
+        relevance_by_client = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
-        def download(
-            client: Client,
-        ) -> tuple[list[int], Tensor | None]:
-            draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
-            scores = relevance[client.id]
+        def ask_of_peers(client: Client) -> tuple[list[int], Tensor | None]:
+            generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
+            relevance = relevance_by_client[client.id]
             if self.game == "joining":  # a model that adds nothing now may add accuracy later
-                scores = scores.clamp_min(0)
-            chosen = top_k_download(scores, available, client.id, self.k, self.explore, draw)
-            ids = chosen.tolist()
-            downloads = [self._uploads[peer].to(vectors) for peer in ids]
-            values = ask_model_values(client, question, downloads, extractor, generator=draw)
-            return ids, values
+                relevance = relevance.clamp_min(0)
+            peers = top_k_download(
+                relevance,
+                has_upload,
+                client.id,
+                k=self.k,
+                explore=self.explore,
+                generator=generator,
+            ).tolist()
+
+            # On the device and of the type of the round's models.
+            models = [self._uploads[peer].to(client_vectors) for peer in peers]
+            values = ask_model_values(client, question, models, extractor, generator=generator)
+            return peers, values
 
         shape = (len(cohort), self._num_clients)
-        no_values = torch.full(shape, float("nan"), device=vectors.device)
+        no_values = torch.full(shape, float("nan"), device=client_vectors.device)
         self._cohort = cohort
-        peer_values = self.collect_values(no_values, round, download, previous_uploads)
+        peer_values = self.collect_values(no_values, round, ask_of_peers, previous_uploads)
         return Personalized(peer_values=peer_values)
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:

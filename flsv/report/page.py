@@ -355,13 +355,17 @@ def _values(
     high = [highs[client] for client in clients]
     columns: dict[str, Sequence[Any]] = {
         "value": with_intervals(values, low, high, between=" to "),
-        "": bars(values, low, high),
+        "": bars(values, low, high),  # a column without a title
     }
-    if shares is None and basis.with_other_cases is not None:
-        ranges = _ranges(*basis.with_other_cases, clients=clients)
-        columns["other cases"] = [f"[{text}]" for text in ranges]
     if shares is not None:
-        columns["share"], columns["amount"] = zip(*map(shares.cells, clients))
+        cells = [shares.cells(client) for client in clients]
+        columns["share"] = [share for share, _ in cells]
+        columns["amount"] = [amount for _, amount in cells]
+    elif basis.with_other_cases is not None:
+        low_of_cases, high_of_cases = basis.with_other_cases
+        ranges = _ranges(low_of_cases, high_of_cases, clients=clients)
+        columns["other cases"] = [f"[{text}]" for text in ranges]
+
     if any(faults):
         columns["finding"] = [faults[client] or NONE for client in clients]
     return _rows("partner", names, columns)

@@ -118,21 +118,24 @@ def pickled_fit(
     file = io.BytesIO()
     names = program.by_object()
     _Pickler(file, trainer, names).dump((trainer, *parts))
+    pickled_parts = file.getvalue()
+
     surroundings = None
     if environment is not None:
         surroundings = Surroundings(dict(environment), os.getcwd())
-    fit = file.getvalue()
-    return pickle.dumps((surroundings, torch_settings(), state, fit))
+    return pickle.dumps((surroundings, torch_settings(), state, pickled_parts))
 
 
 def unpickled_fit(data: bytes) -> tuple[Any, ...]:
     """Return what :func:`pickled_fit` has pickled, after giving this process the program's state."""
-    surroundings, settings, state, fit = pickle.loads(data)
+    surroundings, settings_of_torch, state_of_program, pickled_parts = pickle.loads(data)
+    # The environment first: modules that the program's state imports may read it. The fit's objects come last, since
+    # unpickling them may run the program's own code.
     if surroundings is not None:
         surroundings.restore()
-    restore(state)
-    restore_torch(settings)
-    return pickle.loads(fit)  # type: ignore[no-any-return]
+    restore(state_of_program)
+    restore_torch(settings_of_torch)
+    return pickle.loads(pickled_parts)  # type: ignore[no-any-return]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -247,14 +250,20 @@ class ProgramState:
         descriptions: dict[Name, str] = {}
         not_pickled = []
         for name in [*self._names, *self._replaced]:
+            value = name.value()
             try:
-                descriptions[name] = _described(name.value())
-                cloudpickle.dumps(name.value())
+                description = _described(value)
+                cloudpickle.dumps(value)  # only to see whether it can be pickled
             except Exception:  # whatever an object's own __reduce__ raises
-                descriptions.pop(name, None)
                 not_pickled.append(str(name))
-        values = [name.value() for name in descriptions]  # together, since they may share parts
-        return cloudpickle.dumps((descriptions, cloudpickle.dumps(values))), not_pickled
+            else:
+                descriptions[name] = description
+
+        # The values are pickled together, since they may share parts, and apart from their descriptions, since a
+        # process that has the same values does not unpickle them.
+        values = [name.value() for name in descriptions]
+        pickled_values = cloudpickle.dumps(values)
+        return cloudpickle.dumps((descriptions, pickled_values)), not_pickled
 
 
 def restore(pickled: bytes) -> None:

@@ -98,8 +98,8 @@ def reduced(original: L.Callback | Logger) -> tuple[Any, ...]:
     kind: Any = type(original)
     if isinstance(original, Logger):
         folders = _folders_of(original, None)
-        return _made, (_logger_class, kind, folders)
-    return _made, (_callback_class, kind, {})
+        return _unpickled_stand_in, (_logger_class, kind, folders)
+    return _unpickled_stand_in, (_callback_class, kind, {})
 
 
 def reader_name() -> str:
@@ -140,8 +140,8 @@ def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
     return folders
 
 
-def _made(make: Any, kind: type, attributes: dict[str, Any]) -> Any:
-    stand_in = object.__new__(make(kind))
+def _unpickled_stand_in(make_class: Any, kind: type, attributes: dict[str, Any]) -> Any:
+    stand_in = object.__new__(make_class(kind))
     vars(stand_in).update(attributes, _stand_in_is_unpickled=True)
     return stand_in
 
@@ -196,14 +196,16 @@ def _logger_class(kind: type[Logger]) -> type[Logger]:
     return _stand_in_class(kind, read, _logger_class)  # type: ignore[no-any-return]
 
 
-def _stand_in_class(kind: type, read: Any, make: Any) -> Any:
+def _stand_in_class(kind: type, read: Any, make_class: Any) -> Any:
+    """Return a subclass of ``kind`` whose attributes ``read`` gives."""
+
     def reduce(stand_in: Any, protocol: Any) -> Any:
-        folders = {}
         attributes = vars(stand_in)
+        folders = {}
         for name in _FOLDERS.values():
             if name in attributes:
                 folders[name] = attributes[name]
-        return _made, (make, kind, folders)
+        return _unpickled_stand_in, (make_class, kind, folders)
 
     attributes = {
         "__module__": kind.__module__,

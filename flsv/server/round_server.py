@@ -235,15 +235,17 @@ class RoundServer:
             else:
                 starts.append(initial_model)
 
-        if self.personalizer is None or self.personalizer.collaborates:
-            # Known before any metric is updated: a client that does not answer is left out of all of them.
-            if not self.metrics.start_metrics:
-                return starts, []
-            return self._asked(starts, cohort)
-        with self.channel.uncounted():
-            return self._asked(starts, cohort)
+        is_personalized_alone = self.personalizer is not None and not self.personalizer.collaborates
+        if is_personalized_alone:
+            # Only this server asks: in the method nobody sends an initial model.
+            with self.channel.uncounted():
+                return self._models_of_starts(starts, cohort)
+        if self.metrics.start_metrics:
+            # Before any metric is updated, since a client that does not answer is left out of all of them.
+            return self._models_of_starts(starts, cohort)
+        return starts, []
 
-    def _asked(
+    def _models_of_starts(
         self,
         starts: Sequence[Start],
         cohort: Cohort,

@@ -135,8 +135,8 @@ class ModuleAttributes:
         self._paths = {attribute.path for attribute in _attributes(self._module)}
         for path, entries in self._lists():
             record = self._records.get(path)
-            if record is not None and len(entries) == record.num_shown:
-                entries[:] = record.of_first
+            if record is not None and len(entries) == record.num_given_to_hooks:
+                entries[:] = record.entries_of_first_client
             else:  # it is new, or a hook has changed it
                 record = _Record(list(entries))
                 self._records[path] = record
@@ -146,16 +146,17 @@ class ModuleAttributes:
         """Remember what a client has added to each list."""
         for path, entries in self._lists():
             record = self._records.setdefault(path, _Record([]))
-            record.shown += entries[record.length_at_start :]
+            record.entries_of_all += entries[record.length_at_start :]
 
     def end_round(self) -> None:
-        """Show in each list what all clients have added."""
+        """Give each list, for hooks of the round's end, what all clients have added."""
         for path, entries in self._lists():
             record = self._records.get(path)
             if record is not None:
-                record.of_first = list(entries)
-                record.num_shown = len(record.shown)
-                entries[:] = record.shown
+                # At this point the module has the lists of the cohort's first client.
+                record.entries_of_first_client = list(entries)
+                record.num_given_to_hooks = len(record.entries_of_all)
+                entries[:] = record.entries_of_all
 
     def of_first_clients(self, values: Values) -> Values:
         """Return ``values`` with the lists as the next round starts with them."""
@@ -165,8 +166,8 @@ class ModuleAttributes:
                 value = copied(value)
             for path, entries in _lists_in(attribute_path, value):
                 record = self._records.get(path)
-                if record is not None and len(entries) == record.num_shown:
-                    entries[:] = record.of_first
+                if record is not None and len(entries) == record.num_given_to_hooks:
+                    entries[:] = record.entries_of_first_client
             result[attribute_path] = value
         return result
 
@@ -192,12 +193,14 @@ class ModuleAttributes:
 
 
 class _Record:
-    """A list's entries: those that the first clients have added, and those of all clients."""
+    """A list's entries: those that the cohorts' first clients have added, which clients find, and those of all, which
+    hooks of the round's end find.
+    """
 
     def __init__(self, entries: list[Any]) -> None:
-        self.of_first = entries
-        self.shown = list(entries)
-        self.num_shown = len(entries)
+        self.entries_of_first_client = entries
+        self.entries_of_all = list(entries)
+        self.num_given_to_hooks = len(entries)
         self.length_at_start = len(entries)
 
 

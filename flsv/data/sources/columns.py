@@ -62,8 +62,7 @@ class Columns:
     class (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are the same to the
     bit in one process.
 
-    A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
-    and the result is divided by their standard deviation. Squared errors are then shares of the target's variance.
+    A number to predict stays as in the table. With ``standardize_target`` squared errors are shares of its variance.
 
     Args:
         task: ``"classification"`` if the target's values are classes, or ``"regression"``.

@@ -200,15 +200,19 @@ class CSVData(L.LightningDataModule):
             test: inputs and targets of the test file, or None without one.
             classes: names of the classes, or None without classes.
         """
-        parts = {
-            name: [tensor[torch.from_numpy(rows)] for tensor in tensors]
-            for name, rows in splits.items()
-        }
-        sets = {
-            name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()
-        }
-        self.train_set, self.val_set = sets["train"], sets["val"]
-        self.test_set = sets["test"] if test is None else TensorDataset(*test)
+        sets: dict[str, Any] = {}
+        for name, rows in splits.items():
+            indices = torch.from_numpy(rows)
+            parts = [tensor[indices] for tensor in tensors]
+            sets[name] = None
+            if len(rows) > 0:
+                sets[name] = TensorDataset(*parts)
+
+        self.train_set = sets["train"]
+        self.val_set = sets["val"]
+        self.test_set = sets["test"]
+        if test is not None:
+            self.test_set = TensorDataset(*test)
         self.input_shape = tuple(tensors[0].shape[1:])
         if groups is not None:
             self.train_set.groups = groups[splits["train"]]

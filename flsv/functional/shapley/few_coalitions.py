@@ -289,14 +289,19 @@ def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
     """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process."""
-    # It is the player's value in the game T -> phi(T), with phi(T) its value in the game S -> k(S, T). phi(T) depends
-    # only on the size of T and on whether T contains the player.
+    # For each coalition T let phi(T) be the player's value in the game S -> k(S, T). The variance is the player's value
+    # in the game T -> phi(T). phi(T) depends on the size of T and on whether T contains the player. So one coalition of
+    # each size will do, and the value is the mean of phi(T with the player) - phi(T without the player) over sizes.
     sizes = torch.arange(num_players + 1)
-    coalitions = sizes[:, None] > torch.arange(num_players)  # row s: players 0 to s - 1
-    values = kernel_shapley(kernel, coalitions)
-    inside = values[1:, 0]  # values of player 0, for |T| = 1 to n
-    outside = values[:-1, -1]  # of the last player, for |T| = 0 to n - 1
-    return float((inside - outside).mean())
+    players = torch.arange(num_players)
+    coalitions = players < sizes[:, None]  # [n + 1, n]: players 0 to s - 1 in row s
+    values = kernel_shapley(kernel, coalitions)  # [n + 1, n]: phi of each player
+
+    first_player = values[:, 0]  # in all coalitions but the empty one
+    last_player = values[:, -1]  # in no coalition but the one of all
+    phi_with_player = first_player[1:]
+    phi_without_player = last_player[:-1]
+    return float((phi_with_player - phi_without_player).mean())
 
 
 def _check(masks: Tensor, columns: Tensor) -> None:
