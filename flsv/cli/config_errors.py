@@ -242,7 +242,7 @@ def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
 
 
 def _lines_of_entry(root: Any, name: str, value: str | None, message: str) -> Iterator[int]:
-    """Yield the lines of entries that have the name and the value, or a list of which the message tells all items."""
+    """Yield the lines of entries with the name and the value, or a list that the message tells."""
     for key_node, value_node in _entries(root):
         if key_node.value != name:
             continue

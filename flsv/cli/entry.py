@@ -93,11 +93,19 @@ def main(args: list[str] | None = None) -> int:
         cause = _configuration_error(error)
         if cause is None:
             raise
-        origin = ""
-        if not re.match(r"\S+, line \d", str(cause)):
-            origin = origin_of(str(cause), config_files(words))
-        print(f"flsv: error: {origin}{cause}", file=sys.stderr)
+        print(f"flsv: error: {_origin(cause, words)}{cause}", file=sys.stderr)
         return 2
+
+
+def _origin(error: ConfigurationError, words: list[str]) -> str:
+    """Return the file and line that an error is about."""
+    if re.match(r"\S+, line \d", str(error)):
+        return ""
+    try:
+        files = config_files(words)
+    except ConfigurationError:  # the error is about a file that does not exist
+        return ""
+    return origin_of(str(error), files)
 
 
 def _configuration_error(error: BaseException | None) -> ConfigurationError | None:

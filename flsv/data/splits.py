@@ -324,7 +324,7 @@ def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> t
 
 
 class _Division:
-    """Division of samples into training and held-out sets by the options."""
+    """Division of samples into training and held-out sets."""
 
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options

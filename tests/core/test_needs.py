@@ -231,9 +231,9 @@ def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": {"mine": ByGame()}}, r"metrics \['mine'\] evaluate models .* is empty"),
-        ({"aggregator": ByValidationLoss()}, r"aggregator ByValidationLoss\(\) evaluate models"),
-        ({"filters": [NeedsPlay(10)]}, r"filter NeedsPlay\(cap=10\) evaluate models"),
+        ({"metrics": {"mine": ByGame()}}, r"is empty: metrics \['mine'\]"),
+        ({"aggregator": ByValidationLoss()}, r"is empty: aggregator ByValidationLoss\(\)"),
+        ({"filters": [NeedsPlay(10)]}, r"is empty: filter NeedsPlay\(cap=10\)"),
     ],
 )
 def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, message, tmp_path):
