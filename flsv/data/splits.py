@@ -103,9 +103,7 @@ class HeldOut:
         """
         import pandas as pd
 
-        from flsv.data.sources.table import category_names
-
-        words = category_names(pd.Series(list(column_values), dtype=object))
+        words = _names_of(column_values)
         if self.since is not None:
             dates = pd.to_datetime(words, format="ISO8601", errors="coerce", utc=True)
             not_dates = words[words.notna() & dates.isna()]
@@ -116,7 +114,7 @@ class HeldOut:
                 )
             selected = dates >= _date(self.since)
         else:
-            chosen = category_names(pd.Series(self._chosen_values(), dtype=object))
+            chosen = _names_of(self._chosen_values())
             selected = words.isin(set(chosen))
             absent = sorted(set(chosen) - set(words.dropna()))
             if absent and selected.any():
@@ -134,6 +132,16 @@ class HeldOut:
             return _lines(self.file)
         values = self.values if isinstance(self.values, list) else [self.values]
         return [str(value).strip() for value in values]
+
+
+def _names_of(values: Sequence[Any]) -> Any:
+    """Return values as texts, in which 17 and 17.0 are the same, as a Series. A gap is NaN."""
+    import pandas as pd
+
+    from flsv.data.sources.table import category_names
+
+    names = category_names(pd.Series(list(values), dtype=object))
+    return names.where(names != "")  # a blank of a text file
 
 
 def _date(text: str) -> Any:
@@ -170,19 +178,17 @@ Choice: TypeAlias = (
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """Samples that are set aside as validation and test sets, or left out.
+    """Samples that are set aside for evaluation, or left out.
 
     A held-out set is a share of the samples (``0.1``), a number of samples (``100``), or chosen by a column
-    (:class:`HeldOut`). Shares and numbers are drawn at random from the samples that no column chooses, at least one
-    sample unless 0.
+    (:class:`HeldOut`). Shares and numbers are drawn from the samples that no column chooses, at least one unless 0.
 
     Args:
         server_val: samples of the training data that become the server's validation set, before the rest is
             partitioned. 0: no validation set. Without effect if the source has its own validation data.
         client_val: samples of each client for that client's validation set.
         client_test: samples of each client for that client's test set.
-        max_samples: size of the random subset of the training samples that is used, including the server's validation
-            set. None: all samples.
+        max_samples: size of the random subset of the training samples that is used, with the server's validation set. None: all samples.
         drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
             samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
             each other. True takes that class's defaults. An instance sets its options.
@@ -192,8 +198,8 @@ class Splits:
             both in training and in a held-out set.
 
     Raises:
-        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, ``max_samples`` is below 1,
-            or an argument has another type.
+        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, or ``max_samples`` is below
+            1.
 
     Example:
         >>> Splits(client_test=1.0)
@@ -342,8 +348,14 @@ class _Division:
             self._chosen[name] = choice.select(column(choice.column))
         self._check_overlaps()
         if options.together is not None:
-            values = [str(value) for value in column(options.together)]
-            group_names, numbers = np.unique(values, return_inverse=True)
+            names = _names_of(column(options.together))
+            num_missing = int(names.isna().sum())
+            if num_missing:
+                raise ConfigurationError(
+                    f"Splits(together={options.together!r}): {num_missing} of {len(names)} samples have no value, so "
+                    "that nobody knows which belong together. Fill them in, or leave these samples out."
+                )
+            group_names, numbers = np.unique(names.to_numpy(dtype=str), return_inverse=True)
             self._group_names = group_names.tolist()
             self._groups = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
 

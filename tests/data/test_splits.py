@@ -314,6 +314,42 @@ def patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataMo
     return FederatedDataModule(data_set, partitioner, splits=splits, **options)
 
 
+def samples_of_patients(
+    patients: Sequence[Any],
+    partitioner: Partitioner,
+    server_val: int,
+) -> FederatedDataModule:
+    labels = torch.arange(len(patients)) % 2
+    inputs = torch.zeros(len(patients), 2)
+    data_set: Any = TensorDataset(inputs, labels)
+    data_set.patient = patients
+    splits = Splits(server_val=server_val, together="patient")
+    return FederatedDataModule(data_set, partitioner, splits=splits)
+
+
+@pytest.mark.parametrize("gap", ["", " ", float("nan")])
+def test_samples_of_no_patient_are_refused(gap: Any) -> None:
+    patients = ["a", "a", gap, "b", "b", "b"]
+    data = samples_of_patients(patients, IIDPartitioner(2), server_val=2)
+    with pytest.raises(ConfigurationError, match="1 of 6 samples have no value"):
+        data.setup("fit")
+
+
+def test_blanks_are_no_dates_and_not_held_out() -> None:
+    choice = HeldOut("visited", since="2024-01-01")
+    assert choice.select(["2024-05-01", "", " "]).tolist() == [True, False, False]
+
+
+def test_a_gap_does_not_divide_a_patient() -> None:
+    """The numbers of a column with a gap are read as 17.0, those of one without as 17."""
+    patients = [1, 1.0, 1, 1.0, 2, 2.0, 2, 2.0]
+    data = samples_of_patients(patients, OneClient(), server_val=1)
+
+    data.setup("fit")
+
+    assert data.server_val_indices.tolist() in ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
 def test_clients_that_share_patients_are_refused() -> None:
     data = patients_of_six(IIDPartitioner(3))
     with pytest.raises(ConfigurationError, match="give all samples of each to one client"):
