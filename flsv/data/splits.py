@@ -188,7 +188,7 @@ class Splits:
             partitioned. 0: no validation set. Without effect if the source has its own validation data.
         client_val: samples of each client for that client's validation set.
         client_test: samples of each client for that client's test set.
-        max_samples: size of the random subset of the training samples that is used, with the server's validation set. None: all samples.
+        max_samples: size of the random subset of the samples that is used. None: all.
         drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
             samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
             each other. True takes that class's defaults. An instance sets its options.
@@ -330,7 +330,7 @@ def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> t
 
 
 class _Division:
-    """Division of samples into training and held-out sets."""
+    """Division into training and held-out sets."""
 
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options

@@ -327,7 +327,10 @@ def samples_of_patients(
     return FederatedDataModule(data_set, partitioner, splits=splits)
 
 
-@pytest.mark.parametrize("gap", ["", " ", float("nan")])
+GAPS = ["", " ", float("nan")]
+
+
+@pytest.mark.parametrize("gap", GAPS)
 def test_samples_of_no_patient_are_refused(gap: Any) -> None:
     patients = ["a", "a", gap, "b", "b", "b"]
     data = samples_of_patients(patients, IIDPartitioner(2), server_val=2)
@@ -337,7 +340,8 @@ def test_samples_of_no_patient_are_refused(gap: Any) -> None:
 
 def test_blanks_are_no_dates_and_not_held_out() -> None:
     choice = HeldOut("visited", since="2024-01-01")
-    assert choice.select(["2024-05-01", "", " "]).tolist() == [True, False, False]
+    is_held_out = choice.select(["2024-05-01", "", " "])
+    assert is_held_out.tolist() == [True, False, False]
 
 
 def test_a_gap_does_not_divide_a_patient() -> None:
