@@ -1,3 +1,4 @@
+from .deployment import RemoteServer as RemoteServer, SiteClient as SiteClient
 from .federation import RemoteFederation as RemoteFederation
 from .messages import Packet as Packet
 from .policy import SitePolicy as SitePolicy

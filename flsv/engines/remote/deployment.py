@@ -1,0 +1,218 @@
+"""RemoteServer and SiteClient: a deployment's two sides, on any network that carries packets."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from flsv.engines.remote.federation import RemoteFederation, check_deployment, run_status
+from flsv.engines.remote.messages import Packet, failure_packet
+from flsv.engines.remote.policy import SitePolicy
+from flsv.engines.remote.site import Site
+from flsv.engines.remote.transport import (
+    ENCODER_FILE,
+    MOST_SAMPLES,
+    Directory,
+    RemoteData,
+    Transport,
+    agreement,
+)
+
+#: The site's folder if its configuration has no entry ``folder``.
+SITE_FOLDER = "flsv-site"
+
+Say = Callable[[str | None], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class RemoteServer:
+    """Server that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
+
+    The loop computes metrics, aggregation and personalization, and writes TensorBoard logs, ``contributions.csv`` and
+    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from it. After a crash, start the
+    server again.
+
+    A site that is away or late, or whose reply is not a valid and finite model, is left out of the round. The log names
+    it, and its contributions keep their values.
+
+    The file ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, the
+    sites' faults.
+
+    Args:
+        make_module: a function that makes the LightningModule.
+        make_loop: a function that makes the loop.
+        sites: the names of all sites, as the network's operator has registered them. The first site is client 0.
+        rounds: the number of rounds.
+        num_classes: the number of classes, for metrics per class. The server does not see labels. Sites with tables
+            tell their classes.
+        class_names: the names of the classes.
+        datamodule: a function that makes the server's own data module, on whose validation data coalitions' models are
+            evaluated. None if the server has no data. If the sites have tables, a FederatedDataModule with the server's
+            tables is encoded as they are.
+        folder: the run's folder.
+        trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
+        timeout: the time in seconds that a site has for each message's work.
+        wait: the time in seconds to wait for all sites before the first round.
+        max_samples: the largest number of samples that a site may announce in a split. A site that announces more is
+            refused, since a model's weight in the average is its site's number of samples, which nobody else can count.
+    """
+
+    make_module: Callable[[], L.LightningModule]
+    make_loop: Callable[[], Any]
+    sites: Sequence[str]
+    _: KW_ONLY
+    rounds: int
+    num_classes: int | None = None
+    class_names: Sequence[str] | None = None
+    datamodule: Callable[[], L.LightningDataModule] | None = None
+    folder: str | Path = "flsv-runs"
+    trainer: Mapping[str, Any] | None = None
+    timeout: float = 600.0
+    wait: float = 600.0
+    max_samples: int = MOST_SAMPLES
+
+    def serve(self, transport: Transport, run: str) -> None:
+        """Run all rounds that are left. ``run`` is the network's name of the run.
+
+        Raises:
+            ConfigurationError: a metric or strategy cannot work with remote sites, which is checked before any site is
+                contacted. Or a site has another version, module or settings, or announces more than ``max_samples``,
+                which is checked before the first round.
+        """
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with run_status(folder, run) as say:
+            self._serve(transport, folder, say)
+
+    def _serve(self, transport: Transport, folder: Path, say: Say) -> None:
+        module = self.make_module()
+        loop = self.make_loop()
+        metrics = loop.contribution_metrics
+        check_deployment(loop.config, metrics.fields, metrics.evaluating)
+
+        book = folder / "sites.json"
+        last_checkpoint = folder / "checkpoints" / "last.ckpt"
+        is_resumed = last_checkpoint.is_file()
+        if not is_resumed:
+            # They belong to another run.
+            book.unlink(missing_ok=True)
+            book.with_name(ENCODER_FILE).unlink(missing_ok=True)
+        directory = Directory(
+            transport,
+            self.sites,
+            agreement(module, loop),
+            book,
+            timeout=self.timeout,
+            wait=self.wait,
+            say=say,
+            max_samples=self.max_samples,
+        )
+        directory.gather()
+
+        loop = loop.replace(engine=partial(RemoteFederation, directory))
+        checkpoint = last_checkpoint if is_resumed else None
+        trainer = L.Trainer(**self._trainer_options(folder, loop))
+        trainer.fit(module, self._data(directory), ckpt_path=checkpoint)
+        say(self._faults(loop))
+
+    def _data(self, directory: Directory) -> RemoteData:
+        server_data = None
+        if self.datamodule is not None:
+            server_data = self.datamodule()
+        else:  # Lightning would warn of it in every round
+            warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        data = RemoteData(
+            self.sites,
+            [directory.sizes[site] for site in range(len(self.sites))],
+            self.num_classes,
+            class_names=self.class_names,
+            own=server_data,
+        )
+        data.take_encoder(directory.encoder, directory.encoder_hash)
+        return data
+
+    def _trainer_options(self, folder: Path, loop: Any) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "max_epochs": self.rounds,
+            "num_sanity_val_steps": 0,
+            # All starts of a run log into one folder, so that the logs continue, too.
+            "logger": TensorBoardLogger(folder, name="", version=""),
+            **(self.trainer or {}),
+        }
+        saving = ModelCheckpoint(folder / "checkpoints", save_last=True)
+        options["callbacks"] = [*options.get("callbacks", []), saving, loop]
+        return options
+
+    def _faults(self, loop: Any) -> str | None:
+        faults = []
+        for incident in loop.state.incidents:
+            site = self.sites[incident["client"]]
+            faults.append(f"{site} {incident['what']} ({incident['times']} times)")
+        return "; ".join(faults) or None
+
+
+@dataclass
+class SiteClient:
+    """A site's side: it makes the :class:`Site` at the first message, and reads the owner's policy at every message.
+
+    Args:
+        make_module: a function that makes the LightningModule, the same as the server's module.
+        make_datamodule: a function that makes the site's own data module from the site's configuration.
+        make_loop: a function that makes the :class:`flsv.FederatedLoop` that defines the clients' training, the same as
+            the server's loop.
+        trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
+        questions: functions, beside flsv's own, that the server may let the site compute on its data, as
+            ``"package.module:function"``.
+    """
+
+    make_module: Callable[[], L.LightningModule]
+    make_datamodule: Callable[[Mapping[str, Any]], L.LightningDataModule]
+    make_loop: Callable[[], Any]
+    _: KW_ONLY
+    trainer: Mapping[str, Any] | None = None
+    questions: Sequence[str] = ()
+    _site: Site | None = field(default=None, init=False)
+
+    def answer(self, read: Callable[[], Packet], node: Mapping[str, Any], sender: str) -> Packet:
+        """Reply to a message. An error is a reply, too, without its text, which may quote samples.
+
+        Args:
+            read: a function that reads the message.
+            node: the configuration by the site's owner. ``folder`` is the folder in which the site keeps its state
+                between rounds, ``policy`` the path of the file with the owner's limits, if any. All other entries are
+                for ``make_datamodule``.
+            sender: who has sent the message, for the site's log.
+        """
+        try:
+            site = self._prepared(node)
+            return site.answer(read(), sender)
+        except Exception as error:
+            _log.exception("a message could not be answered")
+            return failure_packet(error)
+
+    def _prepared(self, node: Mapping[str, Any]) -> Site:
+        # The policy is read at every message: the owner may change the file while this process runs.
+        policy = SitePolicy()
+        if "policy" in node:
+            policy = SitePolicy.read(Path(str(node["policy"])))
+        if self._site is None:
+            self._site = Site(
+                self.make_module,
+                partial(self.make_datamodule, node),
+                self.make_loop,
+                Path(str(node.get("folder", SITE_FOLDER))),
+                self.trainer,
+                self.questions,
+            )
+        self._site.policy = policy
+        return self._site
