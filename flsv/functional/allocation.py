@@ -118,12 +118,12 @@ def largest_remainder(
     exact_counts = [part * units / total for part in parts]
     counts = [math.floor(exact_count) for exact_count in exact_counts]
     remainders = [exact - math.floor(exact) for exact in exact_counts]
-    num_missing = units - sum(counts)
+    units_left = units - sum(counts)
 
     # Of equal remainders the first comes first. Clients without a claim get nothing.
     claimants = [client for client, share in enumerate(shares) if share > 0]
     claimants.sort(key=lambda client: -remainders[client])
-    for position in range(num_missing):
+    for position in range(units_left):
         client = claimants[position % len(claimants)]
         counts[client] += 1
     return counts

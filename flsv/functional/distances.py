@@ -86,17 +86,16 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     """Compute sum_i weights_i points_i, float64 ``[P]``, for points ``[k, P]``. Weights are not normalized."""
     count, length = points.shape
     weights = weights.double()
-    column_size = max(1, count)
-    row_size = max(1, length)
-    num_columns = max(1, _block_size(points) // column_size)
-    width = min(num_columns, row_size)
-    scratch = points.new_empty(count, width, dtype=torch.float64)
     mean = points.new_empty(length, dtype=torch.float64)
+    # A block of columns [k, width] at a time is converted to float64, in the same memory.
+    width = _block_size(points) // max(1, count)
+    width = max(1, min(width, length))
+    buffer = points.new_empty(count, width, dtype=torch.float64)
     for begin in range(0, length, width):
         columns = slice(begin, begin + width)
         block = points[:, columns]
-        length_of_part = block.shape[1]
-        converted = scratch[:, :length_of_part]
+        block_width = block.shape[1]
+        converted = buffer[:, :block_width]
         converted.copy_(block)
         torch.mv(converted.T, weights, out=mean[columns])
     return mean

@@ -115,7 +115,8 @@ def contribution_estimates(
     directions = _shares(1 - cosines.double(), floor)
     errors = 1 - scores.double()
     if cap is not None and len(errors):
-        errors = errors.clamp_max(cap * errors.quantile(0.5))
+        median = errors.quantile(0.5)
+        errors = errors.clamp_max(cap * median)
     error_shares = _shares(errors, floor)
 
     if combine == "times":

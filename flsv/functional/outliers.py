@@ -27,15 +27,16 @@ def large_updates(
     """Find updates that are much longer than others in their cohort, bool ``[k]``, by their norms ``[k]``. The modified
     z-score of a norm's logarithm must exceed ``threshold``, and the norm ``factor`` times the median.
     """
-    # z_i = 0.6745 (log |d_i| - median) / MAD. The factor is for small cohorts, whose MAD may be near 0: among norms
-    # of 1, 1.001 and 1.02 none is an outlier. Of two clients neither is found, since either may be wrong.
+    # An update is outlying if z_i = 0.6745 (log |d_i| - median) / MAD is above the threshold. It must also exceed the
+    # median by the factor: in a small cohort the MAD may be near 0, and of norms 1, 1.001 and 1.02 none is an outlier.
+    # Of two clients neither is found, since either may be wrong.
     norms = norms.double()
     logs = norms.log()
     is_finite = logs.isfinite()
-    is_overflowing = ~(norms <= LARGEST)
+    is_overflowing = norms.isnan() | (norms > LARGEST)
     if not is_finite.any():
         return is_overflowing
-    median = logs[is_finite].quantile(0.5)
+    median = logs[is_finite].quantile(0.5)  # torch's own median takes the lower of two
     deviations = logs - median
     mad = deviations[is_finite].abs().quantile(0.5)
 

@@ -137,18 +137,25 @@ def top_k_download(
             f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "
             f"{list(available.shape)} and {own}."
         )
-    unvisited = relevance.isnan().cpu()
+    is_unvisited = relevance.isnan().cpu()
     scores = relevance.detach().cpu().double().nan_to_num(0.0)
-    candidates = available.cpu() & (scores >= 0)
-    candidates[own] = False
-    if not bool((candidates & unvisited).any()):
-        k = max(int((candidates & (scores > 0)).sum()), 1)
+    is_candidate = available.cpu() & (scores >= 0)
+    is_candidate[own] = False
+    has_unvisited = (is_candidate & is_unvisited).any()
+    if not has_unvisited:
+        num_helpful = int((is_candidate & (scores > 0)).sum())
+        k = max(num_helpful, 1)
+
     # A random order, then stable sorts, the most important key last.
     order = torch.randperm(len(scores), generator=generator)
-    order = order[scores[order].argsort(descending=True, stable=True)]
+    by_score = scores[order].argsort(descending=True, stable=True)
+    order = order[by_score]
     if explore == "unvisited":
-        order = order[unvisited[order].int().argsort(descending=True, stable=True)]
-    return order[candidates[order]][:k]
+        unvisited_first = is_unvisited[order].int()
+        by_visit = unvisited_first.argsort(descending=True, stable=True)
+        order = order[by_visit]
+    candidates = order[is_candidate[order]]
+    return candidates[:k]
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:
@@ -211,11 +218,8 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
         >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
         tensor(0.9167, dtype=torch.float64)
     """
-    if (
-        relevance.ndim != 2
-        or relevance.shape[0] != relevance.shape[1]
-        or relevance.shape != truth.shape
-    ):
+    is_square = relevance.ndim == 2 and relevance.shape[0] == relevance.shape[1]
+    if not is_square or relevance.shape != truth.shape:
         raise ValueError(
             f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}."
         )

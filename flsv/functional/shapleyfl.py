@@ -76,7 +76,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         return torch.where(is_valid, shares, torch.nan)
 
     spread = highest - lowest
-    are_equal = ~(spread > rounding)
+    are_equal = ~(spread > rounding)  # also where no player has a value
     normalized = (values - lowest) / torch.where(are_equal, 1, spread)
     return torch.where(are_equal & is_valid, 0.5, normalized)
 

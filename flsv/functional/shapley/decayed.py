@@ -86,7 +86,7 @@ def decayed_shapley(
         took_part = ~round_values.isnan()
         shares = round_values[took_part].double()
         if normalize:
-            shares, _, _ = round_shares(shares)
+            shares, _is_skipped, _is_flagged = round_shares(shares)
         sum_before = total[took_part].nan_to_num()
         total[took_part] = sum_before + factor * shares
     return total
@@ -116,8 +116,12 @@ def round_shares(
     values = values.double()
     total = float(values.sum())
     absolute_total = float(values.abs().sum())
-    if absolute_total < epsilon:
-        return torch.zeros_like(values), True, False
-    if total < epsilon:
-        return values / absolute_total, False, True
-    return values / total, False, False
+    is_skipped = absolute_total < epsilon
+    is_flagged = total < epsilon and not is_skipped
+    if is_skipped:
+        shares = torch.zeros_like(values)
+    elif is_flagged:
+        shares = values / absolute_total
+    else:
+        shares = values / total
+    return shares, is_skipped, is_flagged

@@ -60,13 +60,19 @@ def difference_shapley(
         >>> difference_shapley(additive, 3, budget=6).values
         tensor([3., 1., 2.], dtype=torch.float64)
     """
-    per_size = 2 * max(num_players - 1, 1)
-    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size)
-    if run.buys_all:
+    sample_cost = 2 * max(num_players - 1, 1)
+    game = Sampling(
+        "difference_shapley",
+        utility,
+        num_players=num_players,
+        budget=budget,
+        minimum=2 + sample_cost,  # with the empty and the grand coalition
+    )
+    if game.buys_all:
         return exact_shapley(utility, num_players)
-    strata = _Strata(run, generator)
-    strata.fill(per_size)
-    return run.estimate(strata.values(), strata.stderr())
+    strata = _Strata(game, generator)
+    strata.draw_samples(sample_cost)
+    return game.estimate(strata.values(), strata.stderr())
 
 
 class _Strata:
@@ -75,82 +81,83 @@ class _Strata:
     # For each player i a coalition S is drawn without i and the base player k. U(S + k) - U(S + i) estimates SV_k -
     # SV_i.
 
-    def __init__(self, run: Sampling, generator: Generator | None) -> None:
-        self.run = run
+    def __init__(self, game: Sampling, generator: Generator | None) -> None:
+        self.game = game
         self.generator = generator
-        self.num_players = run.num_players
-        empty, grand = run.empty_and_grand()
+        self.num_players = game.num_players
+        empty, grand = game.empty_and_grand()
         self.gain = grand - empty
         num_sizes = self.num_players - 1
-        self.sizes = [Moments() for _ in range(num_sizes)]
+        self.moments_by_size = [Moments() for _ in range(num_sizes)]
 
-    def fill(self, per_size: int) -> None:
-        """Draw samples until the budget is spent, of sizes in random order. A sample takes ``per_size`` evaluations."""
-        budget = self.run.budget - 2  # without the empty and the grand coalition
+    def draw_samples(self, sample_cost: int) -> None:
+        """Draw samples until the budget is spent, of sizes in random order. A sample takes so many evaluations."""
+        budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
         num_inner_sizes = self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         num_drawn = num_sizes
-        if budget < 2 * self.num_players + num_inner_sizes * per_size:
-            num_drawn = budget // per_size
+        cost_of_all_sizes = 2 * self.num_players + num_inner_sizes * sample_cost
+        if budget < cost_of_all_sizes:
+            num_drawn = budget // sample_cost
         permutations = random_permutations(
             count=1,
             num_players=num_sizes,
             generator=self.generator,
         )
         sizes = permutations[0, :num_drawn]
-        with_base, with_other = self.coalitions(sizes)
+        with_base, with_other = self.draw_coalitions(sizes)
         self.add(sizes, with_base, with_other)
 
-        if len(sizes) == num_sizes and num_inner_sizes > 0:
-            self._fill_inner_sizes(num_inner_sizes, per_size)
+        if num_drawn == num_sizes and num_inner_sizes > 0:
+            self._draw_inner_sizes(num_inner_sizes, sample_cost)
 
-    def _fill_inner_sizes(self, num_inner_sizes: int, per_size: int) -> None:
+    def _draw_inner_sizes(self, num_inner_sizes: int, sample_cost: int) -> None:
         """Draw further samples, until the budget is spent, of the sizes that have several coalitions a player."""
         # More draws than the budget has evaluations only repeat evaluated coalitions.
-        num_draws = 0
-        while num_draws < self.run.budget:
-            cost_of_pass = num_inner_sizes * per_size
-            passes = max(self.run.left // cost_of_pass, 1)
+        num_samples = 0
+        cost_of_pass = num_inner_sizes * sample_cost
+        while num_samples < self.game.budget:
+            num_passes = max(self.game.left // cost_of_pass, 1)
             permutations = random_permutations(
-                count=passes,
+                count=num_passes,
                 num_players=num_inner_sizes,
                 generator=self.generator,
             )
             sizes = permutations.flatten() + 1
-            with_base, with_other = self.coalitions(sizes)
-            pairs = [with_base, with_other]
-            affordable = self.run.affordable(torch.cat(pairs, dim=1))
-            if affordable:
+            with_base, with_other = self.draw_coalitions(sizes)
+            coalitions = torch.cat([with_base, with_other], dim=1)
+            num_affordable = self.game.affordable(coalitions)
+            if num_affordable:
                 self.add(
-                    sizes=sizes[:affordable],
-                    with_base=with_base[:affordable],
-                    with_other=with_other[:affordable],
+                    sizes=sizes[:num_affordable],
+                    with_base=with_base[:num_affordable],
+                    with_other=with_other[:num_affordable],
                 )
-            num_draws += affordable
-            if affordable < len(sizes):
+            num_samples += num_affordable
+            if num_affordable < len(sizes):
                 break
 
-    def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Draw, for each player i except the base player, coalitions S of the given sizes ``[R]`` without these two.
         Return S + base player and S + i, both bool ``[R, n-1, n]``.
         """
         # Rows and columns of a square [n - 1, n - 1] are the players except the base player.
         num_others = self.num_players - 1
         identity = torch.eye(num_others, dtype=torch.bool)
-        is_free = ~identity.expand(len(sizes), -1, -1)
-        repeated_sizes = sizes.repeat_interleave(num_others)
-        draws = random_coalitions(
-            sizes=repeated_sizes,
+        may_be_drawn = ~identity.expand(len(sizes), -1, -1)  # a row's player i itself is not drawn
+        coalitions = random_coalitions(
+            sizes=sizes.repeat_interleave(num_others),
             num_players=num_others - 1,
             generator=self.generator,
         )
-        members = torch.zeros_like(is_free)
-        members = members.masked_scatter(is_free, draws)
+        members = torch.zeros_like(may_be_drawn)
+        members = members.masked_scatter(may_be_drawn, coalitions)
 
-        base_is_out = torch.zeros_like(members[:, :, :1])
-        with_base = torch.cat([~base_is_out, members], dim=2)
-        with_other = torch.cat([base_is_out, members | identity], dim=2)
+        absent_column = torch.zeros_like(members[:, :, :1])
+        base_column = ~absent_column
+        with_base = torch.cat([base_column, members], dim=2)
+        with_other = torch.cat([absent_column, members | identity], dim=2)
         return with_base, with_other
 
     def add(
@@ -161,31 +168,32 @@ class _Strata:
     ) -> None:
         """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
         coalitions = torch.stack([with_base, with_other])
-        base_utilities, other_utilities = self.run(coalitions)
-        gaps = base_utilities - other_utilities  # [sizes, n - 1, M]
-        base_gap = torch.zeros_like(gaps[:, :1])
-        differences = torch.cat([base_gap, gaps], dim=1)
-        sum_of_values = self.gain + differences.sum(dim=1, keepdim=True)
-        base_value = sum_of_values / self.num_players
+        base_utilities, other_utilities = self.game(coalitions)
+        other_differences = base_utilities - other_utilities  # [R, n - 1, M]
+        base_difference = torch.zeros_like(other_differences[:, :1])
+        differences = torch.cat([base_difference, other_differences], dim=1)  # SV_base - SV_i
+
+        # The values sum to the gain: n SV_base = gain + sum_i (SV_base - SV_i).
+        sum_of_differences = differences.sum(dim=1, keepdim=True)
+        base_value = (self.gain + sum_of_differences) / self.num_players
         values = base_value - differences
         for size in sizes.unique().tolist():
             has_size = sizes == size
-            self.sizes[size].add(values[has_size])
+            self.moments_by_size[size].add(values[has_size])
 
     def values(self) -> Tensor:
         """Return the estimated Shapley values ``[n, M]``, means over the coalition sizes."""
-        sampled = [moments for moments in self.sizes if moments.count]
-        means = [moments.mean for moments in sampled]
+        means = [moments.mean for moments in self.moments_by_size if moments.count]
         return torch.stack(means).mean(dim=0)
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
         # The smallest and the largest size have one S per player only and need one sample; all others need two.
-        inner_sizes = self.sizes[1:-1]
-        counts = [moments.count for moments in self.sizes]
-        has_spread = all(count >= 2 for count in counts[1:-1])
-        if min(counts) < 1 or not has_spread:
+        inner_moments = self.moments_by_size[1:-1]
+        all_have_samples = all(moments.count >= 1 for moments in self.moments_by_size)
+        inner_have_spread = all(moments.count >= 2 for moments in inner_moments)
+        if not all_have_samples or not inner_have_spread:
             return torch.full_like(self.values(), torch.nan)
-        variances = [moments.stderr.square() for moments in inner_sizes]
+        variances = [moments.stderr.square() for moments in inner_moments]
         variance = torch.stack(variances).sum(dim=0)
-        return variance.sqrt() / len(self.sizes)
+        return variance.sqrt() / len(self.moments_by_size)

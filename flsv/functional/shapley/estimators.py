@@ -44,11 +44,12 @@ def estimator_of(
         return partial(estimator, **arguments)
     if estimator != "auto":
         return partial(ESTIMATORS[estimator], **arguments)
-    few = num_players <= _FEW
-    if few and not arguments:
+    has_few_players = num_players <= _FEW
+    if has_few_players and not arguments:
         return exact_shapley
-    # The surrogate is exact, too, if the budget suffices for all coalitions.
-    budget = 2**num_players if few else _PER_PLAYER * num_players
+    budget = _PER_PLAYER * num_players
+    if has_few_players:
+        budget = 2**num_players  # with which the surrogate is exact, too
     return partial(surrogate_shapley, **{"budget": budget, **arguments})
 
 
@@ -70,13 +71,13 @@ def check_estimator(
     else:
         function = ESTIMATORS[estimator]
 
-    def size(masks: torch.Tensor) -> torch.Tensor:
+    def additive_game(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
 
     try:
         inspect.signature(function).bind(None, 1, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
             # An argument that is out of range is so with any number of players, and a game of one player takes no time.
-            function(size, 1, generator=torch.Generator(), **arguments)
+            function(additive_game, 1, generator=torch.Generator(), **arguments)
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error

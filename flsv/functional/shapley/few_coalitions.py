@@ -83,23 +83,29 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
         [7, 17, 12, 32]
     """
     check_num_players(num_players)
-    masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
-    one = torch.eye(num_players, dtype=torch.bool)
+    empty_and_grand = torch.zeros(2, num_players, dtype=torch.bool)
+    empty_and_grand[1] = True
+    masks = [empty_and_grand]
+    singles = torch.eye(num_players, dtype=torch.bool)
     if which not in ("leave-one-out", "all"):
-        masks.append(one)
-    first, second = torch.triu_indices(num_players, num_players, 1)
-    pairs = one[first] | one[second]
+        masks.append(singles)
+    pair_members = torch.triu_indices(num_players, num_players, offset=1)  # [2, pairs]
+    pairs = singles[pair_members].any(0)
     if which.startswith("pairs"):
         masks.append(pairs)
     if which not in ("singles", "pairs", "all"):
-        masks.append(~one)
+        all_but_one = ~singles
+        masks.append(all_but_one)
     if which == "pairs+leave-two-out":
         masks.append(~pairs)
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
-    repeated = torch.cat(masks)
-    return repeated[list(first_positions(coalition_keys(repeated)).values())]
+    with_duplicates = torch.cat(
+        masks
+    )  # among one or two players a pair is also the grand coalition
+    position_of_key = first_positions(coalition_keys(with_duplicates))
+    return with_duplicates[list(position_of_key.values())]
 
 
 @checked
@@ -161,11 +167,11 @@ def _exact_values(masks: Tensor, columns: Tensor) -> Tensor:
     coalitions = map(tuple, masks.tolist())
     utility_of_coalition = dict(zip(coalitions, columns))
 
-    def utility(rows: Tensor) -> Tensor:
-        row_utilities = []
-        for row in rows.tolist():
-            row_utilities.append(utility_of_coalition[tuple(row)])
-        return torch.stack(row_utilities)
+    def utility(coalition_masks: Tensor) -> Tensor:
+        utilities = []
+        for mask in coalition_masks.tolist():
+            utilities.append(utility_of_coalition[tuple(mask)])
+        return torch.stack(utilities)
 
     return exact_shapley(utility, masks.shape[1]).values
 
@@ -233,27 +239,27 @@ def _solve(
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
         zeros = torch.zeros(masks.shape[1], dtype=torch.float64)
         return zeros, zeros
-    y = (utilities - mean) / scale
+    standardized = (utilities - mean) / scale
     kernel, kernel_values, prior = _kernel_of_parts(masks)
 
     # Marginal likelihood in the kernel's eigenvectors, a row for each ridge penalty. A penalty is the noise variance in
     # units of the signal variance, which is the variance of one part.
-    eigenvalues, vectors = torch.linalg.eigh(kernel)
-    spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
-    power = (vectors.T @ y).square()
+    eigenvalues, eigenvectors = torch.linalg.eigh(kernel)
+    spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]  # [penalties, K]
+    power = (eigenvectors.T @ standardized).square()
     signal = (power / spectra).mean(1)
     signal = signal.clamp_min(1e-12)
     loss = signal.log() + spectra.log().mean(1)
     noise_variance = PENALTIES * signal * scale**2
     least_noise = noise or 0.0
-    chosen = _least_loss(loss, noise_variance >= least_noise**2)
+    best = _least_loss(loss, noise_variance >= least_noise**2)
 
-    inverse = (vectors / spectra[chosen]) @ vectors.T
+    inverse = (eigenvectors / spectra[best]) @ eigenvectors.T
     solved = inverse @ kernel_values
     explained = (kernel_values * solved).sum(0)
     unexplained = (prior - explained).clamp_min(0)
-    variance = signal[chosen] * unexplained
-    values = scale * kernel_values.T @ inverse @ y
+    variance = signal[best] * unexplained
+    values = scale * kernel_values.T @ inverse @ standardized
     return values, scale * variance.sqrt()
 
 
@@ -283,8 +289,9 @@ def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
         likely_loss = loss.where(is_likely, torch.inf)
         return int(likely_loss.argmin())
     if is_enough.any():  # the noise asked for exceeds MOST_NOISE
-        return int(is_enough.int().argmax())
-    return -1
+        first_enough = is_enough.int().argmax()
+        return int(first_enough)
+    return len(PENALTIES) - 1
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
@@ -306,12 +313,9 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 def _check(masks: Tensor, columns: Tensor) -> None:
     """Check the masks and utilities, and that the empty and the grand coalition are included."""
-    if (
-        masks.dtype != torch.bool
-        or masks.ndim != 2
-        or columns.ndim != 2
-        or len(masks) != len(columns)
-    ):
+    are_masks = masks.dtype == torch.bool and masks.ndim == 2
+    are_columns = columns.ndim == 2 and len(columns) == len(masks)
+    if not are_masks or not are_columns:
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
             f"{list(columns.shape)}."

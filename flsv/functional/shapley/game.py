@@ -133,12 +133,14 @@ class MemoizedGame:
 
     def cost(self, masks: Tensor) -> Tensor:
         """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
-        groups, size = masks.shape[:2]
+        num_groups, group_size, _ = masks.shape
         coalitions = masks.reshape(-1, self.num_players)
-        positions = first_positions(coalition_keys(coalitions), self._rows)
-        new_positions = torch.tensor(list(positions.values()), dtype=torch.int64)
-        group_of_new = new_positions // max(size, 1)
-        return torch.bincount(group_of_new, minlength=groups).cumsum(0)
+        position_of_key = first_positions(coalition_keys(coalitions), self._rows)
+        new_positions = torch.tensor(list(position_of_key.values()), dtype=torch.int64)
+
+        group_of_position = new_positions // max(group_size, 1)
+        new_by_group = torch.bincount(group_of_position, minlength=num_groups)
+        return new_by_group.cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
         """Return the utilities ``[M]`` of the empty and of the grand coalition."""
@@ -164,28 +166,29 @@ class MemoizedGame:
         keys: Sequence[int | bytes],
     ) -> None:
         """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
-        positions = first_positions(keys, self._rows)
-        if not positions:
+        position_of_key = first_positions(keys, self._rows)
+        if not position_of_key:
             return
-        values = evaluate(self.utility, masks[list(positions.values())])
-        is_vector = values.ndim == 2
-        table = values.reshape(len(positions), -1)
+        new_masks = masks[list(position_of_key.values())]
+        utilities = evaluate(self.utility, new_masks)
+        is_vector = utilities.ndim == 2
+        table = utilities.reshape(len(new_masks), -1)
         table = table.to("cpu", torch.float64)
 
         width = self._values.shape[1]
         if not self._rows:
             self._vector = is_vector
-            self._dtype = result_dtype(values)
+            self._dtype = result_dtype(utilities)
             self._values = table
         elif is_vector != self._vector or table.shape[1] != width:
             shape = f"[K, {width}]" if self._vector else "[K]"
             raise ValueError(
-                f"utility(masks) returned {tuple(values.shape)} now and {shape} before; the number of columns must not "
-                "change."
+                f"utility(masks) returned {tuple(utilities.shape)} now and {shape} before; the number of columns must "
+                "not change."
             )
         else:
             self._values = torch.cat([self._values, table])
-        for row, key in enumerate(positions, start=len(self._rows)):
+        for row, key in enumerate(position_of_key, start=len(self._rows)):
             self._rows[key] = row
 
 

@@ -111,19 +111,22 @@ def _fill_truncated(
     coalition's."""
     count, num_utilities, _ = path.shape
     num_players = num_utilities - 1
-    running = torch.arange(count)
-    for position in range(num_players):
-        utilities = path[running, position]
+    running_orders = torch.arange(count)
+    for size in range(num_players):
+        utilities = path[running_orders, size]  # of the first players of each order
         gap = (grand - utilities).abs()
         is_close = (gap <= truncation).all(dim=1)
-        # The contributions of the later players of a truncated order are 0.
-        truncated = running[is_close]
-        path[truncated, position + 1 :] = utilities[is_close].unsqueeze(1)
-        running = running[~is_close]
-        if len(running) == 0:
+        next_size = size + 1
+
+        # The utilities of a truncated order stay equal, so that its later players contribute 0.
+        truncated_orders = running_orders[is_close]
+        path[truncated_orders, next_size:] = utilities[is_close].unsqueeze(1)
+        running_orders = running_orders[~is_close]
+        if len(running_orders) == 0:
             break
-        if position + 1 < num_players:
-            path[running, position + 1] = game(masks[running, position])
+        if next_size < num_players:
+            larger_coalitions = masks[running_orders, size]  # the masks begin with size 1
+            path[running_orders, next_size] = game(larger_coalitions)
 
 
 @checked
@@ -171,24 +174,29 @@ def permutation_shapley(
         >>> permutation_shapley(airport, 3, num_permutations=2000, generator=torch.Generator().manual_seed(0)).values
         tensor([-0.3160, -0.8375, -2.8465])
     """
-    group = 2 if antithetic else 1
+    group_size = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    minimum = 2 + group * (num_players - 1)
-    run = Sampling("permutation_shapley", utility, num_players, budget, minimum)
-    if truncation is None and num_permutations is None and run.buys_all:
+    game = Sampling(
+        "permutation_shapley",
+        utility,
+        num_players=num_players,
+        budget=budget,
+        minimum=2 + group_size * (num_players - 1),
+    )
+    if truncation is None and num_permutations is None and game.buys_all:
         return exact_shapley(utility, num_players)
 
     # More orders than the budget has evaluations only repeat coalitions.
-    max_orders = run.budget
+    max_orders = game.budget
     if num_permutations is not None:
         max_orders = num_permutations
-    max_groups = (max_orders + group - 1) // group
-    moments, num_distinct = _sample_orders(run, group, max_groups, generator, truncation)
+    max_groups = (max_orders + group_size - 1) // group_size  # rounded up
+    moments, num_distinct = _sample_orders(game, group_size, max_groups, generator, truncation)
     stderr = moments.stderr
     if num_distinct < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
-    return run.estimate(moments.mean, stderr)
+    return game.estimate(moments.mean, stderr)
 
 
 def _sample_orders(
@@ -316,7 +324,7 @@ def gtg_shapley(
         cycles = 1
         if convergence is None:
             cycles = max(game.left // cost_of_cycle, 1)
-        orders = _guided(num_players, cycles, generator)
+        orders = _guided_orders(num_players, cycles, generator)
         affordable = game.affordable(prefixes(orders))
         if affordable:
             affordable_orders = orders[:affordable]
@@ -330,7 +338,7 @@ def gtg_shapley(
     return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
 
 
-def _guided(
+def _guided_orders(
     num_players: int,
     cycles: int,
     generator: Generator | None,
@@ -339,8 +347,8 @@ def _guided(
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
     count = len(leaders)
     permutations = random_permutations(count, num_players, generator)
-    followers = permutations[permutations != leaders]
-    followers = followers.view(count, num_players - 1)
+    is_follower = permutations != leaders
+    followers = permutations[is_follower].view(count, num_players - 1)
     return torch.cat([leaders, followers], dim=1)
 
 
@@ -349,11 +357,12 @@ def _converged(samples: Tensor, threshold: float) -> bool:
     count, num_players = samples.shape[:2]
     if count < max(_MIN_ORDERS, num_players):
         return False
+    num_means = _LAST + 1
     counts = torch.arange(count - _LAST, count + 1)
     sums = samples.cumsum(dim=0)
-    means = sums[-_LAST - 1 :] / counts.view(-1, 1, 1)
-    final_mean = means[-1]
-    distance = (means[:-1] - final_mean).abs()
+    running_means = sums[-num_means:] / counts.view(-1, 1, 1)  # [num_means, n, M]
+    final_mean = running_means[-1]
+    distance = (running_means[:-1] - final_mean).abs()
     relative_change = distance / final_mean.abs().clamp_min(1e-12)
     is_small = relative_change.mean(dim=1) < threshold
     return bool(is_small.all())

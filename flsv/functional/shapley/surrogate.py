@@ -169,13 +169,13 @@ def _hypergeometric(
 class Layer:
     """Sampled pairs of a coalition of the given ``size`` and its complement."""
 
-    # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``sizes`` is 2 if the halves
-    # differ in size.
+    # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``num_sizes`` is 2 if the
+    # halves differ in size.
 
     size: int
     capacity: int
     minimum: int
-    sizes: int
+    num_sizes: int
     masks: Tensor
     keys: set[int | bytes] = field(default_factory=set)
 
@@ -199,16 +199,16 @@ class PairedSample:
 
     def _empty_layer(self, size: int) -> Layer:
         capacity = math.comb(self.num_players, size)
-        sizes = 2
+        num_sizes = 2
         if 2 * size == self.num_players:  # both halves of a pair have the same size
             capacity = capacity // 2
-            sizes = 1
+            num_sizes = 1
         minimum = self.num_players if size == 1 else 2
         return Layer(
             size=size,
             capacity=capacity,
             minimum=min(minimum, capacity),
-            sizes=sizes,
+            num_sizes=num_sizes,
             masks=torch.empty(0, self.num_players, dtype=torch.bool),
         )
 
@@ -236,22 +236,22 @@ class PairedSample:
         shares = []
         for layer in self.layers:
             product = layer.size * (self.num_players - layer.size)
-            shares.append(layer.sizes / math.sqrt(product))
+            shares.append(layer.num_sizes / math.sqrt(product))
 
         heap: list[tuple[float, int]] = []
 
-        def push(index: int) -> None:
+        def queue_layer(index: int) -> None:
             if counts[index] < self.layers[index].capacity:
                 priority = (counts[index] + 1) / shares[index]
                 heapq.heappush(heap, (priority, index))
 
         for index in range(len(counts)):
-            push(index)
+            queue_layer(index)
         num_free = min(total, self.capacity) - sum(counts)
         for _ in range(num_free):
             _, index = heapq.heappop(heap)
             counts[index] += 1
-            push(index)
+            queue_layer(index)
         return counts
 
     def _shuffled_coalitions(self, size: int) -> Tensor:
@@ -442,7 +442,7 @@ def adjusted_values(
     variance = torch.zeros(())
     for layer, layer_residuals in zip(sample.layers, residuals_by_layer, strict=True):
         # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
-        share = layer.sizes / (layer.size * (n - layer.size))
+        share = layer.num_sizes / (layer.size * (n - layer.size))
         deviations = layer.masks.double() - layer.size / n
         scale = share * n / 2
         factor = scale * deviations.unsqueeze(-1)  # [m, n, 1]
@@ -468,13 +468,14 @@ def adjusted_values(
 
 def _fitted_halves(layers: list[Layer]) -> list[Tensor]:
     """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted: all, or a share of each."""
-    total = 2 * sum(len(layer.masks) for layer in layers)
-    share = min(1.0, _MAX_FIT / total)
-    halves = []
+    num_pairs = sum(len(layer.masks) for layer in layers)
+    num_coalitions = 2 * num_pairs
+    share = min(1.0, _MAX_FIT / num_coalitions)
+    fitted_halves = []
     for layer in layers:
         count = max(2, round(len(layer.masks) * share))
-        halves.append(layer.masks[:count])
-    return halves
+        fitted_halves.append(layer.masks[:count])
+    return fitted_halves
 
 
 def surrogate_shapley(

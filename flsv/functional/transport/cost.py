@@ -328,24 +328,24 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    label_costs = None
+    classes = None
     if y is not None and y2 is not None and label_weight > 0:
         check_labels(y, x)
         check_labels(y2, x2, "y2")
         statistics = class_statistics(x, y, covariance=covariance)
         statistics2 = class_statistics(x2, y2, covariance=covariance)
         distances = label_distance(statistics, statistics2).to(x.dtype)
+        classes = statistics.index(y)
+        classes2 = statistics2.index(y2)
         # [V, m2]: the costs of a class of x to each sample of x2.
-        costs_by_class = (label_weight * distances)[:, statistics2.index(y2)]
-        label_costs = statistics.index(y), costs_by_class
+        costs_by_class = (label_weight * distances)[:, classes2]
 
     num_rows = max(1, CHUNK_BYTES // (16 * len(x2)))
     cost = x.new_empty(len(x), len(x2))
     for begin in range(0, len(x), num_rows):
         rows = slice(begin, begin + num_rows)
         cost[rows] = squared_distances(x[rows], x2).to(x.dtype)
-        if label_costs is not None:
-            classes, costs_by_class = label_costs
+        if classes is not None:
             cost[rows] += costs_by_class[classes[rows]]
     return cost
 
@@ -392,19 +392,19 @@ def label_embedding(
     if y is None:
         return x
     check_labels(y, x)
-    size = x.shape[1] ** 2
-    if covariance == "full" and size > MAX_EMBEDDED_COVARIANCE:
+    covariance_size = x.shape[1] ** 2
+    if covariance == "full" and covariance_size > MAX_EMBEDDED_COVARIANCE:
         raise ConfigurationError(
-            f'covariance="full" with {x.shape[1]} features would make points of {size} more numbers, above '
-            f'{MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (PCA to 50, say).'
+            f'covariance="full" with {x.shape[1]} features would make points of {covariance_size} more numbers, '
+            f'above {MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (PCA to 50, say).'
         )
     if statistics is None:
         statistics = class_statistics(x, y, covariance=covariance)
-    index = statistics.index(y)
+    classes = statistics.index(y)
     scale = label_weight**0.5
-    means = statistics.means[index]
+    means = statistics.means[classes]
     parts = [x, scale * means.to(x)]
     if statistics.deviations is not None:
-        deviations = statistics.deviations.flatten(1)[index]
+        deviations = statistics.deviations.flatten(1)[classes]
         parts.append(scale * deviations.to(x))
     return torch.cat(parts, 1)

@@ -75,8 +75,8 @@ def lava(
     check_labeled(x, y, x2, y2)
     cost = _cost(x, y, x2, y2, label_weight)
     potential, _ = entropic_potentials(cost, eps, scaling)
-    cost = _cost(x, y, x, y, label_weight)
-    potential_to_itself = self_potential(cost, eps, scaling)
+    cost_to_itself = _cost(x, y, x, y, label_weight)
+    potential_to_itself = self_potential(cost_to_itself, eps, scaling)
     return calibrated_gradient(potential - potential_to_itself)
 
 
@@ -97,7 +97,9 @@ def class_distances(
     distances = torch.zeros(len(classes), len(classes2)).double()
     for row, points in enumerate(classes):
         for column, points2 in enumerate(classes2):
-            if is_symmetric and column <= row:
+            if is_symmetric and column == row:
+                continue  # 0
+            if is_symmetric and column < row:
                 distances[row, column] = distances[column, row]
             else:
                 distance = wasserstein_distance(points, points2)
@@ -124,5 +126,6 @@ def _cost(
         class_costs = label_weight / 2 * class_distances(x, y, x2, y2)
         _, classes = y.unique(return_inverse=True)
         _, classes2 = y2.unique(return_inverse=True)
+        # class_costs [V, V2] become [m, m2]: the costs between the labels of two samples.
         cost += class_costs.to(cost)[classes][:, classes2]
     return cost

@@ -346,12 +346,12 @@ def direct_values(
         >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    labeled = None
+    labeled_cost = None
     if y is not None and y2 is not None:
-        labeled = partial(
+        labeled_cost = partial(
             label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
         )
-    return _values(x, y, x2, labeled, part, blur, scaling)
+    return _values(x, y, x2, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling)
 
 
 @checked
@@ -403,18 +403,19 @@ def client_values(
     num_features = x.shape[1]
     if y is not None or gamma.shape[1] < num_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
-    labeled = None
+    labeled_cost = None
     if y is not None:
-        labeled = partial(label_augmented_cost, points, None, gamma, None)
+        labeled_cost = partial(label_augmented_cost, points, None, gamma, None)
     features = gamma[:, :num_features]
-    return _values(x, y, features, labeled, part, blur, scaling)
+    return _values(x, y, features, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling)
 
 
 def _values(
     x: Tensor,
     y: Tensor | None,
     x2: Tensor,
-    labeled: Callable[[], Tensor] | None,
+    *,
+    labeled_cost: Callable[[], Tensor] | None,
     part: Part,
     blur: float,
     scaling: float,
@@ -422,26 +423,28 @@ def _values(
     """Compute the samples' values for one choice of ``part``. ``labeled()`` returns the cost with labels. None: labels
     are not known.
     """
-    if part == "labels" and labeled is None:
+    if part == "labels" and labeled_cost is None:
         raise ConfigurationError(
             'part="labels" needs classes on both sides. Pass them, or part="features".'
         )
     cost = label_augmented_cost(x, None, x2, None)
     eps = blur * float(cost.mean(dtype=torch.float64))
-    features, _ = entropic_potentials(cost, eps, scaling)
-    value = torch.zeros_like(features)
+    feature_potential, _ = entropic_potentials(cost, eps, scaling)
+    value = torch.zeros_like(feature_potential)
     if part != "labels":
-        cost = label_augmented_cost(x, None, x, None)
-        value = features - self_potential(cost, eps, scaling)
+        cost_to_itself = label_augmented_cost(x, None, x, None)
+        value = feature_potential - self_potential(cost_to_itself, eps, scaling)
 
-    if part != "features" and labeled is not None and y is not None:
-        potential, _ = entropic_potentials(labeled(), eps, scaling)
-        labels = potential - features
+    if part != "features" and labeled_cost is not None and y is not None:
+        labeled_potential, _ = entropic_potentials(labeled_cost(), eps, scaling)
+        label_value = labeled_potential - feature_potential
         if part == "both":
-            labels = LABEL_EMPHASIS * labels
-        value = value + labels
-        # Compare within a class.
+            label_value = LABEL_EMPHASIS * label_value
+        value = value + label_value
+
+        # Samples are compared within a class.
         _, classes, counts = y.unique(return_inverse=True, return_counts=True)
-        sums = value.new_zeros(len(counts)).index_add_(0, classes, value)
-        value = value - (sums / counts)[classes]
+        class_sums = value.new_zeros(len(counts)).index_add_(0, classes, value)
+        class_means = class_sums / counts
+        value = value - class_means[classes]
     return calibrated_gradient(value)

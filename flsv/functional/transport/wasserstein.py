@@ -492,7 +492,10 @@ def wasserstein_barycenter(
     """
     shares = _shares(clients, weights)
     noise = torch.randn(support, clients[0].dim, generator=generator)
-    gammas = [client.answer(SPREAD * noise)[0] for client in clients]
+    gammas = []
+    for client in clients:
+        gamma, _ = client.answer(SPREAD * noise)
+        gammas.append(gamma)
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
     for _ in range(iterations):
