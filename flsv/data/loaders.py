@@ -33,7 +33,7 @@ from torch.utils.data import (
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.reachable import find_generators
-from flsv.utilities.seeding import seed_held
+from flsv.utilities.seeding import seed_generators
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class SeededLoader(DataLoader):
         holders = self.dataset, self.collate_fn
         seed = self.generator.initial_seed()
         generators = find_generators(*holders, closed=_CLOSED)
-        seed_held(generators, seed)
+        seed_generators(generators, seed)
 
         init = self.worker_init_fn
         is_seeded = getattr(init, "func", None) is _in_worker
@@ -341,7 +341,7 @@ def _in_worker(
 ) -> None:
     """Seed the random generators of ``holders`` in a worker process, then call the user's ``init``."""
     generators = find_generators(*holders, closed=_CLOSED)
-    seed_held(generators, seed, worker)
+    seed_generators(generators, seed, worker)
     if init is not None:
         init(worker)
 

@@ -20,7 +20,7 @@ from flsv.training.module_attributes import ModuleAttributes
 from flsv.training.swapped_optimizer import held_optimizers, is_optimizer
 from flsv.utilities.errors import listed
 from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
-from flsv.utilities.reachable import GENERATORS, Part, is_closed, walk
+from flsv.utilities.reachable import GENERATORS, Part, is_opaque, walk
 
 #: Types of objects that are not a client's, or that are shared on purpose.
 CLOSED = (
@@ -97,7 +97,7 @@ class EntryTrial:
 
         roots = self._hidden_values()
         for layer in self._module.modules():
-            if not is_closed(type(layer)):
+            if not is_opaque(type(layer)):
                 roots[f"the class {type(layer).__name__}"] = type(layer)
         for root_path, root in roots.items():
             for path, value in walk(root, root_path, closed=_SWAPPED, closed_ids=swapped_ids):

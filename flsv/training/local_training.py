@@ -28,7 +28,7 @@ from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import seed_global_rngs, seed_held
+from flsv.utilities.seeding import seed_generators, seed_global_rngs
 
 
 class LocalTraining:
@@ -108,7 +108,7 @@ class LocalTraining:
         """Seed the process's random generators, and the module's, for a client's training in a round."""
         purpose = "train", instruction.round_index, instruction.client_id
         seed_global_rngs(instruction.seed, *purpose)
-        seed_held(self.state.generators, instruction.seed, *purpose)
+        seed_generators(self.state.generators, instruction.seed, *purpose)
 
     # ---- train
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -50,14 +51,15 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 }
 
 
-def checked(thing: _T) -> _T:
+def checked(function_or_class: _T) -> _T:
     """Decorate a function or a class to check the arguments of each call by their annotations."""
-    if not isinstance(thing, type):
-        return _add_checks(thing, ())
-    rules = vars(thing).get("rules", ())
+    if not isinstance(function_or_class, type):
+        return _add_checks(function_or_class, ())
+    checked_class = function_or_class
+    rules = vars(checked_class).get("rules", ())
     # mypy: a class's constructor
-    thing.__init__ = _add_checks(thing.__init__, rules)  # type: ignore[misc]
-    return thing
+    checked_class.__init__ = _add_checks(checked_class.__init__, rules)  # type: ignore[misc]
+    return checked_class
 
 
 def _add_checks(function: Any, rules: Rules) -> Any:
@@ -66,29 +68,32 @@ def _add_checks(function: Any, rules: Rules) -> Any:
     is_constructor = function.__name__ == "__init__"
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call_with_checks(*args: Any, **kwargs: Any) -> Any:
         try:
-            bound = signature.bind(*args, **kwargs)
+            call = signature.bind(*args, **kwargs)
         except TypeError:
             return function(*args, **kwargs)  # raises Python's own message on a wrong signature
         owner = function.__name__
         if is_constructor:
             owner = type(args[0]).__name__
-        bound.arguments |= check_arguments(owner, function, bound.arguments)
-        args = bound.args
-        kwargs = bound.kwargs
+        converted_arguments = check_arguments(owner, function, call.arguments)
+        call.arguments.update(converted_arguments)
+        if rules:
+            _check_rules(owner, rules, call)
+        return function(*call.args, **call.kwargs)
 
-        # Rules may read arguments that are left out of the call.
-        bound.apply_defaults()
-        for holds, message in rules:
-            if not holds(types.SimpleNamespace(**bound.arguments)):
-                arguments = _format_changed(signature, bound.arguments)
-                raise ConfigurationError(
-                    f"{owner}({arguments}): {message.format(**bound.arguments)}"
-                )
-        return function(*args, **kwargs)
+    return call_with_checks
 
-    return call
+
+def _check_rules(owner: str, rules: Rules, call: inspect.BoundArguments) -> None:
+    # Rules may read the defaults of arguments that the call leaves out.
+    call_with_defaults = copy.copy(call)
+    call_with_defaults.apply_defaults()
+    arguments = call_with_defaults.arguments
+    for holds, message in rules:
+        if not holds(types.SimpleNamespace(**arguments)):
+            changed_arguments = _format_changed(call.signature, arguments)
+            raise ConfigurationError(f"{owner}({changed_arguments}): {message.format(**arguments)}")
 
 
 class ValidatedArguments:
@@ -175,9 +180,9 @@ def check_argument(
     try:
         return _convert_by_first(choices, value)
     except ValueError:
-        expected = " ".join([f"{_in_words(choices)}.", *_remarks(hint)])
+        sentences = [f"expected {_in_words(choices)}.", *_remarks(hint)]
         raise ConfigurationError(
-            f"{owner}({name}={reprlib.repr(value)}): expected {expected}"
+            f"{owner}({name}={reprlib.repr(value)}): {' '.join(sentences)}"
         ) from None
 
 
@@ -209,19 +214,21 @@ def _is_list(hint: Any) -> bool:
 def _choices(hint: Any) -> list[_Choice]:
     """Return a converter and its description for each kind of values that an annotation allows."""
     kind = get_origin(hint)
-    parts = get_args(hint)
+    type_arguments = get_args(hint)
     if kind is Annotated:
-        markers = [marker for marker in parts[1:] if type(marker) in _BOUNDS]
-        return [_bounded(choice, markers) for choice in _choices(parts[0])]
+        inner_hint, *metadata = type_arguments
+        bounds = [marker for marker in metadata if type(marker) in _BOUNDS]
+        return [_bounded(choice, bounds) for choice in _choices(inner_hint)]
     if kind in _UNIONS:
         choices = []
-        for part in parts:
-            choices += _choices(part)
+        for member in type_arguments:
+            choices += _choices(member)
         return choices
     if kind is Literal:
-        return [_one_of(part) for part in parts]
+        return [_one_of(option) for option in type_arguments]
     if _is_list(hint):
-        return [_list_of(_choices(parts[0]))]
+        hint_of_entries = type_arguments[0]
+        return [_list_of(_choices(hint_of_entries))]
     if kind is Callable:
         return [(_require(callable), "a function")]
     if hint in _PLAIN:
@@ -295,45 +302,45 @@ def _one_of(option: Any) -> _Choice:
 
 
 def _list_of(choices: Sequence[_Choice]) -> _Choice:
-    def convert(values: Any) -> Any:
+    def convert_entries(values: Any) -> Any:
         entries = values
         if hasattr(values, "tolist"):  # arrays of NumPy, torch and pandas
             entries = values.tolist()
         if isinstance(entries, str | bytes):
             raise TypeError
         converted = [_convert_by_first(choices, entry) for entry in entries]
-        is_same = isinstance(values, list | tuple) and all(map(operator.is_, converted, values))
-        if is_same:
-            return values
+        if isinstance(values, list | tuple):
+            are_same = all(map(operator.is_, converted, values))
+            if are_same:
+                return values
         return converted
 
-    return convert, f"a list (each: {_in_words(choices)})"
+    return convert_entries, f"a list (each: {_in_words(choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
     convert, description = choice
     bounds = []
-    words = []
+    comparisons = []
     for marker in markers:
-        attribute, compare, word = _BOUNDS[type(marker)]
+        attribute, is_within, word = _BOUNDS[type(marker)]
         bound = getattr(marker, attribute)
-        bounds.append((compare, bound))
-        words.append(f" {word} {bound:g}")
+        bounds.append(bound)
+        comparisons.append((is_within, bound))
+        if len(markers) == 1:
+            description += f" {word} {bound:g}"
 
     if len(markers) == 2:
         low, high = markers
-        (_, lowest), (_, highest) = bounds
         opening = "[" if isinstance(low, Ge) else "("
         closing = "]" if isinstance(high, Le) else ")"
-        description += f" in {opening}{lowest:g}, {highest:g}{closing}"
-    else:
-        description += "".join(words)
+        description += f" in {opening}{bounds[0]:g}, {bounds[1]:g}{closing}"
 
     def convert_and_check(value: Any) -> Any:
         converted = convert(value)
-        for compare, bound in bounds:
-            if not compare(converted, bound):
+        for is_within, bound in comparisons:
+            if not is_within(converted, bound):
                 raise ValueError
         return converted
 

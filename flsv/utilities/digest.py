@@ -12,25 +12,26 @@ from torch import Tensor
 
 def digest(value: Any) -> bytes:
     """Compute the SHA-256 hash of numbers, texts and tensors, nested to any depth."""
-    total = hashlib.sha256()
+    sha256 = hashlib.sha256()
 
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
-            total.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
-            entries = part.detach().cpu().contiguous()
-            total.update(entries.reshape(-1).view(torch.uint8).numpy().data)
+            sha256.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
+            entries = part.detach().cpu().contiguous().reshape(-1)
+            entry_bytes = entries.view(torch.uint8)
+            sha256.update(entry_bytes.numpy().data)
         elif isinstance(part, Mapping):
-            total.update(f"mapping {len(part)}:".encode())
+            sha256.update(f"mapping {len(part)}:".encode())
             for name in sorted(part, key=repr):
                 add(name)
                 add(part[name])
         elif isinstance(part, list | tuple):
-            total.update(f"{type(part).__name__} {len(part)}:".encode())
+            sha256.update(f"{type(part).__name__} {len(part)}:".encode())
             for entry in part:
                 add(entry)
         else:
             text = repr(part).encode()
-            total.update(f"{type(part).__name__} {len(text)}:".encode() + text)
+            sha256.update(f"{type(part).__name__} {len(text)}:".encode() + text)
 
     add(value)
-    return total.digest()
+    return sha256.digest()

@@ -50,7 +50,9 @@ def need_classes(
 def check_lightning(*things: Any) -> None:
     """Raise ConfigurationError for an object of the package ``pytorch_lightning`` instead of ``lightning``."""
     for thing in things:
-        cls = thing if isinstance(thing, type) else type(thing)
+        cls = thing
+        if not isinstance(thing, type):
+            cls = type(thing)
         for base in cls.__mro__:
             if base.__module__.startswith("pytorch_lightning."):
                 raise ConfigurationError(

@@ -128,13 +128,11 @@ def _status_of(pid: int) -> _ProcessStatus | None:
             text = file.read()
     except OSError:
         return None
-    # The fields follow the program's name in parentheses: state, parent, ..., times in user and system mode.
-    fields = text.rpartition(") ")[2].split()
-    return _ProcessStatus(
-        state=fields[0],
-        parent=int(fields[1]),
-        times=(fields[11], fields[12]),
-    )
+    # The other fields follow the program's name in parentheses, which may hold spaces and parentheses itself.
+    _, _, text_after_name = text.rpartition(") ")
+    state, parent, *later_fields = text_after_name.split()
+    user_time, system_time = later_fields[9:11]
+    return _ProcessStatus(state=state, parent=int(parent), times=(user_time, system_time))
 
 
 def _is_asleep(status: _ProcessStatus | None) -> bool:
@@ -142,10 +140,11 @@ def _is_asleep(status: _ProcessStatus | None) -> bool:
 
 
 def _with_descendants(pid: int, statuses: Mapping[int, _ProcessStatus]) -> set[int]:
+    # A pass over all processes may find children of those that it has passed: until a pass finds no more.
     family = {pid}
-    num_known = 0
-    while num_known < len(family):
-        num_known = len(family)
+    size_before_pass = 0
+    while size_before_pass < len(family):
+        size_before_pass = len(family)
         for member, status in statuses.items():
             if status.parent in family:
                 family.add(member)
@@ -168,7 +167,7 @@ def quiet_fork() -> int:
         return child
     try:
         os.close(read_end)
-        as_a_child(parent)
+        set_up_child(parent)
         gc.freeze()  # a garbage collection would copy the memory of all objects
         random.setstate(random_state)  # Python seeds it anew in a fork
         _silence_standard_streams()
@@ -181,7 +180,7 @@ def quiet_fork() -> int:
     return 0
 
 
-def as_a_child(parent: int) -> None:
+def set_up_child(parent: int) -> None:
     """Make this process end when its parent ends, and at SIGTERM and SIGINT."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
     if LIBC is not None:
@@ -252,16 +251,18 @@ def _copy_shared_memory() -> None:
     if not maps.is_file():
         return
     for line in maps.read_text().splitlines():
-        addresses, rights, offset, _, _, *path = line.split(maxsplit=5)
-        path_of_file = path[0] if path else ""
+        # Such as "7f1c2000-7f1c4000 rw-s 00000000 08:01 1234 /tmp/file". Memory without a file has no path.
+        addresses, rights, offset, _device, _inode, *paths = line.split(maxsplit=5)
+        path = "".join(paths)
         is_shared = rights.startswith("rw-s")
-        if not is_shared or path_of_file.startswith(_DEVICE_MEMORY):
+        is_of_device = path.startswith(_DEVICE_MEMORY)
+        if not is_shared or is_of_device:
             continue
-        first_byte, end_byte = addresses.split("-")
-        address = int(first_byte, 16)
-        size = int(end_byte, 16) - address
-        if size > _COPIED and os.path.isfile(path_of_file):
-            _map_file(address, size, path=path_of_file, offset=int(offset, 16))
+        begin, end = addresses.split("-")
+        address = int(begin, 16)
+        size = int(end, 16) - address
+        if size > _COPIED and os.path.isfile(path):
+            _map_file(address, size, path=path, offset=int(offset, 16))
         else:
             _copy_memory(address, size)
 

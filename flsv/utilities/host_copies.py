@@ -18,20 +18,22 @@ _NUMBERS: Any = WeakIdKeyDictionary()
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copy small tensors to the CPU in a single transfer."""
     detached = [tensor.detach() for tensor in tensors]
-    on_device = [tensor for tensor in detached if tensor.device.type != "cpu"]
-    if not on_device:
+    device_tensors = [tensor for tensor in detached if tensor.device.type != "cpu"]
+    if not device_tensors:
         return detached
-    numbers = torch.cat([tensor.flatten().double() for tensor in on_device]).cpu()
-    sizes = [tensor.numel() for tensor in on_device]
-    parts = iter(numbers.split(sizes))
-    copies = []
+    flat_tensors = [tensor.flatten().double() for tensor in device_tensors]
+    sizes = [tensor.numel() for tensor in device_tensors]
+    all_on_host = torch.cat(flat_tensors).cpu()  # one transfer
+    parts_on_host = iter(all_on_host.split(sizes))
+
+    host_tensors = []
     for tensor in detached:
         if tensor.device.type == "cpu":
-            copies.append(tensor)
+            host_tensors.append(tensor)
         else:
-            copy = next(parts).view(tensor.shape)
-            copies.append(copy.to(tensor.dtype))
-    return copies
+            part = next(parts_on_host).view(tensor.shape)
+            host_tensors.append(part.to(tensor.dtype))
+    return host_tensors
 
 
 def copied(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd import _unsafe_preserve_version_counter
 
-from flsv.utilities.reachable import GENERATORS, PLAIN, is_closed, is_plain_data, slots_of
+from flsv.utilities.reachable import GENERATORS, PLAIN, is_opaque, is_plain_data, slots_of
 
 #: Types of objects that do not change, or whose parts are objects of their own.
 _UNCHANGING = (
@@ -73,7 +73,7 @@ def states_of(value: Any) -> Iterator[ObjectState]:
         yield _CellState(value)
     elif isinstance(value, dict | list | set | deque):
         yield _ContentState(value)
-    if is_closed(value):
+    if is_opaque(value):
         return
 
     if isinstance(value, type):
@@ -94,11 +94,13 @@ def hidden_state_of(value: Any) -> ObjectState | None:
         return _PositionState(value)
     if isinstance(value, dict | list) and is_plain_data(value):
         return _PickledState(value)
-    if type(value).__module__.partition(".")[0] == "pandas":
+    package, _, _ = type(value).__module__.partition(".")
+    if package == "pandas":
         return _PickledState(value)
-    if isinstance(value, (*_UNCHANGING, FunctionType)) or is_closed(value):
+    if isinstance(value, (*_UNCHANGING, FunctionType)) or is_opaque(value):
         return None
-    if next(states_of(value), None) is not None:
+    has_visible_state = any(True for _ in states_of(value))
+    if has_visible_state:
         return None
     return _PickledState(value)
 
@@ -112,12 +114,13 @@ class TensorState(ObjectState):
         self._content = tensor.detach().clone()
 
     def is_unchanged(self) -> bool:
-        tensor, content = self._tensor.detach(), self._content
+        tensor = self._tensor.detach()
+        content = self._content
         if tensor.shape != content.shape or tensor.dtype != content.dtype:
             return False
         is_equal = tensor == content
-        is_nan = (tensor != tensor) & (content != content)
-        return bool((is_equal | is_nan).all())
+        are_both_nan = (tensor != tensor) & (content != content)
+        return bool((is_equal | are_both_nan).all())
 
     def restore(self) -> None:
         tensor = self._tensor
@@ -126,9 +129,10 @@ class TensorState(ObjectState):
                 tensor.copy_(self._content)
             return
 
-        if _repeats(tensor):
-            return  # as expanded tensors do; the memory has a tensor of its own
-        if _memory_of(tensor) != _memory_of(self._memory):
+        if _shares_entries(tensor):
+            return  # an expanded tensor: the tensor that it is a view of is restored itself
+        memory_was_replaced = _memory_of(tensor) != _memory_of(self._memory)
+        if memory_was_replaced:
             tensor.data = self._memory
         with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
             tensor.copy_(self._content)
@@ -226,8 +230,8 @@ class _CellState(ObjectState):
 class _ContentState(ObjectState):
     """The entries of a collection or a dictionary, in their order."""
 
-    def __init__(self, holder: Any) -> None:
-        self._holder = holder
+    def __init__(self, collection: Any) -> None:
+        self._collection = collection
         self._content = self._current_content()
 
     def is_unchanged(self) -> bool:
@@ -236,27 +240,25 @@ class _ContentState(ObjectState):
             return current == self._content
         if len(current) != len(self._content):
             return False
-        if isinstance(current, dict):
-            keys = zip(current, self._content)
-            if not all(_is_same(key, original) for key, original in keys):
-                return False
+        are_same = all(map(_is_same, current, self._content))  # of a dictionary the keys
+        if isinstance(current, dict) and are_same:
             return all(map(_is_same, current.values(), self._content.values()))
-        return all(map(_is_same, current, self._content))
+        return are_same
 
     def restore(self) -> None:
         if self.is_unchanged():
             return
-        self._holder.clear()
-        if isinstance(self._holder, dict | set):
-            self._holder.update(self._content)
+        self._collection.clear()
+        if isinstance(self._collection, dict | set):
+            self._collection.update(self._content)
         else:
-            self._holder.extend(self._content)
+            self._collection.extend(self._content)
 
     def _current_content(self) -> Any:
         for kind in (dict, set):
-            if isinstance(self._holder, kind):
-                return kind(self._holder)
-        return list(self._holder)
+            if isinstance(self._collection, kind):
+                return kind(self._collection)
+        return list(self._collection)
 
 
 class _SlotState(ObjectState):
@@ -350,7 +352,7 @@ def _is_same(value: Any, original: Any) -> bool:
     return bool(value == original or (value != value and original != original))
 
 
-def _repeats(tensor: Tensor) -> bool:
+def _shares_entries(tensor: Tensor) -> bool:
     """Return whether several entries of a tensor lie at one place of the memory."""
     if tensor.layout != torch.strided:
         return False

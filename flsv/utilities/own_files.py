@@ -55,8 +55,8 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
     root = root.absolute()
     with ExitStack() as locks:
         with _locked(root):
-            for folder_found in root.glob(f"{OWN}*"):
-                _delete_unless_locked(folder_found)
+            for leftover_folder in root.glob(f"{OWN}*"):
+                _delete_unless_locked(leftover_folder)
             folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root))
             locks.enter_context(_locked(folder))
         try:
@@ -67,19 +67,22 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
 
 def _delete_unless_locked(folder: Path) -> None:
     """Delete a process's folder, unless the process lives or the folder is another user's."""
-    with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
+    with suppress(OSError), _locked(folder, wait=False):
         shutil.rmtree(folder)
 
 
 @contextmanager
-def _locked(folder: Path, flags: int = 0) -> Iterator[None]:
-    """Lock a folder for this process and its forks, and with ``LOCK_NB`` raise OSError if it is locked."""
+def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Lock a folder for this process and its forks. Without ``wait``, raise OSError if it is locked."""
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+            fcntl.flock(descriptor, operation)
         except OSError:  # a network's file system may have no locks of folders
-            if flags:
+            if not wait:
                 raise
         yield
     finally:

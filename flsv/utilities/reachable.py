@@ -162,10 +162,10 @@ def walk(
             continue
         visited[id(value)] = value  # an object that is gone would leave its id to another one
         yield path, value
-        if id(value) in closed_ids or isinstance(value, closed):
-            continue
-        if not is_closed(value):
-            pending.extend(reversed(list(parts_of(value, path))))
+        is_closed = id(value) in closed_ids or isinstance(value, closed)
+        if not is_closed and not is_opaque(value):
+            parts = list(parts_of(value, path))
+            pending.extend(reversed(parts))  # the last is visited first
 
 
 def find_generators(*roots: Any, closed: Types = ()) -> list[Any]:
@@ -196,8 +196,9 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
             yield from parts(value, path)
             break
     else:
-        is_of_c = not hasattr(value, "__dict__") and not slots_of(type(value))
-        if is_of_c and not isinstance(value, GENERATORS):
+        has_attributes = hasattr(value, "__dict__") or slots_of(type(value))
+        if not has_attributes and not isinstance(value, GENERATORS):
+            # An object of C code: what the garbage collector sees.
             for index, referent in enumerate(gc.get_referents(value)):
                 yield f"{path}<{index}>", referent
     if not isinstance(value, type):
@@ -213,15 +214,16 @@ def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    unknown = set(map(type, _contents(value))) - PLAIN
-    if not unknown:
+    types_of_entries = set(map(type, _contents(value)))
+    further_types = types_of_entries - PLAIN
+    if not further_types:
         return True
-    if depth == 0 or not unknown <= _EXACT_COLLECTIONS:
+    if depth == 0 or not further_types <= _EXACT_COLLECTIONS:
         return False
 
-    nested = (item for item in _contents(value) if type(item) in unknown)
-    entries = list(chain.from_iterable(map(_contents, nested)))
-    return _is_plain(entries, depth - 1)
+    collections = (entry for entry in _contents(value) if type(entry) in further_types)
+    inner_entries = list(chain.from_iterable(map(_contents, collections)))
+    return _is_plain(inner_entries, depth - 1)
 
 
 def _contents(collection: Any) -> Iterable[Any]:
@@ -241,7 +243,7 @@ def slots_of(kind: type) -> list[str]:
     return names
 
 
-def is_closed(value: Any) -> bool:
+def is_opaque(value: Any) -> bool:
     """Return whether :func:`walk` does not enter an object."""
     if isinstance(value, _CLOSED_TYPES):
         return True

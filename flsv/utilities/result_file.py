@@ -68,11 +68,14 @@ class ResultFile:
 
     def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
         """Read the rows from a file's lines."""
-        heads = 1 if self._settings is None else 2
-        if len(lines) < heads:
+        lines_before_head = 0
+        if self._settings is not None:
+            lines_before_head = 1
+        if len(lines) <= lines_before_head:
             return
-        self.rows = [row for _, row in read_rows(self.path, self._columns, skip=heads - 1)]
-        columns = lines[heads - 1]
+        numbered_rows = read_rows(self.path, self._columns, skip=lines_before_head)
+        self.rows = [row for _, row in numbered_rows]
+        columns = lines[lines_before_head]
         expected_columns = csv_text([list(self._columns)]).decode().strip()
         if columns != expected_columns:  # rows to come would not fit
             raise ConfigurationError(
@@ -81,7 +84,7 @@ class ResultFile:
             )
         self._is_begun = True
         if not self.path.read_bytes().endswith(b"\n"):
-            self._drop_last(lines, heads, key)
+            self._drop_last_result(lines, first_row=lines_before_head + 1, key=key)
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append the rows, all or none."""
@@ -124,24 +127,25 @@ class ResultFile:
                 differences.append(f"{name} is {value} and was {stored_value}")
         return differences
 
-    def _drop_last(
+    def _drop_last_result(
         self,
         lines: Sequence[str],
-        heads: int,
+        *,
+        first_row: int,
         key: Sequence[str],
     ) -> None:
         """Drop the last result, which may be incomplete."""
-        last_row = self.rows[-1] if self.rows else {}
-        rows = []
-        whole_lines_of_file = list(lines[:heads])
-        for row, line in zip(self.rows, lines[heads:]):
+        complete_rows = []
+        complete_lines = list(lines[:first_row])
+        for row, line in zip(self.rows, lines[first_row:]):
+            last_row = self.rows[-1]
             is_of_last_result = all(row[name] == last_row[name] for name in key)
             if not key or not is_of_last_result:
-                rows.append(row)
-                whole_lines_of_file.append(line)
-        self.rows = rows
+                complete_rows.append(row)
+                complete_lines.append(line)
+        self.rows = complete_rows
         with replacing(self.path) as file:
-            for line in whole_lines_of_file:
+            for line in complete_lines:
                 file.write(f"{line}\n".encode())
 
 

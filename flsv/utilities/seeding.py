@@ -69,7 +69,7 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
         torch.mps.manual_seed(derived)
 
 
-def seed_held(
+def seed_generators(
     generators: Iterable[Any],
     seed: int,
     *path: int | str,
@@ -99,12 +99,12 @@ def global_rngs() -> tuple[Any, ...]:
 
 def restore_global_rngs(states: tuple[Any, ...]) -> None:
     """Set the global generators to states that :func:`global_rngs` returned."""
-    python, legacy, cpu, cuda = states
-    random.setstate(python)
-    np.random.set_state(legacy)  # noqa: NPY002
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
+    python_state, numpy_state, cpu_state, cuda_states = states
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    torch.set_rng_state(cpu_state)
+    if cuda_states is not None:
+        torch.cuda.set_rng_state_all(cuda_states)
 
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:

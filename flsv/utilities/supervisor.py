@@ -26,7 +26,7 @@ import joblib
 from joblib._parallel_backends import LokyBackend
 from joblib.parallel import get_active_backend
 
-from flsv.utilities.forks import as_a_child, quiet_fork, times_while_asleep
+from flsv.utilities.forks import quiet_fork, set_up_child, times_while_asleep
 
 Name = TypeVar("Name", bound=Hashable)
 #: A function without arguments, to run in a fork, or a command line and its input, to run in a fresh process.
@@ -42,7 +42,7 @@ HANG_SHARE = 0.05
 #: Seconds between two looks at whether a child sleeps.
 LOOK_S = 1.0
 
-_answer_to: int | None = None
+_answer_pipe: int | None = None
 
 
 class ChildFailed(RuntimeError):
@@ -73,29 +73,30 @@ def supervise(
         >>> failed
         ChildFailed('ZeroDivisionError: division by zero')
     """
-    waiting = iter(tasks)
-    running = list[_Child]()
-    owner = os.getpid()
-    is_exhausted = False
-    with ended_by_sigterm() as check:
+    waiting_tasks = iter(tasks)
+    children = list[_Child]()
+    supervisor_pid = os.getpid()
+    all_have_started = False
+    with ended_by_sigterm() as raise_if_stopped:
         try:
-            while running or not is_exhausted:
-                check()
-                while len(running) < jobs and not is_exhausted:
-                    item = next(waiting, None)
-                    if item is None:
-                        is_exhausted = True
+            while children or not all_have_started:
+                raise_if_stopped()
+                while len(children) < jobs and not all_have_started:
+                    named_task = next(waiting_tasks, None)
+                    if named_task is None:
+                        all_have_started = True
                     else:
-                        name, task = item
-                        running.append(_Child(name, task, limit_s))
-                select.select([child.pipe for child in running], [], [], POLL_S)
-                ended_children = [child for child in running if child.ended()]
+                        name, task = named_task
+                        children.append(_Child(name, task, limit_s))
+                # Wait until a child answers or ends, but not for long.
+                select.select([child.pipe for child in children], [], [], POLL_S)
+                ended_children = [child for child in children if child.has_ended()]
                 for child in ended_children:
-                    running.remove(child)
+                    children.remove(child)
                     yield child.name, child.answer()
         finally:
-            if os.getpid() == owner:  # a child that goes on leaves its siblings alone
-                for child in running:
+            if os.getpid() == supervisor_pid:  # a child that goes on leaves its siblings alone
+                for child in children:
                     child.kill()
 
 
@@ -163,7 +164,7 @@ class FreshProcess:
         """Run tasks as the function :func:`supervise` does."""
         if self._child is None:
             self._link, link_of_child = Pipe()
-            self._child = _Child(None, _command(), None, answer_to=link_of_child.fileno())
+            self._child = _Child(None, _command(), None, answer_pipe=link_of_child.fileno())
             link_of_child.close()
         child = self._child
         names = {}
@@ -173,14 +174,14 @@ class FreshProcess:
             functions.append(task)
         try:
             self._link.send_bytes(cloudpickle.dumps((functions, jobs, limit_s)))
-            with ended_by_sigterm() as check:
+            with ended_by_sigterm() as raise_if_stopped:
                 while names:
                     while not self._link.poll(POLL_S):
-                        check()
+                        raise_if_stopped()
                     position, value = pickle.loads(self._link.recv_bytes())
                     yield names.pop(position), value
         except (EOFError, OSError):
-            while not child.ended():
+            while not child.has_ended():
                 time.sleep(POLL_S)
             failure = child.answer()
             for name in list(names.values()):
@@ -240,11 +241,11 @@ _FRESH = (
 
 
 def _command(
-    task: Callable[[], Any] | None = None, imports: Sequence[str] | None = None
+    task: Callable[[], Any] | None = None, import_path: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
     """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
-    program = _FRESH.format([*(imports or sys.path)])
+    program = _FRESH.format(list(import_path or sys.path))
     task_bytes = b""
     if task is not None:
         task_bytes = cloudpickle.dumps(task)
@@ -253,16 +254,18 @@ def _command(
 
 def run_fresh() -> None:
     """Run the task in this process's input, or fork for each task that the supervisor sends."""
-    number = int(os.environ[ANSWER])
+    answer_pipe = int(os.environ[ANSWER])
     task_bytes = sys.stdin.buffer.read()
     if task_bytes:
-        _run_task(pickle.loads(task_bytes), number)
-    link = Connection(number)
+        task = pickle.loads(task_bytes)
+        _run_task(task, answer_pipe)  # ends the process
+    link = Connection(answer_pipe)
     with suppress(EOFError):
         while True:
             functions, jobs, limit_s = pickle.loads(link.recv_bytes())
-            for answer_with_position in supervise(enumerate(functions), jobs, limit_s):
-                link.send_bytes(pickle.dumps(answer_with_position))
+            numbered_tasks = enumerate(functions)
+            for answer_with_number in supervise(numbered_tasks, jobs, limit_s):
+                link.send_bytes(pickle.dumps(answer_with_number))
 
 
 def answer(value: Any) -> NoReturn:
@@ -290,12 +293,12 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
         stopped.append(error)
         raise error
 
-    def check() -> None:
+    def raise_if_stopped() -> None:
         if stopped:
             raise stopped[-1]
 
     if threading.current_thread() is not threading.main_thread():
-        yield check
+        yield raise_if_stopped
         return
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -311,7 +314,7 @@ def ended_by_sigterm() -> Iterator[Callable[[], None]]:
 
     sys.unraisablehook = hook
     try:
-        yield check
+        yield raise_if_stopped
     finally:
         sys.unraisablehook = original_hook
         if os.getpid() == owner:
@@ -327,7 +330,7 @@ class _Child:
         name: Any,
         task: Task,
         limit_s: float | None,
-        answer_to: int | None = None,
+        answer_pipe: int | None = None,
     ) -> None:
         self.name = name
         self._limit_s = limit_s
@@ -348,31 +351,33 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
 
-        self.pipe, write = os.pipe()
+        self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         if callable(task):
             self._pid = quiet_fork()
             if not self._pid:
-                _run_task(task, write)  # returns only for a task that raises GoOn
+                _run_task(task, write_end)  # returns only for a task that raises GoOn
         else:
             command, task_bytes = task
-            self._process = self._start(command, task_bytes, write, answer_to)
+            self._process = self._start(command, task_bytes, write_end, answer_pipe)
             self._pid = self._process.pid
-        os.close(write)
+        os.close(write_end)
 
     def _start(
         self,
         command: Sequence[str],
         task_bytes: bytes,
-        write: int,
-        answer_to: int | None,
+        write_end: int,
+        answer_pipe: int | None,
     ) -> subprocess.Popen[bytes]:
-        """Start a fresh process, which answers to the pipe ``answer_to``, or else to ``write``."""
+        """Start a fresh process, which answers to the pipe ``answer_pipe``, or else to ``write_end``."""
         self._output = TemporaryFile()  # noqa: SIM115 - closed in `answer`
         parent = os.getpid()
-        pipes = [write]
-        if answer_to is not None:
-            pipes.append(answer_to)
+        inherited_pipes = [write_end]  # which the child closes at its end
+        if answer_pipe is None:
+            answer_pipe = write_end
+        else:
+            inherited_pipes.append(answer_pipe)
         with TemporaryFile() as task_file:
             task_file.write(task_bytes)
             task_file.seek(0)
@@ -381,16 +386,17 @@ class _Child:
                 stdin=task_file,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, ANSWER: str(pipes[-1])},
-                pass_fds=pipes,
-                preexec_fn=lambda: as_a_child(parent),
+                env={**os.environ, ANSWER: str(answer_pipe)},
+                pass_fds=inherited_pipes,
+                preexec_fn=lambda: set_up_child(parent),
             )
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Read the child's output, end it if it takes too long, and return whether it has ended."""
         self._read()
         if self._poll() is None:
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            is_late = self._deadline is not None and time.monotonic() > self._deadline
+            if is_late:
                 self._reason_of_kill = f"it took longer than {self._limit_s:.0f} s"
             elif self._hangs():
                 self._reason_of_kill = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
@@ -424,10 +430,10 @@ class _Child:
         if self._reason_of_kill:
             answer_bytes = b""
         try:
-            is_answer, value = pickle.loads(answer_bytes)
-            if is_answer:
-                return value
-            return ChildFailed(value)
+            has_succeeded, value_or_reason = pickle.loads(answer_bytes)
+            if has_succeeded:
+                return value_or_reason
+            return ChildFailed(value_or_reason)
         except Exception:  # nothing, or a part of an answer
             failure = ChildFailed(self._reason_of_kill or self._describe_end())
             failure.killed = (self._status or 0) < 0
@@ -457,16 +463,17 @@ class _Child:
 
     def _poll(self) -> int | None:
         """Return the child's exit status, None if it still runs."""
-        if self._status is None:
-            if self._process is not None:
-                self._status = self._process.poll()
-                return self._status
-            try:
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
-                pid, status = self._pid, 0
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
+        if self._status is not None:
+            return self._status
+        if self._process is not None:
+            self._status = self._process.poll()
+            return self._status
+        try:
+            ended_pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
+            if ended_pid:
+                self._status = os.waitstatus_to_exitcode(wait_status)
+        except ChildProcessError:  # somebody else has waited for it
+            self._status = 0
         return self._status
 
     def _describe_end(self) -> str:
@@ -485,10 +492,10 @@ class _Child:
         return f"its process ended with status {status} and no answer{last_line}"
 
 
-def _run_task(task: Callable[[], Any], write: int) -> None:
-    """Run a task in this fork, write its answer or error to the pipe ``write``, and end the process."""
-    global _answer_to
-    _answer_to = write
+def _run_task(task: Callable[[], Any], answer_pipe: int) -> None:
+    """Run a task in this fork, write its answer or error to ``answer_pipe``, and end the process."""
+    global _answer_pipe
+    _answer_pipe = answer_pipe
     try:
         answer(task())
     except GoOn:
@@ -501,14 +508,17 @@ def _run_task(task: Callable[[], Any], write: int) -> None:
 
 
 def _send(message: tuple[bool, Any]) -> NoReturn:
-    pipe = _answer_to if _answer_to is not None else os.environ.get(ANSWER)
+    pipe: int | str | None = _answer_pipe
+    if pipe is None:
+        pipe = os.environ.get(ANSWER)
     if pipe is None:
         raise RuntimeError(
             "no supervisor has started this process, and nobody waits for its answer."
         )
-    data = memoryview(pickle.dumps(message))
+    unsent = memoryview(pickle.dumps(message))
     try:
-        while data:
-            data = data[os.write(int(pipe), data) :]
+        while unsent:
+            num_sent = os.write(int(pipe), unsent)
+            unsent = unsent[num_sent:]
     finally:
         os._exit(0)

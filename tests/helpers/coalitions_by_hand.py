@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
-from flsv.utilities.seeding import generator_for, seed_global_rngs, seed_held
+from flsv.utilities.seeding import generator_for, seed_generators, seed_global_rngs
 from helpers.data import toy_data
 
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
@@ -103,7 +103,7 @@ class OwnGeneratorByHand(Hand):
 
     def train(self, batches: list[Any], client: int) -> None:
         generators = [self.generator, self.random]
-        seed_held(generators, SEED, "train", self.round, client)
+        seed_generators(generators, SEED, "train", self.round, client)
         super().train(batches, client)
 
     def loss(self, batch: Any) -> Tensor:

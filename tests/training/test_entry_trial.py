@@ -20,7 +20,7 @@ from torch.distributions import Normal
 
 from flsv.federation import FederatedLoop
 from flsv.sampling import UniformSampler
-from flsv.utilities.seeding import seed_held
+from flsv.utilities.seeding import seed_generators
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
 from helpers.models import Plain, network
@@ -224,7 +224,7 @@ def test_generators_of_a_module_are_seeded_for_each_client(
     generator = GENERATORS[kind]()
     for round_index in range(2):
         for client in range(data.num_clients):
-            seed_held([generator], 3, "train", round_index, client)
+            seed_generators([generator], 3, "train", round_index, client)
             expected.append(DRAWS[kind](generator))
     assert module.first_draws == expected
 

@@ -85,7 +85,7 @@ def test_fork_has_one_thread_frozen_objects_and_default_signals() -> None:
 def test_fork_whose_parent_has_ended_before_ends_too() -> None:
     pid_of_ended_process = 0
 
-    ((_, answer),) = supervise([("child", lambda: forks.as_a_child(pid_of_ended_process))])
+    ((_, answer),) = supervise([("child", lambda: forks.set_up_child(pid_of_ended_process))])
 
     assert isinstance(answer, ChildFailed)
     assert "ended with status 1 and no answer" in str(answer)
