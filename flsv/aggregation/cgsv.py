@@ -65,10 +65,10 @@ class CGSV(Aggregator):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
         vector = round.combine(weights)  # for the buffers
-        cut = round.space.num_parameters
-        lengths = round.matrix.norms(cut) + EPSILON
+        num_parameters = round.space.num_parameters
+        lengths = round.matrix.norms(num_parameters) + EPSILON
         scaled_weights = self.scale * weights.double()
-        step = round.matrix.combine(scaled_weights / lengths, cut)
-        parameters = round.global_vector[:cut]
-        vector[:cut] = parameters + step
+        step = round.matrix.combine(scaled_weights / lengths, num_parameters)
+        parameters = round.global_vector[:num_parameters]
+        vector[:num_parameters] = parameters + step
         return vector, weights

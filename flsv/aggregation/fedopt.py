@@ -66,16 +66,16 @@ class ServerOptimizer(FedAvg):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
         vector = round.combine(weights)  # its buffers are the next model's
-        cut = round.space.num_parameters
+        num_parameters = round.space.num_parameters
         # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
         # FedAvg.
         starts = [round.global_vector] * len(round)
         moves = ClientMatrix(round.client_vectors, starts)
 
         # The step is taken in place.
-        parameters = vector[:cut].copy_(round.global_vector[:cut])
+        parameters = vector[:num_parameters].copy_(round.global_vector[:num_parameters])
         point = torch.nn.Parameter(parameters)
-        point.grad = moves.combine(weights, cut).neg_()
+        point.grad = moves.combine(weights, num_parameters).neg_()
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.

@@ -57,9 +57,9 @@ class GeometricMedian(Aggregator):
         self.tolerance = tolerance
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        cut = round.space.num_parameters
-        points = round.client_vectors[:, :cut]
-        global_point = round.global_vector[:cut]
+        num_parameters = round.space.num_parameters
+        points = round.client_vectors[:, :num_parameters]
+        global_point = round.global_vector[:num_parameters]
         alpha = round.num_samples.double() / round.num_samples.sum()
 
         # The iteration begins at the mean of updates that are clipped to their median length.

@@ -286,20 +286,20 @@ class Round:
         # In blocks, to save a second vector; not the blocks of `matrix`, which asks clients for their start points.
         block_bytes = CPU_BLOCK_BYTES if combined.device.type == "cpu" else BLOCK_BYTES
         width = block_bytes // combined.element_size()
-        cut = self.space.num_parameters
-        blocks = combined[:cut].split(width)
-        global_blocks = self.global_vector[:cut].split(width)
+        num_parameters = self.space.num_parameters
+        blocks = combined[:num_parameters].split(width)
+        global_blocks = self.global_vector[:num_parameters].split(width)
         for block, global_block in zip(blocks, global_blocks):
             block += share * global_block
 
     def _normalize_buffers(self, combined: Tensor, total: Tensor) -> None:
         """Divide the buffers of a sum of models ``[P]`` by the sum ``total`` of their weights, in place."""
-        cut = self.space.num_parameters
-        if cut == self.space.size:
+        num_parameters = self.space.num_parameters
+        if num_parameters == self.space.size:
             return
-        buffers = combined[cut:]
-        averages = torch.where(total != 0, buffers / total, self.global_vector[cut:])
-        combined[cut:] = torch.where(total != 1, averages, buffers)
+        buffers = combined[num_parameters:]
+        averages = torch.where(total != 0, buffers / total, self.global_vector[num_parameters:])
+        combined[num_parameters:] = torch.where(total != 1, averages, buffers)
 
     def _restore_common_entries(
         self,
@@ -311,14 +311,14 @@ class Round:
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding
-        cut = self.space.num_parameters
+        num_parameters = self.space.num_parameters
         for block, is_common in common_entries(self.client_vectors):
             common = self.client_vectors[0, block]
             # Parameters that all clients moved alike move by another amount. An accelerator would have to be asked.
             if is_common.device.type != "cpu" or is_partial:
                 global_block = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
-                is_buffer = columns >= cut
+                is_buffer = columns >= num_parameters
                 is_common &= ~is_partial | (common == global_block) | is_buffer
                 common = torch.where(total != 0, common, global_block)
             combined[block] = common.where(is_common, combined[block])

@@ -232,11 +232,11 @@ class Engine:
                 self._replace_updates(attack)
 
     def _replace_updates(self, attack: JointUpload) -> None:
-        cut = self.space.num_parameters
-        global_parameters = self.global_vector[:cut]
+        num_parameters = self.space.num_parameters
+        global_parameters = self.global_vector[:num_parameters]
         false_updates = attack.sent(
             [update.client_id for update in self.updates],
-            self.matrix[:, :cut] - global_parameters,
+            self.matrix[:, :num_parameters] - global_parameters,
             num_clients=self._state.num_clients,
             round_index=self._state.round_index,
         )
@@ -248,7 +248,7 @@ class Engine:
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
             if update.client_id in false_updates:
-                vector[:cut] = global_parameters + false_updates[update.client_id]
+                vector[:num_parameters] = global_parameters + false_updates[update.client_id]
                 num_bytes = float(vector.numel() * vector.element_size())
                 update = replace(update, traffic=Traffic(vector.numel(), num_bytes))
             self.updates[row] = replace(update, vector=vector)

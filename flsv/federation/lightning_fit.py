@@ -155,8 +155,8 @@ class LightningFit:
             *no_placeholder(trainer),
             *unprofiled(trainer),
         )
-        self._undo.callback(self.steps.tell_steps().restore)
-        self._lengths = self.steps.tell_batches()
+        self._undo.callback(self.steps.patch_step_counts().restore)
+        self._lengths = self.steps.patch_batch_counts()
         self._undo.callback(self._lengths.restore)
 
     def _agreed_seed(self) -> int:

@@ -81,20 +81,22 @@ class Cohort:
     @cached_property
     def _lengths(self) -> tuple[Tensor, float]:
         """Copy the updates' lengths and the model's norm to the CPU at once."""
-        cut = self.num_parameters
+        num_parameters = self.num_parameters
         if self.common_start is not None:
-            lengths = [distances(self.matrix[:, :cut], self.common_start[:cut])]
+            lengths = [
+                distances(self.matrix[:, :num_parameters], self.common_start[:num_parameters])
+            ]
         else:
             lengths = []
             for row, client_start in zip(self.matrix, self.starts):
                 origin = self.model if client_start is None else client_start
                 assert origin is not None
-                lengths.append(distances(row[None, :cut], origin[:cut]))
+                lengths.append(distances(row[None, :num_parameters], origin[:num_parameters]))
         if self.model is None:
             return torch.cat(to_host(lengths)), 0.0
 
         origin = self.model.new_zeros(1)
-        model_length = distances(self.model[None, :cut], origin)
+        model_length = distances(self.model[None, :num_parameters], origin)
         host_lengths = torch.cat(to_host([*lengths, model_length]))
         return host_lengths[:-1], host_lengths[-1].item()
 

@@ -106,10 +106,10 @@ class NormCap(UpdateFilter):
         origin = cohort.common_start
         if origin is None:
             origin = torch.stack(origins)
-        cut = cohort.num_parameters
-        norms = distances(cohort.matrix[:, :cut], origin[..., :cut])
+        num_parameters = cohort.num_parameters
+        norms = distances(cohort.matrix[:, :num_parameters], origin[..., :num_parameters])
         factors = length_factors(norms, self.cap)
-        matrix = scale_updates(cohort.matrix, origin, factors, cut)
+        matrix = scale_updates(cohort.matrix, origin, factors, num_parameters)
         return replace(cohort, matrix=matrix)
 
 

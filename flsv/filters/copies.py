@@ -368,9 +368,9 @@ class CopyFilter(UpdateFilter):
         if model is not None:
             self._start = model.detach().clone()
         if model is not None and previous_model is not None:
-            cut = cohort.num_parameters
-            step = (model - previous_model.to(model))[:cut]
-            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).until(cut)
+            num_parameters = cohort.num_parameters
+            step = (model - previous_model.to(model))[:num_parameters]
+            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).until(num_parameters)
             similarity = last_step_similarity(
                 gram,
                 products=updates.dot(step).cpu(),

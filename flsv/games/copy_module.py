@@ -89,13 +89,7 @@ def deepcopy_with_closures(
 class _OutputsDetached(TorchFunctionMode):
     """Mode in which ``copy.deepcopy`` clones tensors of an autograd graph, which torch refuses to copy."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
             return func(*args, **(kwargs or {}))
         tensor, memo = args

@@ -76,16 +76,16 @@ class SparsifiedReward(Personalizer):
     ) -> Starts:
         assert round.server_vector is not None
         shares = self.shares(contributions[self.metric])
-        cut = round.space.num_parameters
+        num_parameters = round.space.num_parameters
         sizes = parameter_sizes(round.space)
-        update = round.server_update[:cut]
+        update = round.server_update[:num_parameters]
         ranks = layer_ranks(update, sizes)
         next_models = {}
         for client in on_host(round.client_ids):
             is_sent = ranks_below(ranks, sizes, float(shares[client]))
             model = models.get(client, round.global_vector)
             vector = round.server_vector.clone()
-            vector[:cut] = model[:cut] + update * is_sent
+            vector[:num_parameters] = model[:num_parameters] + update * is_sent
             next_models[client] = vector
         return next_models
 

@@ -144,10 +144,10 @@ class PFedHN(Personalizer):
         assert self._network is not None
         network = self._network
         writer = network.writer
-        cut = round.space.num_parameters
+        num_parameters = round.space.num_parameters
         small: list[Tensor] = [*network.embedding.parameters(), *network.features.parameters()]
         for row, client in enumerate(round.client_ids):
-            delta = -round.matrix.update(row)[:cut]
+            delta = -round.matrix.update(row)[:num_parameters]
             features = network.features(network.embedding(client))
             slope = delta @ writer.weight.detach()
             gradients = torch.autograd.grad(features, small, grad_outputs=slope)

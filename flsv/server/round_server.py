@@ -318,11 +318,11 @@ class RoundServer:
         if server_lr == 1:
             return vector, weights
 
-        cut = self.space.num_parameters
-        parameters = round.global_vector[:cut]
+        num_parameters = self.space.num_parameters
+        parameters = round.global_vector[:num_parameters]
         # Not in place: an aggregator may return a client's model as a view of the matrix.
-        moved = torch.lerp(parameters, vector[:cut], server_lr)
-        return torch.cat([moved, vector[cut:]]), weights
+        moved = torch.lerp(parameters, vector[:num_parameters], server_lr)
+        return torch.cat([moved, vector[num_parameters:]]), weights
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
         fault = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"

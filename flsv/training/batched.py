@@ -241,14 +241,15 @@ def clip_function(
 
 def clip(gradients: State, limit: float) -> None:
     """Clip the norm of every model's gradients ``[m, ...]``, in place."""
-    norms_by_name = []
+    # Each gradient is [m, *shape] for m models.
+    norms_of_parameters = []
     for gradient in gradients.values():
         if gradient.ndim > 1:
-            norms_by_name.append(gradient.flatten(1).norm(dim=1))
+            norms_of_parameters.append(gradient.flatten(1).norm(dim=1))
         else:
-            norms_by_name.append(gradient.abs())
-    norms = torch.stack(norms_by_name).norm(dim=0)  # [m]
-    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+            norms_of_parameters.append(gradient.abs())
+    norms = torch.stack(norms_of_parameters).norm(dim=0)  # [m]
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
     for gradient in gradients.values():
         ones = [1] * (gradient.ndim - 1)
         gradient.mul_(factors.view(-1, *ones))
@@ -417,13 +418,7 @@ class _WeightFirst(TorchFunctionMode):
         super().__init__()
         self._weights = set(map(id, weights))
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not nn.functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
         inputs, weight, *optional_bias = args

@@ -89,24 +89,25 @@ class CohortLoader(Iterable[Any]):
                 )
             epochs = range(num_earlier_epochs, len(self._epochs))
             self.visits.append(ClientBatches(client, client_lengths, epochs))
-        self._present_epochs = list(self._epochs)
+        self._epochs_to_yield = list(self._epochs)
 
-    def train(self, visit: ClientBatches, run: Run) -> None:
-        """Call ``run`` for each local epoch of a client. Meanwhile this loader yields only the client's batches."""
-        last_epoch = self._epochs[-1]
+    def train(self, visit: ClientBatches, run_epoch: Run) -> None:
+        """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
+        last_epoch_of_round = self._epochs[-1]
         try:
-            for position in visit.epochs:
-                epoch = self._epochs[position]
-                self._present_epochs = [epoch]
-                run(epoch is last_epoch)
+            for index in visit.epochs:
+                epoch = self._epochs[index]
+                self._epochs_to_yield = [epoch]
+                is_last = epoch is last_epoch_of_round
+                run_epoch(is_last)
         finally:
-            self._present_epochs = list(self._epochs)
+            self._epochs_to_yield = list(self._epochs)
 
     def __len__(self) -> int:
-        return sum(epoch.num_batches for epoch in self._present_epochs)
+        return sum(epoch.num_batches for epoch in self._epochs_to_yield)
 
     def __iter__(self) -> Iterator[Any]:
-        for epoch in self._present_epochs:
+        for epoch in self._epochs_to_yield:
             yield from self._batches_of(epoch)
 
     def _batches_of(self, epoch: _LocalEpoch) -> Iterator[Any]:
@@ -171,34 +172,37 @@ class LocalSteps:
         """Return the largest number of steps of any client, for use outside of clients' training."""
         return max(self.num_steps(client) for client in self.work)
 
-    def tell_steps(self) -> PatchedAttributes:
+    def patch_step_counts(self) -> PatchedAttributes:
         """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the
         result."""
-        answers: dict[str, Callable[[], Any]] = {
+        getters: dict[str, Callable[[], Any]] = {
             "estimated_stepping_batches": partial(
                 self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
             ),
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
         }
-        return PatchedAttributes([answering(self._trainer, answers)])
+        return PatchedAttributes([answering(self._trainer, getters)])
 
-    def tell_batches(self) -> PatchedAttributes:
+    def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
         result."""
-
-        def length() -> range:
-            num_batches = self._count_of_present_client(
-                self._count_batches, "the number of training batches"
-            )
-            return range(int(num_batches))
-
-        answers = {"train_dataloader": length, "num_training_batches": lambda: len(length())}
-        changes: list[tuple[Any, str, Any]] = [answering(self._trainer, answers)]
+        getters: dict[str, Callable[[], Any]] = {
+            "train_dataloader": self._batch_numbers,
+            "num_training_batches": lambda: len(self._batch_numbers()),
+        }
+        changes: list[tuple[Any, str, Any]] = [answering(self._trainer, getters)]
         changes.append((self._trainer.fit_loop, "setup_data", lambda: None))
         if isinstance(self._data, FederatedDataModule):
-            changes.append((self._data, "round_loader", length))
+            changes.append((self._data, "round_loader", self._batch_numbers))
         return PatchedAttributes(changes)
+
+    def _batch_numbers(self) -> range:
+        # Stands in for the present client's loader, of which modules read the length.
+        num_batches = self._count_of_present_client(
+            self._count_batches, "the number of training batches"
+        )
+        return range(int(num_batches))
 
     def steps_so_far(self) -> int:
         """Return the number of steps of all clients of this process, as Lightning counts them."""

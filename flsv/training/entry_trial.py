@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from flsv.training.module_attributes import ModuleAttributes
-from flsv.training.swapped_optimizer import held_optimizers, is_optimizer
+from flsv.training.swapped_optimizer import find_optimizers, is_optimizer
 from flsv.utilities.errors import listed
 from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
 from flsv.utilities.reachable import GENERATORS, Part, is_opaque, walk
@@ -35,7 +35,7 @@ CLOSED = (
     Metric,
     SimpleNamespace,
 )
-_SWAPPED = (*CLOSED, *GENERATORS)
+_SWAPPED_TYPES = (*CLOSED, *GENERATORS)
 #: Larger tensors are compared by their sums and norms.
 _MAX_COMPARED_ENTRIES = 1000
 
@@ -50,21 +50,21 @@ class EntryTrial:
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._module = trainer.lightning_module
-        self._optimizers = held_optimizers(trainer)
-        self._values = self._hidden_values()
-        self._states: list[tuple[str, ObjectState]] = []
+        self._optimizers = find_optimizers(trainer)
+        self._initial_values = self._hidden_values()
+        self._initial_states: list[tuple[str, ObjectState]] = []
         for path, value in self._hidden_parts():
             for state in _comparable_states(value):
-                self._states.append((path, state))
+                self._initial_states.append((path, state))
 
     def warn_of_changes(self) -> None:
         """Name what the local training has changed."""
         changed_paths = []
         for path, value in self._hidden_values().items():
-            if self._values.get(path) is not value:
+            if self._initial_values.get(path) is not value:
                 changed_paths.append(path)
-        for path, state in self._states:
-            if not state.is_unchanged():
+        for path, initial_state in self._initial_states:
+            if not initial_state.is_unchanged():
                 changed_paths.append(path)
         if changed_paths:
             names = listed(dict.fromkeys(changed_paths))
@@ -80,28 +80,30 @@ class EntryTrial:
         attributes = ModuleAttributes(self._module)
         values = {}
         for path, value in attributes.hidden_values("module"):
-            if not isinstance(value, _SWAPPED) and not is_optimizer(value):
+            if not is_optimizer(value):
                 values[path] = value
-        for swapped in self._optimizers:
-            for path, value in swapped.hidden_values().items():
-                if not isinstance(value, _SWAPPED):
-                    values[path] = value
-        return values
+        for swapped_optimizer in self._optimizers:
+            values |= swapped_optimizer.hidden_values()
+        return {
+            path: value for path, value in values.items() if not isinstance(value, _SWAPPED_TYPES)
+        }
 
     def _hidden_parts(self) -> Iterator[Part]:
         """Yield ``(path, object)`` of everything that is not swapped between clients."""
-        swapped_ids = ModuleAttributes(self._module).ids()
-        swapped_ids.update(map(id, self._module.modules()))
-        swapped_ids.update(map(id, self._module.parameters()))
-        swapped_ids.update(map(id, self._module.buffers()))
+        module = self._module
+        swapped_ids = ModuleAttributes(module).ids()
+        for value in (*module.modules(), *module.parameters(), *module.buffers()):
+            swapped_ids.add(id(value))
 
         roots = self._hidden_values()
-        for layer in self._module.modules():
-            if not is_opaque(type(layer)):
-                roots[f"the class {type(layer).__name__}"] = type(layer)
+        for layer in module.modules():
+            layer_class = type(layer)
+            if not is_opaque(layer_class):
+                roots[f"the class {layer_class.__name__}"] = layer_class
         for root_path, root in roots.items():
-            for path, value in walk(root, root_path, closed=_SWAPPED, closed_ids=swapped_ids):
-                if id(value) not in swapped_ids and not isinstance(value, _SWAPPED):
+            parts = walk(root, root_path, closed=_SWAPPED_TYPES, closed_ids=swapped_ids)
+            for path, value in parts:
+                if id(value) not in swapped_ids and not isinstance(value, _SWAPPED_TYPES):
                     yield path, value
 
 

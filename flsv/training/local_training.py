@@ -46,7 +46,8 @@ class LocalTraining:
         self.trainer = trainer
         self.state = TrainerState(trainer, space, config.optimizer_state, store, steps)
         self.context: ClientContext | None = None
-        self._is_tried = False
+        self._entry_trial: EntryTrial | None = None
+        self._has_tried_first_client = False
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
@@ -78,7 +79,7 @@ class LocalTraining:
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
             self._seed(instruction)
-            if not self._is_tried:
+            if not self._has_tried_first_client:
                 self._entry_trial = EntryTrial(self.trainer)
 
             context = ClientContext(
@@ -175,15 +176,15 @@ class LocalTraining:
             self._algorithm.leave_client(context)
 
         with opened(context.local):
-            update = self._update_of(context, out)
+            update = self._read_update(context, out)
         self.state.leave(keep=update is not None and not context.broken)
-        if not self._is_tried:
-            self._is_tried = True
+        if self._entry_trial is not None:
             self._entry_trial.warn_of_changes()
-            del self._entry_trial  # holds copies
+            self._entry_trial = None  # it holds copies
+            self._has_tried_first_client = True
         return update
 
-    def _update_of(
+    def _read_update(
         self,
         context: ClientContext,
         out: Tensor | None,
@@ -197,29 +198,31 @@ class LocalTraining:
         context.broken |= self.state.is_broken(private_entries)
 
         if not context.broken:
-            return self._sent(context, vector, trained=trained, private_entries=private_entries)
+            return self._make_update(
+                context, vector, trained=trained, private_entries=private_entries
+            )
         if not self._config.private:
             return None
 
-        # A private client sends the global model with its noise. What it keeps goes before the uploads, which keep what
-        # they do not send.
+        # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
+        # since these store what they do not send.
         self._store.discard(context.instruction.client_id)
-        unchanged = vector.copy_(self.state.global_vector)
-        return self._sent(context, vector, trained=unchanged, private_entries={})
+        vector.copy_(self.state.global_vector)
+        return self._make_update(context, vector, trained=vector, private_entries={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
         """Check that a client without an optimizer step has not changed its model."""
         if context.num_steps > 0 or context.broken:
             return
-        cut = context.num_parameters
-        if not torch.equal(trained[:cut], context.start[:cut]):
+        num_parameters = context.num_parameters
+        if not torch.equal(trained[:num_parameters], context.start[:num_parameters]):
             raise ConfigurationError(
                 f"training of {type(context.module).__name__} changes the model, and no step of a torch optimizer was "
                 "seen, so that neither steps can be counted nor a client algorithm can act. Change the parameters by "
                 "the step of a torch.optim.Optimizer."
             )
 
-    def _sent(
+    def _make_update(
         self,
         context: ClientContext,
         vector: Tensor,
@@ -306,20 +309,21 @@ class LocalTraining:
     ) -> Tensor:
         """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
         ``initial_model``."""
-        state = {
-            key.removeprefix(name): value
-            for key, value in upload_context.state.items()
-            if key.startswith(name)
-        }
+        # The uploads find this model's state, which is stored under prefixed keys.
+        client_state = upload_context.state
+        model_state = {}
+        for key, value in client_state.items():
+            if key.startswith(name):
+                model_state[key.removeprefix(name)] = value
         sent, _ = upload(
             self._config.uploads,
             vector,
             initial_model=initial_model,
             global_vector=initial_model,
-            context=replace(upload_context, state=state),
+            context=replace(upload_context, state=model_state),
         )
-        for key, value in state.items():
-            upload_context.state[name + key] = value
+        for key, value in model_state.items():
+            client_state[name + key] = value
         return sent
 
     def _reports(

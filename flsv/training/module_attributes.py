@@ -42,14 +42,14 @@ _TYPES_WITHOUT_CLIENT_STATE = (
 #: Values of attributes by path.
 Values = dict[str, Any]
 #: Paths and objects.
-Holders = Iterator[tuple[str, Any]]
+ObjectsByPath = Iterator[tuple[str, Any]]
 
 
 class Attribute(NamedTuple):
-    """An attribute ``name`` of a layer or an object, ``holder``. The path begins at the module."""
+    """An attribute ``name`` of a layer or an object, ``owner``. The path begins at the module."""
 
     path: str
-    holder: Any
+    owner: Any
     name: str
     value: Any
 
@@ -74,47 +74,48 @@ class ModuleAttributes:
         attributes = _attributes(self._module)
         return [attribute for attribute in attributes if _is_object(attribute.value)]
 
-    def put_objects(self, objects: Sequence[Attribute]) -> None:
+    def restore_objects(self, objects: Sequence[Attribute]) -> None:
         """Set the attributes that :meth:`objects` has returned, and delete those of other objects."""
         paths = {attribute.path for attribute in objects}
         for attribute in self.objects():
             if attribute.path not in paths:
-                delattr(attribute.holder, attribute.name)
+                delattr(attribute.owner, attribute.name)
         for attribute in objects:
-            if getattr(attribute.holder, attribute.name, None) is not attribute.value:
-                setattr(attribute.holder, attribute.name, attribute.value)
+            if getattr(attribute.owner, attribute.name, None) is not attribute.value:
+                setattr(attribute.owner, attribute.name, attribute.value)
 
     def write(self, values: Values, partial: bool = False) -> None:
         """Write values from :meth:`read` into the module. Unless ``partial``, delete other plain attributes."""
-        missing = dict(values)
+        unwritten = dict(values)
         for attribute in list(self._plain_attributes()):
-            if attribute.path in missing:
-                _set_value(attribute, missing.pop(attribute.path))
+            if attribute.path in unwritten:
+                _set_value(attribute, unwritten.pop(attribute.path))
             elif attribute.path not in self._paths and not partial:
-                delattr(attribute.holder, attribute.name)
-        if not missing:
+                delattr(attribute.owner, attribute.name)
+        if not unwritten:
             return
 
-        holders = dict(_holders(self._module))
-        for path, value in missing.items():
-            prefix, _, name = path.rpartition(".")
-            if prefix in holders:
-                setattr(holders[prefix], name, copied(value))
+        # The module has no such attributes now.
+        owners = dict(_objects_by_path(self._module))
+        for path, value in unwritten.items():
+            owner_path, _, name = path.rpartition(".")
+            if owner_path in owners:
+                setattr(owners[owner_path], name, copied(value))
             elif value is not None and not partial:
                 raise ConfigurationError(
-                    f"{prefix} is an object that {type(self._module).__name__} makes while a client trains, so that "
-                    "another process does not have it. Make it in __init__."
+                    f"{owner_path} is an object that {type(self._module).__name__} makes while a client trains, so "
+                    "that another process does not have it. Make it in __init__."
                 )
 
     def ids(self) -> set[int]:
         """Return the ids of the objects whose content each client finds as the round's start had it."""
-        ids = set()
-        for _, holder in _holders(self._module):
-            ids.add(id(holder))
+        object_ids = set()
+        for _, layer_or_object in _objects_by_path(self._module):
+            object_ids.add(id(layer_or_object))
         for attribute in _attributes(self._module):
             if is_plain(attribute.value):
-                ids.add(id(attribute.value))
-        return ids
+                object_ids.add(id(attribute.value))
+        return object_ids
 
     def hidden_values(
         self,
@@ -135,11 +136,12 @@ class ModuleAttributes:
         self._paths = {attribute.path for attribute in _attributes(self._module)}
         for path, entries in self._lists():
             record = self._records.get(path)
-            if record is not None and len(entries) == record.num_given_to_hooks:
-                entries[:] = record.entries_of_first_client
-            else:  # it is new, or a hook has changed it
+            if record is None or len(entries) != record.length_at_end:
+                # The list is new, or a hook has changed it since the last round.
                 record = _Record(list(entries))
                 self._records[path] = record
+            else:
+                entries[:] = record.entries_of_first_client
             record.length_at_start = len(entries)
 
     def end_client(self) -> None:
@@ -155,21 +157,21 @@ class ModuleAttributes:
             if record is not None:
                 # At this point the module has the lists of the cohort's first client.
                 record.entries_of_first_client = list(entries)
-                record.num_given_to_hooks = len(record.entries_of_all)
+                record.length_at_end = len(record.entries_of_all)
                 entries[:] = record.entries_of_all
 
-    def of_first_clients(self, values: Values) -> Values:
+    def with_lists_of_first_client(self, values: Values) -> Values:
         """Return ``values`` with the lists as the next round starts with them."""
-        result = {}
+        values_of_first_client = {}
         for attribute_path, value in values.items():
             if isinstance(value, list | dict):
                 value = copied(value)
             for path, entries in _lists_in(attribute_path, value):
                 record = self._records.get(path)
-                if record is not None and len(entries) == record.num_given_to_hooks:
+                if record is not None and len(entries) == record.length_at_end:
                     entries[:] = record.entries_of_first_client
-            result[attribute_path] = value
-        return result
+            values_of_first_client[attribute_path] = value
+        return values_of_first_client
 
     def _lists(self) -> list[tuple[str, list[Any]]]:
         """Return the lists in attributes, and in dictionaries in attributes, by path."""
@@ -180,7 +182,7 @@ class ModuleAttributes:
 
     def _plain_attributes(self) -> Iterator[Attribute]:
         """Yield the plain attributes, without those that share the memory of a parameter or buffer."""
-        addresses: set[int] = set()
+        addresses: set[int] = set()  # of the module's own tensors
         for attribute in _attributes(self._module):
             if not is_plain(attribute.value):
                 continue
@@ -188,19 +190,20 @@ class ModuleAttributes:
             if tensors and not addresses:
                 for tensor in (*self._module.parameters(), *self._module.buffers()):
                     addresses.add(_memory_address(tensor))
-            if not any(_memory_address(tensor) in addresses for tensor in tensors):
+            shares_memory = any(_memory_address(tensor) in addresses for tensor in tensors)
+            if not shares_memory:
                 yield attribute
 
 
 class _Record:
-    """A list's entries: those that the cohorts' first clients have added, which clients find, and those of all, which
-    hooks of the round's end find.
+    """A list's entries: those of the cohorts' first clients, which clients find, and those of all, which hooks of the
+    round's end find.
     """
 
     def __init__(self, entries: list[Any]) -> None:
         self.entries_of_first_client = entries
         self.entries_of_all = list(entries)
-        self.num_given_to_hooks = len(entries)
+        self.length_at_end = len(entries)
         self.length_at_start = len(entries)
 
 
@@ -236,12 +239,12 @@ def _lists_in(
 
 
 def _attributes(module: nn.Module) -> Iterator[Attribute]:
-    for path, holder in _holders(module):
-        for name, value in _named_values(holder):
-            yield Attribute(f"{path}.{name}" if path else name, holder, name, value)
+    for path, owner in _objects_by_path(module):
+        for name, value in _named_values(owner):
+            yield Attribute(f"{path}.{name}" if path else name, owner, name, value)
 
 
-def _holders(module: nn.Module) -> Holders:
+def _objects_by_path(module: nn.Module) -> ObjectsByPath:
     """Yield the module's layers without metrics, and the objects that they hold, by path."""
     visited: set[int] = set()
     for path, layer in module.named_modules():
@@ -254,10 +257,10 @@ def _holders(module: nn.Module) -> Holders:
 
 def _objects_in(
     path: str,
-    holder: Any,
+    owner: Any,
     visited: set[int],
-) -> Holders:
-    for name, value in _named_values(holder):
+) -> ObjectsByPath:
+    for name, value in _named_values(owner):
         if not _is_object(value) or id(value) in visited:
             continue
         visited.add(id(value))
@@ -266,19 +269,19 @@ def _objects_in(
         yield from _objects_in(object_path, value, visited)
 
 
-def _named_values(holder: Any) -> list[tuple[str, Any]]:
+def _named_values(owner: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
-    attributes = getattr(holder, "__dict__", {})
-    if isinstance(holder, nn.Module):
+    attributes = getattr(owner, "__dict__", {})
+    if isinstance(owner, nn.Module):
         return [
             (name, value)
             for name, value in attributes.items()
             if name not in _LIGHTNINGS_ATTRIBUTES
         ]
     items = list(attributes.items())
-    for name in slots_of(type(holder)):
-        if hasattr(holder, name):
-            items.append((name, getattr(holder, name)))
+    for name in slots_of(type(owner)):
+        if hasattr(owner, name):
+            items.append((name, getattr(owner, name)))
     return items
 
 
@@ -296,21 +299,21 @@ def _is_class_of_program(kind: Any) -> bool:
 
 def _set_value(attribute: Attribute, value: Any) -> None:
     """Set an attribute to a copy of ``value``. Collections are changed in place."""
-    present = attribute.value
-    if are_equal(present, value):
+    current_value = attribute.value
+    if are_equal(current_value, value):
         return
-    is_same_type = type(present) is type(value)
+    is_same_type = type(current_value) is type(value)
     if is_same_type and isinstance(value, list):
-        present[:] = copied(value)
+        current_value[:] = copied(value)
     elif is_same_type and isinstance(value, dict | set):
-        present.clear()
-        present.update(copied(value))
+        current_value.clear()
+        current_value.update(copied(value))
     elif is_same_type and isinstance(value, deque):
-        present.clear()
-        present.extend(copied(value))
+        current_value.clear()
+        current_value.extend(copied(value))
     else:
         # Other objects are not changed in place: they may be in use elsewhere, such as a batch of the data.
-        setattr(attribute.holder, attribute.name, copied(value))
+        setattr(attribute.owner, attribute.name, copied(value))
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

@@ -87,7 +87,7 @@ class ClientSteps:
         if not self._changes_client_model(optimizer):
             return None
         self._depth += 1
-        self._optimizers.enter_late(optimizer)
+        self._optimizers.enter_new_optimizer(optimizer)
         if self._depth > 1:
             return None  # a step that another optimizer's step takes
 
@@ -122,12 +122,14 @@ class ClientSteps:
     def _wrap_closure(self, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         parameters = parameters_of(optimizer)
+        # Only the client's first step is checked for a move before its closure is called.
         initial_values = []
         if self._context is not None and self._context.num_steps == 0:
             initial_values = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
-            if initial_values and not all(map(torch.equal, initial_values, parameters)):
+            has_moved = not all(map(torch.equal, initial_values, parameters))
+            if initial_values and has_moved:
                 raise self._unseen_gradients(
                     optimizer, "its step moves the model by gradients from before the step"
                 )
@@ -190,10 +192,11 @@ class ClientSteps:
         """Check that a step is not the last part of another optimizer's."""
         if not self._uses_gradients:
             return
-        outer = self._optimizers.holder_of(optimizer)
+        outer = self._optimizers.outer_optimizer_of(optimizer)
         if outer is not None:
+            inner_name = type(optimizer).__name__
             raise self._unseen_gradients(
-                outer, f"its {type(optimizer).__name__} takes a step outside of {_step_name(outer)}"
+                outer, f"its {inner_name} takes a step outside of {_step_name(outer)}"
             )
 
     def _unseen_gradients(self, optimizer: Any, reason: str) -> ConfigurationError:

@@ -19,10 +19,10 @@ from flsv.training.swapped_optimizer import (
     Options,
     StoredState,
     SwappedOptimizer,
-    held_optimizers,
+    find_optimizers,
     options_of,
     parameters_of,
-    put,
+    set_options,
 )
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
@@ -40,7 +40,7 @@ class Optimizers:
         self._trainer = trainer
         self._policy = policy
         self._schedules = Schedules(trainer, steps)
-        self._swapped = held_optimizers(trainer)
+        self._swapped = find_optimizers(trainer)
         _check_optimizers(trainer, policy, self._swapped)
         self._stored: Mapping[str, Any] = {}
         self._scaler: Any = None
@@ -57,23 +57,26 @@ class Optimizers:
     ) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
         self._stored = stored
-        pace = stored.get("pace") or {}
         for swapped in self._swapped:
-            swapped.remember_federations_options()
+            swapped.store_federation_options()
+        # Schedulers set the options that a client's first step has. Its stored options overwrite them.
+        pace = stored.get("pace") or {}
         self._schedules.load(client, pace.get("schedulers"))
         for swapped in self._swapped:
             self._enter_optimizer(swapped)
 
-        scale = stored.get("loss_scale")
         if self._scaler is not None:
-            self._scaler.load_state_dict(self._initial_scale if scale is None else scale)
+            loss_scale = stored.get("loss_scale")
+            if loss_scale is None:
+                loss_scale = self._initial_scale
+            self._scaler.load_state_dict(loss_scale)
 
-    def enter_late(self, optimizer: Any) -> None:
+    def enter_new_optimizer(self, optimizer: Any) -> None:
         """Load a client's state into an optimizer that its module has made in training, before its first step."""
-        if self._swaps(optimizer):
+        if self._is_swapped(optimizer):
             return
-        self._find_optimizers()
-        if not self._swaps(optimizer):
+        self._add_new_optimizers()
+        if not self._is_swapped(optimizer):
             if self._policy == "persist":
                 raise ConfigurationError(
                     f"{type(optimizer).__name__} steps, and neither the module nor an optimizer holds it in an "
@@ -83,10 +86,10 @@ class Optimizers:
             self._swapped.append(SwappedOptimizer(f"{UNNAMED} {id(optimizer)}", optimizer))
         for swapped in self._swapped:
             if not swapped.is_entered:
-                swapped.remember_federations_options()
+                swapped.store_federation_options()
                 self._enter_optimizer(swapped)
 
-    def _swaps(self, optimizer: Any) -> bool:
+    def _is_swapped(self, optimizer: Any) -> bool:
         return any(swapped.optimizer is optimizer for swapped in self._swapped)
 
     def leave(self) -> dict[str, Any]:
@@ -100,18 +103,20 @@ class Optimizers:
         if self._policy == "persist":
             client_state["optimizer"] = {swapped.name: swapped.state() for swapped in entered}
         options = {swapped.name: self._client_options(swapped) for swapped in entered}
-        schedulers = self._schedules.leave()
+        scheduler_states = self._schedules.leave()
+        has_options = any(any(groups) for groups in options.values())
+        if scheduler_states or has_options:
+            client_state["pace"] = {"schedulers": scheduler_states, "options": options}
+
         for swapped in entered:
-            is_by_round = self._schedules.steps_by_round(swapped.optimizer)
-            swapped.leave(options_by_round=SCHEDULED if is_by_round else set())
+            options_by_round: set[str] = set()
+            if self._schedules.steps_by_round(swapped.optimizer):
+                options_by_round = SCHEDULED
+            swapped.leave(options_by_round)
         # An optimizer without a name is found again at its next first step.
         self._swapped = [
             swapped for swapped in self._swapped if not swapped.name.startswith(UNNAMED)
         ]
-
-        has_options = any(any(groups) for groups in options.values())
-        if schedulers or has_options:
-            client_state["pace"] = {"schedulers": schedulers, "options": options}
         return client_state
 
     def _client_options(self, swapped: SwappedOptimizer) -> Options:
@@ -138,20 +143,20 @@ class Optimizers:
                 is_written = True
         return is_written
 
-    def holder_of(self, optimizer: Any) -> Any | None:
+    def outer_optimizer_of(self, optimizer: Any) -> Any | None:
         """Return the optimizer that holds ``optimizer`` in an attribute, or None."""
         for swapped in self._swapped:
             if swapped.optimizer is optimizer:
-                return swapped.holder
+                return swapped.outer_optimizer
         return None
 
-    def _find_optimizers(self) -> None:
+    def _add_new_optimizers(self) -> None:
         """Add the optimizers that the trainer, its optimizers or its module hold, and that are not yet known."""
         swapped_by_name = {swapped.name: swapped for swapped in self._swapped}
-        for swapped in held_optimizers(self._trainer):
-            present = swapped_by_name.get(swapped.name)
+        for swapped in find_optimizers(self._trainer):
+            earlier = swapped_by_name.get(swapped.name)
             # An optimizer that the module makes anew takes the place of its last one.
-            if present is None or present.optimizer is not swapped.optimizer:
+            if earlier is None or earlier.optimizer is not swapped.optimizer:
                 swapped_by_name[swapped.name] = swapped
         self._swapped = list(swapped_by_name.values())
 
@@ -227,6 +232,7 @@ class Schedules:
         if num_steps == self._steps.max_num_steps():
             return None
         if num_steps not in self._schedulers_by_length:
+            # configure_optimizers asks the trainer for the number of steps, which is now this client's.
             self._schedulers_by_length[num_steps] = _SchedulersOfLength(
                 self._trainer, self._indices, self._steps
             )
@@ -271,7 +277,7 @@ class _SchedulersOfLength:
         indices: list[int],
         steps: LocalSteps,
     ) -> None:
-        batches_told = steps.tell_batches()
+        batches_told = steps.patch_batch_counts()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:
@@ -296,7 +302,7 @@ class _SchedulersOfLength:
         ):
             optimizer.param_groups = fit_optimizer.param_groups
             for group, options in zip(fit_optimizer.param_groups, options_of_groups):
-                put(group, options)
+                set_options(group, options)
 
         for fit_scheduler, scheduler, state in zip(
             fit_schedulers, self._schedulers, self._initial_states

@@ -47,51 +47,51 @@ class SwappedOptimizer:
         self,
         name: str,
         optimizer: Any,
-        holder: Any | None = None,
+        outer_optimizer: Any | None = None,
     ) -> None:
         self.name = name
         self.optimizer = optimizer
-        self.holder = holder
+        self.outer_optimizer = outer_optimizer
         self.is_entered = False
         held_values = _attributes_of(optimizer).values()
-        self._is_alone = holder is None and not any(map(is_optimizer, held_values))
-        self._configured = self._plain_attributes()
+        self._is_unwrapped = outer_optimizer is None and not any(map(is_optimizer, held_values))
+        self._configured_attributes = self._plain_attributes()
 
     @property
     def _groups(self) -> Options:
-        """Return the parameter groups, without those of the holder, which are swapped there."""
+        """Return the parameter groups, without those of the outer optimizer, which are swapped there."""
         groups: Options = self.optimizer.param_groups
-        if self.holder is None:
+        if self.outer_optimizer is None:
             return groups
-        ids_of_holder = set(map(id, self.holder.param_groups))
+        ids_of_holder = set(map(id, self.outer_optimizer.param_groups))
         return [group for group in groups if id(group) not in ids_of_holder]
 
     def hidden_values(self) -> dict[str, Any]:
         """Return the attributes that are not swapped, by their paths."""
         values = {}
         for name, value in _attributes_of(self.optimizer).items():
-            holds_optimizers: list[SwappedOptimizer] = []
-            _collect(name, value, self.optimizer, holds_optimizers)
-            if not is_plain(value) and not holds_optimizers:
+            inner_optimizers: list[SwappedOptimizer] = []
+            _collect_optimizers(name, value, self.optimizer, inner_optimizers)
+            if not is_plain(value) and not inner_optimizers:
                 values[f"{self.name}.{name}"] = value
         return values
 
-    def remember_federations_options(self) -> None:
+    def store_federation_options(self) -> None:
         """Store the options that :meth:`leave` restores."""
-        self._federations = options_of(self._groups)
+        self._federation_options = options_of(self._groups)
 
     def enter(self, stored: StoredState | None, options: Options) -> None:
         """Load the state and the options that a client has stored, or begin anew."""
         self.is_entered = True
         self._stored_options = options
         for group, values in zip(self._groups, options):
-            put(group, values)
+            set_options(group, values)
         self._options_at_entry = options_of(self._groups)
 
         state = self.optimizer.state
         state.clear()
         if stored is None:
-            self._put_attributes(self._configured)
+            self._put_attributes(self._configured_attributes)
         else:
             state.update(_by_parameter(self.optimizer, stored["state"]))
             self._put_attributes(stored["attributes"])
@@ -109,15 +109,15 @@ class SwappedOptimizer:
         """Return the options that the client's training has changed, in this round or before."""
         changed_options: Options = []
         for index, options in enumerate(options_of(self._groups)):
-            options_at_entry = _at(self._options_at_entry, index)
-            stored = _at(self._stored_options, index)
+            options_at_entry = _options_of_group(self._options_at_entry, index)
+            stored_options = _options_of_group(self._stored_options, index)
             changed = {}
             for name, value in options.items():
-                is_clients = policy == "persist"
+                belongs_to_client = policy == "persist"
                 if name in SCHEDULED:
-                    is_clients = scheduled
-                is_equal = name in options_at_entry and are_equal(options_at_entry[name], value)
-                if is_clients and (name in stored or not is_equal):
+                    belongs_to_client = scheduled
+                is_unchanged = name in options_at_entry and are_equal(options_at_entry[name], value)
+                if belongs_to_client and (name in stored_options or not is_unchanged):
                     changed[name] = value
             changed_options.append(changed)
         return changed_options
@@ -126,19 +126,20 @@ class SwappedOptimizer:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
         self.is_entered = False
         self.optimizer.state.clear()
-        self._put_attributes(self._configured)
-        for group, options in zip(self._groups, self._federations):
-            for name in group.keys() - options.keys() - {"params"}:
+        self._put_attributes(self._configured_attributes)
+        for group, options in zip(self._groups, self._federation_options):
+            client_only_names = group.keys() - options.keys() - {"params"}
+            for name in client_only_names:
                 del group[name]
             for name in options_by_round & options.keys():
                 del options[name]
-            put(group, options)
+            set_options(group, options)
 
     def move_state(self, stored: StoredState) -> StoredState:
         """Return a client's state from a checkpoint on the parameters' device."""
         optimizer = self.optimizer
         move = partial(_move, device=parameters_of(optimizer)[0].device)
-        if self._is_alone:
+        if self._is_unwrapped:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
             state = _by_index(optimizer)
@@ -161,21 +162,21 @@ class SwappedOptimizer:
             if name not in values and is_plain(value):
                 delattr(self.optimizer, name)
         for name, value in values.items():
-            present = getattr(self.optimizer, name, None)
-            if not are_equal(present, value):
+            current_value = getattr(self.optimizer, name, None)
+            if not are_equal(current_value, value):
                 setattr(self.optimizer, name, copied(value))
 
 
-def held_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
+def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
     """Find the trainer's optimizers, those that they hold, and those that attributes of the module hold."""
-    collected: list[SwappedOptimizer] = []
+    optimizers: list[SwappedOptimizer] = []
     for index, optimizer in enumerate(trainer.optimizers):
-        _collect(f"optimizers.{index}", optimizer, None, collected)
+        _collect_optimizers(f"optimizers.{index}", optimizer, None, optimizers)
     for prefix, layer in trainer.lightning_module.named_modules():
         path = f"module.{prefix}" if prefix else "module"
         for name, value in _attributes_of(layer).items():
-            _collect(f"{path}.{name}", value, None, collected)
-    return collected
+            _collect_optimizers(f"{path}.{name}", value, None, optimizers)
+    return optimizers
 
 
 def is_optimizer(value: Any) -> bool:
@@ -203,39 +204,39 @@ def options_of(groups: Iterable[Group]) -> Options:
     return copies
 
 
-def put(group: Group, options: Group) -> None:
+def set_options(group: Group, options: Group) -> None:
     """Write ``options`` into a parameter group, in place for tensors of equal shape."""
     for name, value in options.items():
-        present: Any = group.get(name)
-        are_tensors = isinstance(present, Tensor) and isinstance(value, Tensor)
-        if not are_tensors or present.shape != value.shape:
+        current_value: Any = group.get(name)
+        are_tensors = isinstance(current_value, Tensor) and isinstance(value, Tensor)
+        if not are_tensors or current_value.shape != value.shape:
             group[name] = deepcopy(value)
-        elif present is not value:
+        elif current_value is not value:
             with torch.no_grad():
-                present.copy_(value)
+                current_value.copy_(value)
 
 
-def _collect(
+def _collect_optimizers(
     name: str,
     value: Any,
-    holder: Any | None,
-    collected: list[SwappedOptimizer],
+    outer_optimizer: Any | None,
+    optimizers: list[SwappedOptimizer],
 ) -> None:
     """Add a value of an attribute if it is an optimizer, and the optimizers that it holds."""
     if isinstance(value, dict):
         for key, entry in value.items():
-            _collect(f"{name}.{key}", entry, holder, collected)
+            _collect_optimizers(f"{name}.{key}", entry, outer_optimizer, optimizers)
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
-            _collect(f"{name}.{index}", entry, holder, collected)
+            _collect_optimizers(f"{name}.{index}", entry, outer_optimizer, optimizers)
     elif isinstance(value, LightningOptimizer):
-        _collect(name, value.optimizer, holder, collected)
+        _collect_optimizers(name, value.optimizer, outer_optimizer, optimizers)
     elif is_optimizer(value):
-        if any(swapped.optimizer is value for swapped in collected):
+        if any(swapped.optimizer is value for swapped in optimizers):
             return
-        collected.append(SwappedOptimizer(name, value, holder))
+        optimizers.append(SwappedOptimizer(name, value, outer_optimizer))
         for attribute, entry in _attributes_of(value).items():
-            _collect(f"{name}.{attribute}", entry, value, collected)
+            _collect_optimizers(f"{name}.{attribute}", entry, value, optimizers)
 
 
 @cache
@@ -262,7 +263,7 @@ def _copied_option(value: Any) -> Any:
     return deepcopy(value)
 
 
-def _at(options: Options, index: int) -> Mapping[str, Any]:
+def _options_of_group(options: Options, index: int) -> Mapping[str, Any]:
     """Return the options of one parameter group, or an empty mapping."""
     if index < len(options):
         return options[index]

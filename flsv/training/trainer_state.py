@@ -54,7 +54,7 @@ class TrainerState:
         self._steps = steps
         self._optimizers = Optimizers(trainer, policy, steps)
         store.convert("optimizer", self._optimizers.move_states)
-        self._unsaved = NonVectorState(self.module, space.non_finite_names)
+        self._outside_vector = NonVectorState(self.module, space.non_finite_names)
         self._constants = space.constants(self.module)
         #: Random generators to which the module and its optimizers refer.
         self.generators = find_generators(self.module, trainer.optimizers, closed=CLOSED)
@@ -81,8 +81,8 @@ class TrainerState:
         """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
         self._steps.steps_before_round = self._steps.steps_so_far()
-        self._unsaved.attributes.begin_round()
-        self._state_at_start = self._unsaved.read()
+        self._outside_vector.attributes.begin_round()
+        self._state_at_start = self._outside_vector.read()
         self.global_vector, _, _ = self._saved
         vector = self.space.read(self.module)
         if not torch.equal(vector, self.global_vector):
@@ -96,8 +96,8 @@ class TrainerState:
     def begin_clients(self) -> None:
         """Copy the counters and masks that are not in the vector, before the first client trains."""
         if self._buffers is None:
-            self._buffers = self._unsaved.read()
-            self._objects = self._unsaved.attributes.objects()
+            self._buffers = self._outside_vector.read()
+            self._objects = self._outside_vector.attributes.objects()
             for generator in self.generators:
                 self._generator_states.extend(states_of(generator))
 
@@ -105,15 +105,15 @@ class TrainerState:
         """Restore the copied counters and masks, and the generators, after the last client's training."""
         self._restore_generators()
         if self._buffers is not None:
-            self._unsaved.attributes.put_objects(self._objects)
-            self._unsaved.write(self._buffers)
+            self._outside_vector.attributes.restore_objects(self._objects)
+            self._outside_vector.write(self._buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
         if self._next_objects is not None:
-            self._unsaved.attributes.put_objects(self._next_objects)
+            self._outside_vector.attributes.restore_objects(self._next_objects)
         self._write(vector, self.next_buffers or self._state_at_start, self._private)
-        self._unsaved.attributes.end_round()
+        self._outside_vector.attributes.end_round()
         self.global_vector = vector
         self._is_in_round = False
 
@@ -141,7 +141,7 @@ class TrainerState:
         if model is not None:
             self.begin_clients()
             assert self._buffers is not None
-            self._unsaved.attributes.put_objects(self._objects)
+            self._outside_vector.attributes.restore_objects(self._objects)
             self._write(model, self._buffers, {**self._private, **(private or {})})
         self._client = self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
@@ -153,18 +153,18 @@ class TrainerState:
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
-        self._unsaved.check()
-        self._unsaved.attributes.end_client()
+        self._outside_vector.check()
+        self._outside_vector.attributes.end_client()
         vector = self.space.read(self.module, out=out)
-        private = self.space.read_private(self.module)
+        private_entries = self.space.read_private(self.module)
         self._check_constants()
-        trained = vector
-        if self._optimizers.write_upload():
-            trained = vector.clone()
+        trained_model = vector
+        if self._optimizers.write_upload():  # it has overwritten the trained weights
+            trained_model = vector.clone()
             self.space.read(self.module, out=vector)
         # What follows reads the module, and must not see the client's private parameters.
         self.space.write_private(self.module, self._private)
-        return vector, trained, private
+        return vector, trained_model, private_entries
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
         """Return whether training has made a parameter that stays at the client infinite or NaN."""
@@ -176,8 +176,8 @@ class TrainerState:
     def keep_buffers(self) -> None:
         """Store the first client's counters and masks, which the next global model gets."""
         if self.next_buffers is None:
-            self.next_buffers = self._unsaved.read()
-            self._next_objects = self._unsaved.attributes.objects()
+            self.next_buffers = self._outside_vector.read()
+            self._next_objects = self._outside_vector.attributes.objects()
 
     def leave(self, keep: bool) -> None:
         """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
@@ -198,26 +198,26 @@ class TrainerState:
         if self._is_in_round:
             _, state, _ = self._saved
         else:
-            state = self._unsaved.read()
-        attributes = self._unsaved.attributes.of_first_clients(state["attributes"])
+            state = self._outside_vector.read()
+        attributes = self._outside_vector.attributes.with_lists_of_first_client(state["attributes"])
         return {**state, "attributes": saved_values(attributes)}
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks in ``buffers`` into the module."""
-        self._unsaved.resume(buffers)
+        self._outside_vector.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
-        present = self._read()
-        with ExitStack() as unchanged_versions:
+        client_state = self._read()
+        with ExitStack() as version_guards:
             # Autograd must not take this for a change of the tensors that a forward pass has stored.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
-                    unchanged_versions.enter_context(_unsafe_preserve_version_counter(tensor))
+                    version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
             self._write(*self._saved)
-            state = {name: value.clone() for name, value in self.module.state_dict().items()}
-            self._write(*present)
-        return state
+            state_dict = {name: value.clone() for name, value in self.module.state_dict().items()}
+            self._write(*client_state)
+        return state_dict
 
     def _check_constants(self) -> None:
         """Check that frozen parameters have not changed."""
@@ -237,29 +237,29 @@ class TrainerState:
     def _read(self) -> tuple[Tensor, State, dict[str, Tensor]]:
         return (
             self.space.read(self.module),
-            self._unsaved.read(),
+            self._outside_vector.read(),
             self.space.read_private(self.module),
         )
 
     @torch.no_grad()
     def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
         self.space.write(self.module, vector)
-        self._unsaved.write(buffers)
+        self._outside_vector.write(buffers)
         self.space.write_private(self.module, private)
 
 
 @torch.no_grad()
 def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
     """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
-    floating = []
+    float_tensors = []
     for tensor in tensors:
         if not tensor.is_floating_point():
             tensor = tensor.new_zeros(1, dtype=torch.float32)
-        floating.append(tensor)
-    if not floating:
+        float_tensors.append(tensor)
+    if not float_tensors:
         return torch.empty(2, 0)
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
-    sums = torch.stack([tensor.sum().double() for tensor in floating])
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
+    sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
     return torch.stack([norms, sums]).nan_to_num()
 
 

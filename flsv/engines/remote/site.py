@@ -468,7 +468,7 @@ class SiteVisit(L.Callback):
         steps = self._steps
         steps.client = self._instruction.client_id
         self._loop = FederatedFitLoop(trainer)
-        self._steps_told, self._batches_told = steps.tell_steps(), steps.tell_batches()
+        self._steps_told, self._batches_told = steps.patch_step_counts(), steps.patch_batch_counts()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._batches_told.restore()

@@ -75,8 +75,8 @@ class FedDyn(ClientAlgorithm):
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
-        cut = context.num_parameters
-        update = context.sent[:cut] - context.start[:cut]
+        num_parameters = context.num_parameters
+        update = context.sent[:num_parameters] - context.start[:num_parameters]
         context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * update
         return {}
 
@@ -118,13 +118,15 @@ class FedDynServer(Aggregator):
         round: Round,
         contributions: Contributions,
     ) -> tuple[Tensor, Tensor]:
-        mean, weights = super().aggregate(round, contributions)
-        cut = round.space.num_parameters
-        share_of_clients = len(round) / self._num_clients
-        mean_update = round.matrix.combine(weights, cut) * share_of_clients
-        self._next_shift = self._shift.to(mean_update) - mean_update
-        mean[:cut] -= self._next_shift
-        return mean, weights
+        vector, weights = super().aggregate(round, contributions)  # the mean of the cohort's models
+        num_parameters = round.space.num_parameters
+        cohort_update = round.matrix.combine(weights, num_parameters)
+        # Clients outside the cohort count as updates of zero.
+        mean_update = cohort_update * (len(round) / self._num_clients)
+
+        self._next_shift = self._shift.to(mean_update) - mean_update  # h / alpha, [P]
+        vector[:num_parameters] -= self._next_shift
+        return vector, weights
 
     def end_round(self, round: Round) -> None:
         self._shift = self._next_shift

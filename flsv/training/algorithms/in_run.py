@@ -105,14 +105,16 @@ class InRunValues(ClientAlgorithm):
 
     def __init__(self, every: Count = 1) -> None:
         self.every = every
-        self._games: Any = None
+        self._evaluator: Any = None
         self._loss: Any = "negative_loss"
-        # The last global model and the gradient that was sent with it.
-        self._sent: tuple[Tensor, Tensor] | None = None
+        # The gradient of the last global model, which all clients of a round are sent.
+        self._model_of_gradient: Tensor | None = None
+        self._gradient: Tensor | None = None
         self._ghost: GhostProducts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_games": None, "_sent": None, "_ghost": None}
+        process_state = dict.fromkeys(("_evaluator", "_model_of_gradient", "_gradient", "_ghost"))
+        return {**vars(self), **process_state}
 
     # ---- at the server
 
@@ -120,20 +122,18 @@ class InRunValues(ClientAlgorithm):
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
-        self._games = None
-        self._sent = None
-        losses = {}
-        for metric in federation.metrics.values():
-            if isinstance(metric, InRunShapley):
-                losses[metric.loss] = metric.measured_by
+        self.bind_evaluator(None)
+        metrics = federation.metrics.values()
+        in_run_metrics = [metric for metric in metrics if isinstance(metric, InRunShapley)]
+        losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
         if len(losses) > 1:
             raise ConfigurationError(
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
                 "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
             )
         self._loss = "negative_loss"
-        for loss in losses.values():
-            self._loss = loss
+        if in_run_metrics:
+            self._loss = in_run_metrics[0].measured_by
 
         kinds = [type(optimizer) for optimizer in federation.optimizers]
         if kinds != [torch.optim.SGD] or not _has_plain_steps(federation.optimizers[0]):
@@ -144,24 +144,27 @@ class InRunValues(ClientAlgorithm):
             )
 
     def bind_evaluator(self, games: Any) -> None:
-        self._games = games
-        self._sent = None
+        self._evaluator = games
+        self._model_of_gradient = None
+        self._gradient = None
 
     def send(
         self,
         client: int,
-        start: Tensor | None,
+        initial_model: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        if self._games is None:
+        if self._evaluator is None:
             raise ConfigurationError(
                 f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
                 "flsv.metrics.InRunShapley()}), which also makes the server evaluate its validation set."
             )
-        vector = state.model()
-        if self._sent is None or self._sent[0] is not vector:
-            self._sent = vector, self._games.gradient(vector, loss=self._loss).to(vector)
-        return {GRADIENT: self._sent[1]}
+        global_model = state.model()
+        if self._gradient is None or self._model_of_gradient is not global_model:
+            self._model_of_gradient = global_model
+            gradient = self._evaluator.gradient(global_model, loss=self._loss)
+            self._gradient = gradient.to(global_model)
+        return {GRADIENT: self._gradient}
 
     # ---- at a client
 
@@ -262,20 +265,21 @@ class InRunValues(ClientAlgorithm):
         """Return how far the gradient of each watched sample moves the final model, float64."""
         # The watched steps stand for all steps.
         steps_per_watched_step = len(self._rates) / max(self._num_watched_steps, 1)
-        weights = step_weights(self._rates, self._momentum) * steps_per_watched_step
+        factors = step_weights(self._rates, self._momentum) * steps_per_watched_step
         # Batches without a step after them have moved nothing.
-        factors = torch.cat([weights, weights.new_zeros(1)])
+        factors_by_step = torch.cat([factors, factors.new_zeros(1)])
 
         sample_factors = []
         for batch in self._watched:
-            sample_factors.append(factors[batch.step].expand(len(batch.samples)))
+            factor = factors_by_step[batch.step]
+            sample_factors.append(factor.expand(len(batch.samples)))
         return torch.cat(sample_factors)
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
         if self._loss != "negative_loss" and local.num_classes == 1:
             self._classes = torch.zeros_like(self._classes)
-        is_wrong = (self._classes < 0) | (self._classes >= local.num_classes)
-        wrong_classes = self._classes[is_wrong]
+        out_of_range = (self._classes < 0) | (self._classes >= local.num_classes)
+        wrong_classes = self._classes[out_of_range]
         if len(wrong_classes):
             raise ConfigurationError(
                 f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
@@ -402,7 +406,7 @@ class GhostProducts:
         if parameters:
             self._device = parameters[0].device
         self._products: list[Tensor] = []
-        # Each watched layer, its name, and a copy of it that has the reference's entries as parameters.
+        # Each watched layer, its name, and its twin: a copy that has the reference's entries as parameters.
         self._watched: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -451,8 +455,7 @@ class GhostProducts:
         name: str,
         twin: nn.Module,
     ) -> Callable[..., None]:
-        """Return the forward hook for the layer ``name``. ``twin`` is the layer's copy with the vector as its
-        parameters."""
+        """Return the forward hook for the layer ``name``. ``twin`` has the reference as parameters."""
 
         def hook(
             layer: nn.Module,
@@ -460,30 +463,35 @@ class GhostProducts:
             kwargs: Any,
             output: Any,
         ) -> None:
-            samples = self.samples
-            if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
+            batch_size = self.samples
+            if batch_size is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return
-            if len(output) != samples or not samples:
+            if len(output) != batch_size or not batch_size:
                 raise ConfigurationError(
-                    f"layer {name!r} gives {len(output)} rows for a batch of {samples} samples, so that rows cannot be "
-                    "assigned to samples. In-run values need layers whose first dimension is the batch."
+                    f"layer {name!r} gives {len(output)} rows for a batch of {batch_size} samples, so that rows cannot "
+                    "be assigned to samples. In-run values need layers whose first dimension is the batch."
                 )
-            products = self._products[-1]
             with torch.no_grad():
-                output_of_twin = twin.forward(*args, **kwargs)
-
-            def add_products(gradient: Tensor) -> None:
-                # [samples, entries of a sample's output]
-                flat_gradient = gradient.detach().flatten(1)
-                flat_output = output_of_twin.flatten(1)
-                layer_products = torch.linalg.vecdot(
-                    flat_gradient.to(flat_output.dtype), flat_output
-                )
-                products.add_(layer_products.to(products))
-
-            output.register_hook(add_products)
+                twin_output = twin.forward(*args, **kwargs)
+            add_products = partial(
+                _add_products, products=self._products[-1], twin_output=twin_output
+            )
+            output.register_hook(add_products)  # is called with the gradient of the output
 
         return hook
+
+
+def _add_products(
+    output_gradient: Tensor,
+    *,
+    products: Tensor,
+    twin_output: Tensor,
+) -> None:
+    # products [B]; both outputs [B, entries of a sample's output], in the twin's type
+    flat_twin_output = twin_output.flatten(1)
+    flat_gradient = output_gradient.detach().flatten(1).to(flat_twin_output.dtype)
+    layer_products = torch.linalg.vecdot(flat_gradient, flat_twin_output)
+    products.add_(layer_products.to(products))
 
 
 def check_layers(module: nn.Module, names: set[str]) -> None:
@@ -499,17 +507,16 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
                 f"layer {name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one sample's. "
                 "Use GroupNorm or LayerNorm, or keep it in evaluation mode."
             )
-        layer_parameters = layer.parameters(recurse=False)
-        measured = [name_of_parameter[p] for p in layer_parameters if p in name_of_parameter]
-        if not measured:
-            continue
         reason = _unsupported_reason(layer)
-        if reason:
-            supported = ", ".join(kind.__name__ for kind in LAYERS)
-            raise ConfigurationError(
-                f"parameter {measured[0]!r} is {type(layer).__name__}'s, {reason}. In-run values know "
-                f"{supported}. Use these, or freeze it (requires_grad = False)."
-            )
+        if reason is None:
+            continue
+        for parameter in layer.parameters(recurse=False):
+            if parameter in name_of_parameter:
+                supported = ", ".join(kind.__name__ for kind in LAYERS)
+                raise ConfigurationError(
+                    f"parameter {name_of_parameter[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
+                    f"know {supported}. Use these, or freeze it (requires_grad = False)."
+                )
 
 
 def _has_plain_steps(optimizer: Any) -> bool:
@@ -550,10 +557,10 @@ def _copy_with(
             new_parameters[name] = torch.zeros_like(parameters[name])
         else:
             new_parameters[name] = entries.detach().to(parameters[name])
-    padding = getattr(layer, "padding_idx", None)
-    if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
+    padding_row = getattr(layer, "padding_idx", None)
+    if isinstance(layer, nn.Embedding) and padding_row is not None:  # it has no gradient
         new_parameters["weight"] = new_parameters["weight"].clone()
-        new_parameters["weight"][padding] = 0
-    twin: Any = copy(layer)
-    twin._parameters = {**layer._parameters, **new_parameters}
-    return twin
+        new_parameters["weight"][padding_row] = 0
+    layer_copy: Any = copy(layer)
+    layer_copy._parameters = {**layer._parameters, **new_parameters}
+    return layer_copy

@@ -63,25 +63,33 @@ class PerFedAvg(ClientAlgorithm):
         gradients: list[Tensor],
     ) -> None:
         model = context.space.read(context.module)
-        cut = context.num_parameters
         further_batches = context.own_batches("per_fedavg")
+        inner_gradient = context.flat(parameters, gradients)
 
-        def gradient_at(
-            direction: Tensor,
-            length: float,
-            batch: object,
-        ) -> Tensor:
-            moved = model.clone()
-            moved[:cut] += length * direction
-            _, gradient = context.step(moved, batch)
-            return gradient
+        # The gradient at the model after the inner step, w~ = w - alpha grad f(w).
+        inner_step = -self.alpha * inner_gradient
+        meta_gradient = _gradient_at(context, model, inner_step, next(further_batches))
 
-        inner = context.flat(parameters, gradients)
-        outer = gradient_at(inner, -self.alpha, next(further_batches))
         if self.hessian == "free":
-            # The Hessian's product with the gradient, from a difference of gradients.
+            # H g = (grad f(w + delta g) - grad f(w - delta g)) / (2 delta)
             batch = next(further_batches)
-            ahead = gradient_at(outer, self.delta, batch)
-            behind = gradient_at(outer, -self.delta, batch)
-            outer = outer - self.alpha * (ahead - behind) / (2 * self.delta)
-        torch._foreach_copy_(gradients, context.entries(outer, parameters))
+            offset = self.delta * meta_gradient
+            gradient_ahead = _gradient_at(context, model, offset, batch)
+            gradient_behind = _gradient_at(context, model, -offset, batch)
+            hessian_product = (gradient_ahead - gradient_behind) / (2 * self.delta)
+            meta_gradient = meta_gradient - self.alpha * hessian_product
+
+        torch._foreach_copy_(gradients, context.entries(meta_gradient, parameters))
+
+
+def _gradient_at(
+    context: ClientContext,
+    model: Tensor,
+    offset: Tensor,
+    batch: object,
+) -> Tensor:
+    # model [P + buffers], offset and the gradient [P]
+    moved_model = model.clone()
+    moved_model[: context.num_parameters] += offset
+    _, gradient = context.step(moved_model, batch)
+    return gradient

@@ -17,6 +17,7 @@ Departures:
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,14 +71,7 @@ class SCAFFOLD(ClientAlgorithm):
         self._num_clients = federation.num_clients
         self._names = federation.client_names
         self._aggregator: Any = federation.strategies["aggregator"]
-        kinds = [type(optimizer) for optimizer in federation.optimizers]
-        is_plain_sgd = kinds == [torch.optim.SGD]
-        if is_plain_sgd:
-            groups = federation.optimizers[0].param_groups
-            rates = {group["lr"] for group in groups}
-            has_momentum = any(group["momentum"] for group in groups)
-            is_plain_sgd = len(rates) == 1 and not has_momentum
-        if not is_plain_sgd:
+        if not _is_plain_sgd(federation.optimizers):
             raise ConfigurationError(
                 f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
                 f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
@@ -109,35 +103,48 @@ class SCAFFOLD(ClientAlgorithm):
 
     def end_client(self, context: ClientContext) -> dict[str, float]:
         assert context.sent is not None
-        cut = context.num_parameters
+        num_parameters = context.num_parameters
         # Learning rates may all be 0, as at the start of a warm-up: the model has not changed then.
         if context.lr_sum != 0:
-            update = context.start[:cut] - context.sent[:cut]
-            slope = update / context.lr_sum
-            variate = context.state[VARIATE] + slope
+            path = context.start[:num_parameters] - context.sent[:num_parameters]
+            mean_gradient = path / context.lr_sum
+            # c_i <- c_i - c + (x - y_i) / (K lr)
+            variate = context.state[VARIATE] + mean_gradient
             context.state[VARIATE] = variate - context.received(VARIATE)
         return {RATES: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
         updates = round.client_updates  # [k, P]
-        rates = round.reports[RATES].to(updates)[:, None]  # [k, 1]
+        lr_sums = round.reports[RATES].to(updates)[:, None]  # [k, 1]
         variate = self._variate.to(updates)  # [P]
-        # A client whose learning rates were all 0 has not moved.
-        has_not_moved = (rates == 0) & (updates == 0)
-        slopes = updates / -rates.clamp_min(0)
-        slopes = torch.where(has_not_moved, variate, slopes)
+        # A client whose learning rates were all 0 has not moved: it keeps the variate. False rates give infinity.
+        has_not_moved = (lr_sums == 0) & (updates == 0)
+        mean_gradients = updates / -lr_sums.clamp_min(0)
+        mean_gradients = torch.where(has_not_moved, variate, mean_gradients)
 
-        is_large = large_updates(distances(slopes, variate.new_zeros(1)))
-        for client in on_host(round.client_ids[is_large]):
+        lengths = distances(mean_gradients, variate.new_zeros(1))  # [k]
+        are_too_large = large_updates(lengths)
+        for client in on_host(round.client_ids[are_too_large]):
             warnings.warn(
                 f"{client_called(client, self._names)} reports learning rates that do not fit its update: they are "
                 "left out.",
                 stacklevel=2,
             )
-        slopes[is_large] = variate
-        mean = slopes.mean(0)
+        mean_gradients[are_too_large] = variate
+
+        mean = mean_gradients.mean(0)
         if self._aggregator.robust:
-            as_models = round.with_models(slopes, torch.zeros_like(variate))
-            mean, _ = self._aggregator.aggregate(as_models, {})
+            # A robust aggregator averages the gradients as if they were models.
+            round_of_gradients = round.with_models(mean_gradients, torch.zeros_like(variate))
+            mean, _ = self._aggregator.aggregate(round_of_gradients, {})
         share_of_clients = len(round) / self._num_clients
         self._variate = variate + share_of_clients * (mean - variate)
+
+
+def _is_plain_sgd(optimizers: Sequence[Any]) -> bool:
+    if [type(optimizer) for optimizer in optimizers] != [torch.optim.SGD]:
+        return False
+    groups = optimizers[0].param_groups
+    learning_rates = {group["lr"] for group in groups}
+    has_momentum = any(group["momentum"] for group in groups)
+    return len(learning_rates) == 1 and not has_momentum
