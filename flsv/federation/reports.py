@@ -225,7 +225,7 @@ class RunReports:
         results = []
         for index in sorted(values_by_round):
             is_last = index == last_round
-            result = self.results.late(
+            result = self.results.late_result(
                 index,
                 values_by_round[index],
                 self._draws(index),

@@ -335,10 +335,10 @@ def _seeds_and_rounds(
     elif seeds:
         descriptions.append(f"seeds {joined(seeds)}")
 
-    fewest = min(rounds)
+    fewest_rounds = min(rounds)
     most_rounds = max(rounds)
-    count = f"{fewest:g}"
-    if fewest < most_rounds:
+    count = f"{fewest_rounds:g}"
+    if fewest_rounds < most_rounds:
         count += f" to {most_rounds:g}"
     if planned and planned > 0:
         count += f" of {planned}"

@@ -29,19 +29,20 @@ from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, number_or_nan
 
 
-def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
+def moved_by_seeds(shares_without_seed: Sequence[Sequence[float]]) -> float:
     """Estimate the fraction of a payment that S other seeds would give to other clients.
 
-    ``without [S, n]`` are the shares computed without each of the S seeds.
+    ``shares_without_seed [S, n]`` are the shares computed without each of the S seeds.
 
     Example:
         >>> round(moved_by_seeds([[0.52, 0.48], [0.48, 0.52], [0.50, 0.50]]), 3)
         0.029
     """
-    num_seeds = len(without)
+    num_seeds = len(shares_without_seed)
     if num_seeds < 2:
         return NAN
-    shares = np.nan_to_num(np.asarray(without, dtype=float))  # [S, n]
+    shares = np.asarray(shares_without_seed, dtype=float)  # [S, n]
+    shares = np.nan_to_num(shares)
 
     # The jackknife's standard errors of the shares.
     squared_deviations = np.square(shares - shares.mean(0))
@@ -52,12 +53,12 @@ def moved_by_seeds(without: Sequence[Sequence[float]]) -> float:
     freedom = num_seeds - 1
     numerator = math.gamma(num_seeds / 2)
     denominator = math.gamma(freedom / 2)
-    bias = math.sqrt(2 / freedom) * numerator / denominator
+    c4 = math.sqrt(2 / freedom) * numerator / denominator
     total_error = float(errors.sum())
-    return total_error / math.sqrt(math.pi) / bias
+    return total_error / math.sqrt(math.pi) / c4
 
 
-def other_seeds(
+def fraction_moved_by_seeds(
     run: Run,
     basis: Basis,
     rule: Negatives = "zero",
@@ -73,8 +74,9 @@ def other_seeds(
         return NAN
     shares_without_one = []
     for position in range(len(values_of_runs)):
-        remaining = [*values_of_runs[:position], *values_of_runs[position + 1 :]]
-        means = list(map(known_mean, zip(*remaining)))
+        values_of_others = list(values_of_runs)
+        del values_of_others[position]
+        means = [known_mean(client_values) for client_values in zip(*values_of_others)]
         shares_without_one.append(shares_in(means))
     return moved_by_seeds(shares_without_one)
 
@@ -97,7 +99,7 @@ def _numbers_in(rows: Sequence[Mapping[str, Any]], head: str) -> list[float]:
     return list(map(number_or_nan, cells))
 
 
-def other_scores(run: Run, basis: Basis) -> dict[str, float]:
+def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
     """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
@@ -112,17 +114,17 @@ def other_scores(run: Run, basis: Basis) -> dict[str, float]:
         score = head.removeprefix(BY_SCORE)
         if not head.startswith(BY_SCORE) or score == score_of_basis:
             continue
-        fraction = moved(shares, _numbers_in(rows, head))
+        fraction = fraction_moved(shares, _numbers_in(rows, head))
         if not math.isnan(fraction):
             fractions[score] = fraction
     return fractions
 
 
-def moved(shares: Sequence[float], other_shares: Sequence[float]) -> float:
+def fraction_moved(shares: Sequence[float], other_shares: Sequence[float]) -> float:
     """Compute the fraction of a payment by which two vectors of shares ``[n]`` differ.
 
     Example:
-        >>> round(moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
+        >>> round(fraction_moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
         0.1
     """
     differences = []

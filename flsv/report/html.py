@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -53,7 +52,9 @@ class Table:
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
         """Split a wide table into few narrower ones, and yield the head and rows of each."""
         num_columns = len(self.head) - 1  # without the first, which every part repeats
-        widest = WIDEST_NARROW if "narrow" in self.css else WIDEST
+        widest = WIDEST
+        if "narrow" in self.css:
+            widest = WIDEST_NARROW
         num_parts = max(1, math.ceil(num_columns / widest))
         columns_per_part = math.ceil(num_columns / num_parts) or 1
 
@@ -61,8 +62,8 @@ class Table:
             columns = slice(first_column, first_column + columns_per_part)
             rows = []
             for row in self.rows:
-                part = [row[0], *row[columns]]
-                rows.append([self._cell(cell) for cell in part])
+                cells_of_part = [row[0], *row[columns]]
+                rows.append([self._cell(cell) for cell in cells_of_part])
             yield [self.head[0], *self.head[columns]], rows
 
     @staticmethod
@@ -78,6 +79,21 @@ def render(**content: Any) -> str:
     return _templates.get_template("report.html").render(words=WORDS, **content)
 
 
+def table_by_name(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Return a table with a row per name."""
+    all_columns = [names, *columns.values()]
+    rows = [list(row) for row in zip(*all_columns)]
+    return Table([corner, *columns], rows)
+
+
+def table_of_texts(texts: Mapping[str, object]) -> Table | None:
+    """Return a table of names and texts, or None if there are none."""
+    if not texts:
+        return None
+    rows = [[name, str(text)] for name, text in texts.items()]
+    return Table(["", ""], rows, css="texts")
+
+
 def heat(
     names: Sequence[str],
     columns: Sequence[str],
@@ -90,26 +106,38 @@ def heat(
     finite_values = filter(math.isfinite, chain.from_iterable(values))
     largest = max(map(abs, finite_values), default=0.0) or 1.0
 
-    def cell(name: str, column: str, value: float) -> Cell:
-        style = ""
-        if math.isfinite(value):
-            color = _POSITIVE if value >= 0 else _NEGATIVE
-            # At most half opaque: the text stays legible, on light and on dark.
-            opacity = 0.05 + 0.45 * min(1.0, abs(value) / largest)
-            style = f"background: rgba({color}, {opacity:.2f})"
-        text = number(value, 2) if has_numbers else ""
-        return Cell(text, style, f"{name}, {column}: {number(value)}")
-
     rows: list[list[str | Cell]] = []
-    for name, row in zip(names, values):
-        cells = map(partial(cell, name), columns, row)
-        rows.append([name, *cells])
-    return Table(
-        [corner, *columns],
-        rows,
-        caption=caption,
-        css="heat" if has_numbers else "heat narrow",
-    )
+    for name, row_values in zip(names, values):
+        row: list[str | Cell] = [name]
+        for column, value in zip(columns, row_values):
+            text = ""
+            if has_numbers:
+                text = number(value, 2)
+            cell = Cell(
+                text,
+                style=_heat_style(value, largest),
+                title=f"{name}, {column}: {number(value)}",
+            )
+            row.append(cell)
+        rows.append(row)
+    css = "heat"
+    if not has_numbers:
+        css = "heat narrow"
+    return Table([corner, *columns], rows, caption=caption, css=css)
+
+
+def _heat_style(value: float, largest: float) -> str:
+    if not math.isfinite(value):
+        return ""
+    # At most half opaque: the text stays legible, on light and on dark.
+    opacity = 0.05 + 0.45 * min(1.0, abs(value) / largest)
+    return f"background: rgba({_color(value)}, {opacity:.2f})"
+
+
+def _color(value: float) -> str:
+    if value >= 0:
+        return _POSITIVE
+    return _NEGATIVE
 
 
 def bars(
@@ -118,27 +146,44 @@ def bars(
     high: Sequence[float],
 ) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
-    drawn_numbers = list(filter(math.isfinite, [0.0, *values, *low, *high]))
-    lowest = min(drawn_numbers)
-    scale = 100 / ((max(drawn_numbers) - lowest) or 1.0)
-
-    def layer(left_edge: float, right_edge: float, color: str, height: str) -> str:
-        left_stop = f"{(left_edge - lowest) * scale:.1f}%"
-        right_stop = f"{(right_edge - lowest) * scale:.1f}%"
-        stops = (
-            f"transparent {left_stop}, {color} {left_stop} {right_stop}, transparent {right_stop}"
-        )
-        return f"linear-gradient(90deg, {stops}) center / 100% {height} no-repeat"
-
-    def cell(value: float, low_bound: float, high_bound: float) -> Cell:
+    drawn_numbers = [0.0, *values, *low, *high]
+    drawn_numbers = list(filter(math.isfinite, drawn_numbers))
+    scale = _Scale(min(drawn_numbers), max(drawn_numbers))
+    cells = []
+    for value, low_bound, high_bound in zip(values, low, high):
         if not math.isfinite(value):
-            return Cell(NONE)
-        color = f"rgb({_POSITIVE if value >= 0 else _NEGATIVE})"
-        left_edge, right_edge = sorted((0.0, value))
-        layers = [layer(left_edge, right_edge, color, height="60%")]
+            cells.append(Cell(NONE))
+            continue
+        layers = []  # the first is on top
         if math.isfinite(low_bound) and math.isfinite(high_bound):
-            # The first layer is on top.
-            layers.insert(0, layer(low_bound, high_bound, "var(--ink)", height="2px"))
-        return Cell("", f"background: {', '.join(layers)}", number(value))
+            line = scale.bar(low_bound, high_bound, "var(--ink)", height="2px")
+            layers.append(line)
+        left_edge, right_edge = sorted((0.0, value))
+        bar = scale.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
+        layers.append(bar)
+        style = f"background: {', '.join(layers)}"
+        cells.append(Cell("", style, title=number(value)))
+    return cells
 
-    return list(map(cell, values, low, high))
+
+class _Scale(NamedTuple):
+    """The numbers at the left and the right edge of a cell."""
+
+    lowest: float
+    highest: float
+
+    def bar(self, begin: float, end: float, color: str, height: str) -> str:
+        """Return a CSS background that is colored between two numbers."""
+        begin_percent = self._percent(begin)
+        end_percent = self._percent(end)
+        stops = [
+            f"transparent {begin_percent}",
+            f"{color} {begin_percent} {end_percent}",
+            f"transparent {end_percent}",
+        ]
+        gradient = f"linear-gradient(90deg, {', '.join(stops)})"
+        return f"{gradient} center / 100% {height} no-repeat"
+
+    def _percent(self, number: float) -> str:
+        width = (self.highest - self.lowest) or 1.0
+        return f"{(number - self.lowest) * (100 / width):.1f}%"

@@ -21,15 +21,15 @@ import numpy as np
 
 from flsv.functional.intervals import BRACKETS
 from flsv.report.basis import RETRAINED, Basis, basis_shown, intervals_to_show
-from flsv.report.certainty import other_scores, other_seeds
-from flsv.report.html import Table, bars, heat, render
+from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
+from flsv.report.html import Table, bars, heat, render, table_by_name, table_of_texts
 from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
 from flsv.results.text import (
     NONE,
     WORDS,
     by_value,
-    change,
+    describe_change,
     ends_of,
     known_mean,
     number,
@@ -41,6 +41,7 @@ from flsv.results.verdict import OF_ALL_VALUES, Verdict
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
+from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.errors import ConfigurationError
 
@@ -114,17 +115,19 @@ def write_report(
     with replacing(file) as draft:
         draft.write(page.encode())
     if computed_shares is not None and client_id is None:
-        save_table(shares_file(file), computed_shares.written())
+        save_table(shares_file(file), computed_shares.csv_table())
     return file
 
 
 def _subtitle(run: Run) -> str:
     rounds = f"{run.rounds} rounds"
     if not run.ended:
-        planned_rounds = run.record["rounds"] or -1
-        planned = f" of {planned_rounds}" if planned_rounds > 0 else ""
-        rounds = f"{run.rounds}{planned} rounds (not ended)"
-    return f"{run.num_clients} partners, {rounds}, started {run.record['started'][:10]}"
+        planned_rounds = run.record["rounds"]
+        if planned_rounds and planned_rounds > 0:  # -1: no limit
+            rounds = f"{run.rounds} of {planned_rounds} rounds"
+        rounds += " (not ended)"
+    date, _, _time = run.record["started"].partition("T")
+    return f"{run.num_clients} partners, {rounds}, started {date}"
 
 
 def _verdict(basis: Basis | None, shares: Shares | None, to_one: bool) -> Verdict | None:
@@ -153,11 +156,11 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(faults):
         sentences.append(WORDS["findings"])
-    sentences += _learned(run, basis)
+    sentences += _sentences_on_performance(run, basis)
     sentences.append("With other partners or other cases the values would be different.")
 
-    all_values = _values_of(run, clients, run.record["metrics"])
-    all_values |= _retrained(run, clients)
+    all_values = _value_cells(run, clients, run.record["metrics"])
+    all_values |= _retrained_cells(run, clients)
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
@@ -167,44 +170,48 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         "moved": {},
         "front": sentences,
         "appendix": {
-            "Who took part": [_clients(run, clients, names), _class_counts(run, clients, names)],
-            "All values": [
-                _rows("client", names, all_values),
-                WORDS["dash"],
-                *_classes(run, run.metrics, clients, names),
+            "Who took part": [
+                _participation_table(run, clients, names),
+                _class_count_heatmap(run, clients, names),
             ],
-            "Over the rounds": _over_time(run, [*run.metrics, "weight"], clients, names),
-            "How to read the values": [_guides(run)],
+            "All values": [
+                table_by_name("client", names, all_values),
+                WORDS["dash"],
+                *_class_heatmaps(run, run.metrics, clients, names),
+            ],
+            "Over the rounds": _heatmaps_over_time(run, [*run.metrics, "weight"], clients, names),
+            "How to read the values": [_guide_table(run)],
             "Settings": _settings(run),
         },
     }
     if basis is not None:
-        content["values"] = _values(basis, clients, names, shares, faults)
+        content["values"] = _values_table(basis, clients, names, shares, faults)
         content["source"] = f"{basis.title}; {basis.origin}"
-        content["moved"] = _moved(run, basis, shares)
+        content["moved"] = _fractions_moved(run, basis, shares)
     return content
 
 
-def _learned(run: Run, basis: Basis | None) -> list[str]:
+def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
     # The performance that the values distribute, or any if there are no values.
     for game in run.record.get("paid_in", {}).values():
         if basis is None or game["by"] == basis.by:
-            sentences.append(f"The model's {change(game)}.")
+            sentences.append(f"The model's {describe_change(game)}.")
             break
 
     validation = run.record["validation"]
     if validation:
-        num_cases = validation["rows"]
-        cases = "cases" if num_cases is None else f"{num_cases:,} cases"
+        cases = "cases"
+        if validation["rows"] is not None:
+            cases = f"{validation['rows']:,} cases"
         sentences.append(
             f"It was evaluated on {cases} that no partner trained on, {validation['of']}."
         )
     return sentences
 
 
-def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
+def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
     """Return a table of the clients' samples, rounds and scores of their own models."""
     num_rounds = run.taken_part()
     num_samples = run.record["samples"]
@@ -220,7 +227,7 @@ def _clients(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
         if name in run.measured:
             final_values = run.final(name)
             columns[head] = numbers([final_values[client] for client in clients])
-    return _rows("client", names, columns)
+    return table_by_name("client", names, columns)
 
 
 def _settings(run: Run) -> list[str | Table | None]:
@@ -231,14 +238,16 @@ def _settings(run: Run) -> list[str | Table | None]:
         command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
 
     hashes = {}
-    for holder, data_hash in run.record["hashes"].items():
-        name = "the server" if holder == "server" else run.label(int(holder))
+    for server_or_client, data_hash in run.record["hashes"].items():
+        name = "the server"
+        if server_or_client != "server":
+            name = run.label(int(server_or_client))
         hashes[name] = data_hash
     return [
         command,
-        _texts({**run.record["settings"], **_packages(run), **_logged(run)}),
+        table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
-        _texts(hashes),
+        table_of_texts(hashes),
     ]
 
 
@@ -262,14 +271,14 @@ def _for_one(
         "front": [
             _participation(run, client, finding),
             WORDS["findings"] if finding else "",
-            _class_counts(run, [client], ["samples"]),
+            _class_count_heatmap(run, [client], ["samples"]),
         ],
         "appendix": {
             "Other measurements": [_other_measurements(run, client, basis)],
-            "Over the rounds": _over_time(run, run.metrics, [client], ["you"]),
+            "Over the rounds": _heatmaps_over_time(run, run.metrics, [client], ["you"]),
             # Columns that are not classes may be other clients.
-            "Class by class": _classes(run, class_metrics, [client], ["you"]),
-            "How to read the values": [_guides(run)],
+            "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
+            "How to read the values": [_guide_table(run)],
             "What this page tells": _sentences_on_privacy(run, shows_means, shares is not None),
             "The run": [_settings_for_one(run, client, shows_means)],
         },
@@ -284,10 +293,11 @@ def _for_one(
 
 def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | str:
     """Return a table of a client's values by the metrics that the page's main table does not show."""
-    metrics = [metric for metric in run.metrics if basis is None or metric != basis.key]
+    key_of_basis = None if basis is None else basis.key
+    other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
-    for metric, cells in _values_of(run, [client], metrics).items():
-        rows.append([metric, cells[0], _mean(run, run.final(metric))])
+    for metric, (value,) in _value_cells(run, [client], other_metrics).items():
+        rows.append([metric, value, _mean(run, run.final(metric))])
     if not rows:
         return ""
     return Table(["", "your value", "mean of all"], rows)
@@ -319,7 +329,7 @@ def _participation(run: Run, client: int, finding: str) -> Table | None:
         texts["of all training samples"] = f"{100 * share:.0f} %"
     if finding:
         texts["finding"] = finding
-    return _texts(texts)
+    return table_of_texts(texts)
 
 
 def _settings_for_one(run: Run, client: int, shows_means: bool) -> Table | None:
@@ -338,10 +348,10 @@ def _settings_for_one(run: Run, client: int, shows_means: bool) -> Table | None:
     data_hash = run.record["hashes"].get(str(client))
     if data_hash:
         texts["hash of your samples and labels"] = data_hash
-    return _texts(texts)
+    return table_of_texts(texts)
 
 
-def _values(
+def _values_table(
     basis: Basis,
     clients: Sequence[int],
     names: Sequence[str],
@@ -363,12 +373,12 @@ def _values(
         columns["amount"] = [amount for _, amount in cells]
     elif basis.with_other_cases is not None:
         low_of_cases, high_of_cases = basis.with_other_cases
-        ranges = _ranges(low_of_cases, high_of_cases, clients=clients)
+        ranges = _range_texts(low_of_cases, high_of_cases, clients=clients)
         columns["other cases"] = [f"[{text}]" for text in ranges]
 
     if any(faults):
         columns["finding"] = [faults[client] or NONE for client in clients]
-    return _rows("partner", names, columns)
+    return table_by_name("partner", names, columns)
 
 
 def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
@@ -382,25 +392,28 @@ def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) 
     )
     columns = {"": basis.title, "your value": value}
     if shares is None and basis.with_other_cases is not None:
-        (other_cases,) = _ranges(*basis.with_other_cases, clients=[client])
+        low_of_cases, high_of_cases = basis.with_other_cases
+        (other_cases,) = _range_texts(low_of_cases, high_of_cases, clients=[client])
         columns["other cases"] = f"[{other_cases}]"
     columns["mean of all"] = _mean(run, basis.values)
     if shares is not None:
         columns["share"], columns["amount"] = shares.cells(client)
-    return Table([*columns], [[*columns.values()]])
+    row = list(columns.values())
+    return Table(list(columns), [row])
 
 
-def _ranges(
+def _range_texts(
     low: Sequence[float],
     high: Sequence[float],
     clients: Sequence[int],
 ) -> list[str]:
     """Format intervals, all with equally many decimals."""
-    lows = [low[client] for client in clients]
-    highs = [high[client] for client in clients]
-    texts = numbers([*lows, *highs])
-    low_texts = texts[: len(clients)]
-    high_texts = texts[len(clients) :]
+    bounds = []
+    for client in clients:
+        bounds += [low[client], high[client]]
+    texts = numbers(bounds)
+    low_texts = texts[::2]
+    high_texts = texts[1::2]
     return list(map("{} to {}".format, low_texts, high_texts))
 
 
@@ -416,13 +429,14 @@ def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
     return f"{sentences['seeds']} {BRACKETS} {sentences['column']}"
 
 
-def _moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
+def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
     """Estimate the fractions of a payment that would move with other seeds, and by other scores."""
     fractions = {}
-    by_seeds = other_seeds(run, basis, shares.budget.rule if shares else "zero")
+    rule: Negatives = "zero" if shares is None else shares.budget.rule
+    by_seeds = fraction_moved_by_seeds(run, basis, rule)
     if not math.isnan(by_seeds):
         fractions["with other seeds"] = by_seeds
-    for score, fraction in other_scores(run, basis).items():
+    for score, fraction in fractions_moved_by_scores(run, basis).items():
         fractions[f"by {titled(score)}"] = fraction
     return fractions
 
@@ -441,20 +455,6 @@ def _mean(run: Run, values: Sequence[float]) -> str:
     return number(known_mean(values), digits=2)
 
 
-def _rows(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
-    """Return a table with a row per name."""
-    rows = list(map(list, zip(names, *columns.values())))
-    return Table([corner, *columns], rows)
-
-
-def _texts(texts: Mapping[str, object]) -> Table | None:
-    """Return a table of names and texts, or None if there are none."""
-    if not texts:
-        return None
-    rows = [[name, str(text)] for name, text in texts.items()]
-    return Table(["", ""], rows, css="texts")
-
-
 def _packages(run: Run) -> dict[str, str]:
     versions = run.record["packages"]
     return {f"package {name}": version for name, version in versions.items()}
@@ -468,7 +468,7 @@ def _logged(run: Run) -> dict[str, str]:
     return texts
 
 
-def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
+def _value_cells(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
     """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
     cells = {}
     for metric in metrics:
@@ -483,7 +483,7 @@ def _values_of(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict
     return cells
 
 
-def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
+def _retrained_cells(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Format the values by retraining like those of a metric, if there are any."""
     all_rows = run.retrained()
     if not any(all_rows) or not clients:
@@ -498,7 +498,7 @@ def _retrained(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     return {RETRAINED: cells}
 
 
-def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
+def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
     """Return a heatmap of clients' numbers of samples per class, or None if these are not known."""
     counts = run.record["class_counts"]
     class_names = run.record["classes"]
@@ -513,7 +513,7 @@ def _class_counts(run: Run, clients: Sequence[int], names: Sequence[str]) -> Tab
     )
 
 
-def _over_time(
+def _heatmaps_over_time(
     run: Run,
     metrics: Iterable[str],
     clients: Sequence[int],
@@ -523,14 +523,16 @@ def _over_time(
     if run.rounds <= 1:
         return []
     num_rounds = len(run.round_numbers)
-    # Every so many rounds, counted back from the last.
     stride = max(1, math.ceil(num_rounds / ROUNDS))
-    positions = sorted(range(num_rounds - 1, -1, -stride))
-    suffix = ", one of the runs" if run.seeds > 1 else ""
+    shown_positions = list(range(num_rounds))[::-stride]  # counted back from the last round
+    shown_positions.reverse()
+    suffix = ""
+    if run.seeds > 1:
+        suffix = ", one of the runs"
 
     heatmaps = []
     for metric in metrics:
-        history = run.history(metric)[list(clients)].iloc[positions]  # [rounds, clients]
+        history = run.history(metric)[list(clients)].iloc[shown_positions]  # [rounds, clients]
         if not history.notna().any(axis=None):
             continue
         heatmap = heat(
@@ -544,7 +546,7 @@ def _over_time(
     return heatmaps
 
 
-def _classes(
+def _class_heatmaps(
     run: Run,
     metrics: Iterable[str],
     clients: Sequence[int],
@@ -552,16 +554,18 @@ def _classes(
 ) -> list[Table]:
     """Return a heatmap of some clients' last values for each metric with several columns."""
     client_ids = list(map(str, range(run.num_clients)))
+    client_labels = list(map(run.label, range(run.num_clients)))
     heatmaps = []
     for metric in metrics:
         columns = run.columns(metric)
         if len(columns) <= 1:
             continue
-        are_classes = run.columns_are_classes(metric)
-        if columns == client_ids and not are_classes:
-            titles = list(map(run.label, range(run.num_clients)))
-        else:
-            titles = [run.column_name(metric, column) for column in columns]
+        kind = "column"
+        titles = [run.column_name(metric, column) for column in columns]
+        if run.columns_are_classes(metric):
+            kind = "class"
+        elif columns == client_ids:
+            titles = client_labels
 
         values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
         heatmap = heat(
@@ -569,13 +573,13 @@ def _classes(
             titles,
             values=values[list(clients)].tolist(),
             corner="",
-            caption=f"{metric} by {'class' if are_classes else 'column'}",
+            caption=f"{metric} by {kind}",
         )
         heatmaps.append(heatmap)
     return heatmaps
 
 
-def _guides(run: Run) -> Table | None:
+def _guide_table(run: Run) -> Table | None:
     """Return a table with each metric's description, unit, sign, needs, cost and limits."""
     # Metrics with the same text share a row.
     metrics_by_text: dict[tuple[str, str], list[str]] = {}

@@ -30,12 +30,12 @@ from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import (
     columns_in,
-    history,
-    last,
-    part,
+    last_intervals,
+    last_values,
     read_contributions,
+    select_rows,
     tidy,
-    with_ends,
+    values_by_round,
 )
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.charts import client_label
@@ -128,22 +128,25 @@ class Run:
 
         In a round without a new value, a client's last value is repeated. Weights, accuracies and norms are NaN there.
         """
-        return history(
+        return values_by_round(
             self.table,
             metric,
-            self.num_clients,
-            column,
-            self.round_numbers,
+            clients=self.num_clients,
+            column=column,
+            rounds=self.round_numbers,
         )
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
-        class_names = []
+        class_names: list[str | None] = []
         for metric, column in zip(self.table["metric"], self.table["class"]):
-            class_names.append(self.column_name(metric, column) if column else None)
-        client_names = dict(enumerate(self.client_names))
+            class_name = None
+            if column:
+                class_name = self.column_name(metric, column)
+            class_names.append(class_name)
+        name_of_client = dict(enumerate(self.client_names))
         return tidy(self.table).assign(
-            client_name=self.table["client"].map(client_names),
+            client_name=self.table["client"].map(name_of_client),
             class_name=class_names,
         )
 
@@ -161,7 +164,7 @@ class Run:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
-        return last(self.table, metric, self.num_clients, column)
+        return last_values(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         """Return the low and high ends of the intervals of a metric's last values, ``[n]`` each.
@@ -170,8 +173,9 @@ class Run:
         """
         # Version 1 wrote intervals for other metrics, too, which were too narrow.
         if self.metric_info(metric).get("class") != "ShadowShapley":
-            return [NAN] * self.num_clients, [NAN] * self.num_clients
-        _, low, high = with_ends(self.table, metric, self.num_clients)
+            unknown = [NAN] * self.num_clients
+            return unknown, unknown
+        _, low, high = last_intervals(self.table, metric, self.num_clients)
         return low, high
 
     @property
@@ -186,7 +190,7 @@ class Run:
 
     def taken_part(self) -> list[int]:
         """Return the number of rounds in which each client's update was aggregated."""
-        counts = part(self.table, "weight")["client"].value_counts()
+        counts = select_rows(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
@@ -194,16 +198,17 @@ class Run:
         number_columns = ("value", "low", "high", "share", "majority", "rounds")
         required_columns: dict[str, Cell] = {"by": str, "seeds": str}
         required_columns.update(dict.fromkeys(number_columns, number_or_nan))
-        return self._by_client(self.folder / RETRAINED, required_columns)
+        return self._rows_by_client(self.folder / RETRAINED, required_columns)
 
-    def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
+    def _rows_by_client(self, path: Path, columns: Mapping[str, Cell]) -> list[dict[str, Any]]:
         """Read each client's row of a CSV file as a mapping, or return an empty list if there is no such file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
-        for line, row in read_rows(path, {"client": parse_int, **needed}):
+        for line, row in read_rows(path, {"client": parse_int, **columns}):
             client = row["client"]
-            if client >= self.num_clients or rows[client]:
+            has_row_already = client < self.num_clients and rows[client]
+            if client >= self.num_clients or has_row_already:
                 raise ConfigurationError(
                     f"{path}, line {line}: client is {client}, expected 0 to {self.num_clients - 1}, each once."
                 )
@@ -248,7 +253,9 @@ def open_run(path: str | Path) -> Run:
             not one that a run writes (the message names the line).
     """
     file = find_contributions(Path(path))
-    return Run(file.parent, read_record(file.parent / RECORD), read_contributions(file))
+    folder = file.parent
+    record = read_record(folder / RECORD)
+    return Run(folder, record, read_contributions(file))
 
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
@@ -312,7 +319,9 @@ def _means_of_all(
         values = [mapping.get(name) for mapping in mappings]
         numbers = [value for value in values if value is not None]
         is_complete = len(numbers) == len(values)
-        means[name] = statistics.fmean(numbers) if is_complete else None
+        means[name] = None
+        if is_complete:
+            means[name] = statistics.fmean(numbers)
     return means
 
 
@@ -372,13 +381,13 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 def repeated_runs(run: Run) -> list[Run]:
     """Return all finished runs of the ``flsv repeat`` that lists this run, if there are at least two."""
-    folders = _listed_with(run.folder)
+    folders = _folders_of_same_repeat(run.folder)
     if len(folders) < 2:
         return []
 
     repetitions = [open_run(folder) for folder in folders]
     for repetition in repetitions:
-        differences = _other_experiment(run, repetition)
+        differences = _differences_of_experiments(run, repetition)
         if differences:
             raise ConfigurationError(
                 f"{repetition.folder} is not {run.folder} with another seed, so that no mean over "
@@ -388,18 +397,20 @@ def repeated_runs(run: Run) -> list[Run]:
     return repetitions
 
 
-def _listed_with(run_folder: Path) -> list[Path]:
+def _folders_of_same_repeat(run_folder: Path) -> list[Path]:
     """Return the folders in the nearest ``runs.csv`` above a run, or an empty list if it is not one of them."""
     run_folder = run_folder.resolve()
     for parent in run_folder.parents:
         if (parent / RUNS).is_file():
             folders = repeated_folders(parent)
             is_listed = run_folder in [folder.resolve() for folder in folders]
-            return folders if is_listed else []
+            if is_listed:
+                return folders
+            return []
     return []
 
 
-def _other_experiment(run: Run, repetition: Run) -> list[str]:
+def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
     """Describe what two runs differ in apart from their seeds."""
     differences = []
     if repetition.record["hashes"] != run.record["hashes"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,31 +131,33 @@ class Shares:
         row = self.table.loc[client]
         share = percent(row["share"])
         amount = self.budget.text(row["amount"])
-        low = 100 * row["share_low"]
-        high = 100 * row["share_high"]
-        if math.isnan(low) or math.isnan(high):
+        low_percent = 100 * row["share_low"]
+        high_percent = 100 * row["share_high"]
+        if math.isnan(low_percent) or math.isnan(high_percent):
             return [share, amount]
 
         decimals = self.budget.decimals
-        lowest = f"{row['amount_low']:,.{decimals}f}"
-        highest = f"{row['amount_high']:,.{decimals}f}"
-        return [f"{share} [{low:.1f} to {high:.1f}]", f"{amount} [{lowest} to {highest}]"]
+        low_amount = f"{row['amount_low']:,.{decimals}f}"
+        high_amount = f"{row['amount_high']:,.{decimals}f}"
+        return [
+            f"{share} [{low_percent:.1f} to {high_percent:.1f}]",
+            f"{amount} [{low_amount} to {high_amount}]",
+        ]
 
-    def written(self) -> DataFrame:
+    def csv_table(self) -> DataFrame:
         """Return the table for ``shares.csv``, rounded and without empty columns."""
-        formats = {
-            **dict.fromkeys(("share", "share_low", "share_high"), ".6f"),
-            **dict.fromkeys(("amount", "amount_low", "amount_high"), f".{self.budget.decimals}f"),
-            **dict.fromkeys(("value", "low", "high"), ".6g"),
-        }
-        table = self.table.copy()
-        for column, number_format in formats.items():
-            cells = []
-            for value in self.table[column]:
-                cells.append("" if math.isnan(value) else format(value, number_format))
-            table[column] = cells
+        number_formats = {}
+        for column in ("share", "share_low", "share_high"):
+            number_formats[column] = ".6f"
+        for column in ("amount", "amount_low", "amount_high"):
+            number_formats[column] = f".{self.budget.decimals}f"
+        for column in ("value", "low", "high"):
+            number_formats[column] = ".6g"
 
-        optional_columns = [*formats, "currency", "finding"]
+        table = self.table.copy()
+        for column, number_format in number_formats.items():
+            table[column] = _number_texts(self.table[column], number_format)
+        optional_columns = [*number_formats, "currency", "finding"]
         empty_columns = [column for column in optional_columns if not table[column].any()]
         return table.drop(columns=empty_columns)
 
@@ -162,6 +165,16 @@ class Shares:
     def missing(self) -> list[int]:
         """Return the ids of the clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
+
+
+def _number_texts(numbers: Iterable[float], number_format: str) -> list[str]:
+    texts = []
+    for number in numbers:
+        text = ""
+        if not math.isnan(number):
+            text = format(number, number_format)
+        texts.append(text)
+    return texts
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:

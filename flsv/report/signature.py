@@ -66,7 +66,8 @@ def verify(path: Path, signers: Path | None = None) -> str:
     if signers is None:
         answer = _ssh_keygen(["check-novalidate", *arguments], path)
         _check(answer, path)
-        return answer.stdout.split()[-1]
+        fingerprint = answer.stdout.split()[-1]
+        return fingerprint
 
     signers_file = ["-f", str(signers)]
     principals = _ssh_keygen(["find-principals", *signers_file, "-s", str(signature)])
@@ -90,10 +91,13 @@ def _ssh_keygen(
     arguments: Sequence[str], content: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``ssh-keygen -Y`` with the content of a file as its input."""
+    text = None
+    if content is not None:
+        text = content.read_bytes().decode()
     try:
         return subprocess.run(
             ["ssh-keygen", "-Y", *arguments],
-            input=None if content is None else content.read_bytes().decode(),
+            input=text,
             capture_output=True,
             text=True,
         )

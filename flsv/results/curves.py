@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,8 @@ from flsv.scores.class_scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
 MOST_PER_CLASS = 500
+#: Number of characters of a client's or class's name in a tag.
+LONGEST_NAME = 24
 
 
 class Monitored(Sink):
@@ -42,15 +43,16 @@ class Monitored(Sink):
     def write(self, result: RoundResult) -> None:
         rows = [row for row in result.table if row.metric in self._metrics]
         numbers = {**result.shared, **_by_client(rows)}
-        values = {}
+        monitored_values = {}
         for name, number in numbers.items():
             if not math.isnan(number):
-                values[name] = torch.tensor(number)
+                monitored_values[name] = torch.tensor(number)
 
-        for name in self.names - values.keys():
+        names_without_value = self.names - monitored_values.keys()
+        for name in names_without_value:
             self._trainer.callback_metrics.pop(name, None)
-        self._trainer.callback_metrics.update(values)
-        self.names = set(values)
+        self._trainer.callback_metrics.update(monitored_values)
+        self.names = set(monitored_values)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
@@ -76,20 +78,21 @@ class Point(NamedTuple):
     value: float
 
 
-def points_of(
+def curve_points(
     result: RoundResult,
     per_class: Iterable[str],
     clients: int,
     class_names: Sequence[str] | None,
 ) -> Iterator[Point]:
     """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
-    metrics = _metrics_with_class_curves(result, per_class, clients)
+    metrics_by_class = _metrics_with_class_curves(result, per_class, clients)
     for row in result.changes:
-        if row.column and row.metric in metrics:
+        is_class_value = row.column != ""
+        if not is_class_value:
+            yield from _points_with_interval(row)
+        elif row.metric in metrics_by_class:
             tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
             yield Point(row.client, tag, row.value)
-        if not row.column:
-            yield from _points_with_interval(row)
     for row in result.table:
         if row.metric == "train_loss":
             yield Point(row.client, row.metric, row.value)
@@ -99,13 +102,17 @@ def _metrics_with_class_curves(
     result: RoundResult, per_class: Iterable[str], clients: int
 ) -> set[str]:
     """Return the metrics ``per_class`` that have not too many curves."""
-    wanted_metrics = set(per_class)
-    columns = set()
+    classes_by_metric: dict[str, set[str]] = {metric: set() for metric in per_class}
     for row in result.changes:
-        if row.column and row.metric in wanted_metrics:
-            columns.add((row.metric, row.column))
-    num_columns = Counter(metric for metric, _ in columns)
-    return {metric for metric, count in num_columns.items() if count * clients <= MOST_PER_CLASS}
+        if row.column and row.metric in classes_by_metric:
+            classes_by_metric[row.metric].add(row.column)
+
+    metrics_with_curves = set()
+    for metric, classes in classes_by_metric.items():
+        num_curves = len(classes) * clients
+        if num_curves <= MOST_PER_CLASS:
+            metrics_with_curves.add(metric)
+    return metrics_with_curves
 
 
 def _points_with_interval(row: Row) -> Iterator[Point]:
@@ -117,7 +124,7 @@ def _points_with_interval(row: Row) -> Iterator[Point]:
             yield Point(row.client, number_tag, number)
 
 
-def in_one_place(
+def scalars_of(
     points: Iterable[Point],
     client_names: Sequence[str] | None,
 ) -> dict[str, float]:
@@ -158,15 +165,15 @@ def class_part(column: int, names: Sequence[str] | None) -> str:
         >>> class_part(3, None), class_part(0, ["T-shirt/top"]), class_part(1, ["0", "1"])
         ('class_3', 'class_0_T-shirt_top', 'class_1')
     """
-    return _part("class", column, names)
+    return _tag_part("class", column, names)
 
 
 def client_part(client: int, names: Sequence[str] | None) -> str:
     """Return a client's part of a tag: its id, and its name if that differs."""
-    return _part("client", client, names)
+    return _tag_part("client", client, names)
 
 
-def _part(
+def _tag_part(
     kind: str,
     number: int,
     names: Sequence[str] | None,
@@ -174,7 +181,8 @@ def _part(
     name = ""
     if names is not None:
         name = str(names[number])
-    shortened = re.sub(r"[^\w.-]+", "_", name)[:24].strip("_.")
+    allowed_characters = re.sub(r"[^\w.-]+", "_", name)
+    shortened = allowed_characters[:LONGEST_NAME].strip("_.")
     if shortened in ("", str(number)):
         return f"{kind}_{number}"
     return f"{kind}_{number}_{shortened}"

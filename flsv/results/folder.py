@@ -69,16 +69,17 @@ class Reporting:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
             [2, 5, 8, 11, 14, 17, 20, 23, 24]
         """
-        num_rounds = None
+        last_round = None
+        rounds_between = PICTURES
         if rounds is not None and rounds > 0:
-            num_rounds = rounds
-        every = self.figures
-        if every is None:
-            every = PICTURES if num_rounds is None else math.ceil(num_rounds / PICTURES)
-        if every == 0:
+            last_round = rounds
+            rounds_between = math.ceil(rounds / PICTURES)
+        if self.figures is not None:
+            rounds_between = self.figures
+        if rounds_between == 0:
             return False
         rounds_done = round_index + 1
-        return rounds_done == num_rounds or rounds_done % every == 0
+        return rounds_done == last_round or rounds_done % rounds_between == 0
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
@@ -121,7 +122,9 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 def find_contributions(run: Path) -> Path:
     """Return the path of ``contributions.csv``, given this file, its folder, or the folder of a ``flsv repeat``."""
-    folder = run.parent if run.name == CONTRIBUTIONS else run
+    folder = run
+    if run.name == CONTRIBUTIONS:
+        folder = run.parent
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
     if not folder.is_dir():
@@ -190,11 +193,14 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 def arguments_of_fit() -> str | None:
     """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
-    program = Path(sys.argv[0]).parts
-    is_flsv = program[-1:] == ("flsv",) or program[-2:] == ("flsv", "__main__.py")
-    if not is_flsv or sys.argv[1:2] != ["fit"]:
+    program, *words = sys.argv
+    path = Path(program)
+    is_flsv = path.name == "flsv" or path.parts[-2:] == ("flsv", "__main__.py")
+    is_fit = words[:1] == ["fit"]
+    if not is_flsv or not is_fit:
         return None
-    arguments = " " + shlex.join(sys.argv[2:])
+    arguments = " " + shlex.join(words[1:])
+    # A repetition neither resumes nor is quiet.
     return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", arguments).strip()
 
 

@@ -133,7 +133,7 @@ def record_head(
         },
         "module": type(module).__name__,
         "algorithm": class_by_role,
-        "metrics": {name: _described(metric) for name, metric in metrics.items()},
+        "metrics": {name: _describe(metric) for name, metric in metrics.items()},
     }
 
 
@@ -142,9 +142,10 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _described(metric: Metric) -> dict[str, Any]:
+def _describe(metric: Metric) -> dict[str, Any]:
     columns = None
     guide = {}
+    has_class_values = bool(getattr(metric, "per_class", False))
     if isinstance(metric, ContributionMetric):
         columns = metric.columns()
         guide = metric.guide().lines()
@@ -152,7 +153,7 @@ def _described(metric: Metric) -> dict[str, Any]:
         "class": type(metric).__name__,
         "about": plain(what_it_is(metric)),
         "guide": guide,
-        "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
+        "per_class": has_class_values and columns is None,
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
         "to_pay_by": to_pay_by(metric),
@@ -172,7 +173,7 @@ def to_pay_by(metric: Metric) -> bool:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``run.json`` into a folder. If this fails, the earlier file stays as it was."""
-    text = json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_to_json_type(record), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(folder / RECORD) as file:
         file.write(text.encode())
 
@@ -196,19 +197,22 @@ def read_record(path: Path) -> dict[str, Any]:
         readable=range(VERSION, VERSION + 1),
         written_by=record.get("packages", {}).get("flsv"),
     )
-    return {**record, "events": [Event(**event) for event in record["events"]]}
+    events = [Event(**event) for event in record["events"]]
+    return {**record, "events": events}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_type(value: Any) -> Any:
     """Convert a value to JSON types, numbers that are not finite to None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json_type(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # a tensor or an array
-        return _plain(value.tolist())
+        return _to_json_type(value.tolist())
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return value
     if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
+        return [_to_json_type(item) for item in value]
     return repr(value)

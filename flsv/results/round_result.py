@@ -49,7 +49,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
         if event.what == "echo":
             echoing_clients.add(event.client)
 
-    for client in echoing_clients.difference(*groups):
+    clients_in_groups = set().union(*groups)
+    for client in echoing_clients - clients_in_groups:
         groups.add((client,))
     return [list(group) for group in sorted(groups)]
 
@@ -65,9 +66,11 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     for event in events:
         if event.what in ("not_finite", "large"):
             num_faulty, num_updates = counts.get(event.client, (0, 0))
-            num_faulty += event.times
-            num_updates = max(num_updates, event.of or 0)
-            counts[event.client] = (num_faulty, num_updates)
+            updates_of_event = event.of or 0
+            counts[event.client] = (
+                num_faulty + event.times,
+                max(num_updates, updates_of_event),
+            )
     return dict(sorted(counts.items()))
 
 

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
 from flsv.results.round_result import Event, RoundResult, Row
-from flsv.results.run_table import Numbers, changes, round_rows
+from flsv.results.run_table import Numbers, changed_rows, round_rows
 from flsv.utilities.charts import label_text
 from flsv.utilities.host_copies import to_host
 
@@ -59,27 +59,34 @@ def numbers_of(
 
     Also return ``{name: number}`` of the values and diagnostics that are a single number.
     """
-    measured: list[_Measurement] = []
+    measurements: list[_Measurement] = []
     for name, value in values.items():
-        measured += _measurements(name, metrics[name], value, class_names)
+        measurements += _measurements(name, metrics[name], value, class_names)
     for name, diagnostic in _diagnostics(metrics, values):
-        measured.append(_Measurement(name, [diagnostic]))
+        measurements.append(_Measurement(name, [diagnostic]))
 
     # One copy for all, since each copy would wait for the device.
     tensors: list[Tensor] = []
-    for entry in measured:
-        tensors += entry.tensors
+    for measurement in measurements:
+        tensors += measurement.tensors
     host_tensors = iter(to_host(tensors))
     numbers: list[Numbers] = []
     shared: dict[str, float] = {}
-    for entry in measured:
-        value, *interval = islice(host_tensors, len(entry.tensors))
+    for measurement in measurements:
+        value, *interval = islice(host_tensors, len(measurement.tensors))
         if value.ndim == 0:
-            shared[entry.name] = value.item()
+            shared[measurement.name] = value.item()
             continue
-        double_interval = tuple(end.double() for end in interval) or None
+        double_interval = None
+        if interval:
+            double_interval = [end.double() for end in interval]
         numbers.append(
-            Numbers(entry.name, value.double(), columns=entry.columns, ends=double_interval)
+            Numbers(
+                measurement.name,
+                value.double(),
+                columns=measurement.columns,
+                ends=double_interval,
+            )
         )
     return numbers, shared
 
@@ -98,11 +105,11 @@ def _measurements(
     tensors = [client_values]
     if isinstance(metric, ContributionMetric):
         tensors += metric.intervals(value=client_values) or ()
-    measured = [_Measurement(name, tensors)]
+    measurements = [_Measurement(name, tensors)]
     columns = _named_columns(metric, value, class_names)
     if columns:
-        measured.append(_Measurement(name, [value], columns))
-    return measured
+        measurements.append(_Measurement(name, [value], columns))
+    return measurements
 
 
 def _named_columns(
@@ -119,9 +126,9 @@ def _named_columns(
     num_classes = value.shape[1]
     if num_classes == 1:
         return {}
-    keys = [str(index) for index in range(num_classes)]
-    names = class_names or getattr(metric, "class_names", None) or keys
-    return dict(zip(keys, map(str, names)))
+    class_numbers = [str(index) for index in range(num_classes)]
+    names = class_names or getattr(metric, "class_names", None) or class_numbers
+    return dict(zip(class_numbers, map(str, names)))
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
@@ -135,14 +142,15 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
     # Allocation in Federated Learning", ICLR 2020, definition 1.
     numbers: dict[str, float] = {}
-    for name, scores_of_clients in scores.items():
-        finite_scores = scores_of_clients[~scores_of_clients.isnan()].double()
-        if len(finite_scores) == 0:
+    for name, client_scores in scores.items():
+        has_score = ~client_scores.isnan()
+        known_scores = client_scores[has_score].double()
+        if len(known_scores) == 0:
             continue
         # The mean is over all clients, so it is NaN if a client has no score.
-        numbers[f"client_{name}/mean"] = scores_of_clients.mean().item()
-        numbers[f"client_{name}/min"] = finite_scores.min().item()
-        numbers[f"client_{name}/std"] = finite_scores.std(correction=0).item()
+        numbers[f"client_{name}/mean"] = client_scores.mean().item()
+        numbers[f"client_{name}/min"] = known_scores.min().item()
+        numbers[f"client_{name}/std"] = known_scores.std(correction=0).item()
     return numbers
 
 
@@ -210,7 +218,7 @@ class RoundResults:
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
         metric_rows, shared = self._measured(index, values)
-        new_rows = changes(metric_rows, self._earlier_rows)
+        new_rows = changed_rows(metric_rows, self._earlier_rows)
         self._earlier_rows = metric_rows
         self._names_of_rounds |= shared.keys()
 
@@ -254,7 +262,7 @@ class RoundResults:
             pictures[name] = partial(draw_metric, self._metrics[name], name, value, index)
         return pictures
 
-    def late(
+    def late_result(
         self,
         index: int,
         values: Mapping[str, Tensor],
@@ -264,9 +272,9 @@ class RoundResults:
         """Return the result of an earlier round whose values or scores became known only now, see
         :meth:`round_result`.
         """
-        rows, numbers = self._measured(index, values)
-        new_rows = changes(rows, self._late_rows)
-        self._late_rows = rows
+        metric_rows, numbers = self._measured(index, values)
+        new_rows = changed_rows(metric_rows, self._late_rows)
+        self._late_rows = metric_rows
 
         score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
         score_rows = round_rows(index, score_numbers, self._client_names)
@@ -276,7 +284,7 @@ class RoundResults:
                 shared[name] = number
         return RoundResult(
             index,
-            table=rows + score_rows,
+            table=metric_rows + score_rows,
             changes=new_rows + score_rows,
             shared=shared,
             shared_changes=shared,
@@ -292,20 +300,22 @@ def draw_metric(
     round_index: int,
 ) -> Figure:
     """Draw a metric's values by its method ``plot``, with standard errors and bounds, if any."""
-    error = None
+    stderr = None
     if isinstance(metric, ContributionMetric):
-        error = metric.diagnostics().get("stderr")
+        stderr = metric.diagnostics().get("stderr")
+    if stderr is not None:
+        stderr = stderr.detach().cpu()
     limits = None
     if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
         limits = (metric.plot_lower_bound, metric.plot_upper_bound)
 
     # Metrics of torchmetrics take neither argument.
     parameters = inspect.signature(metric.plot).parameters
-    style: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "stderr" in parameters:
-        style["stderr"] = None if error is None else error.detach().cpu()
+        options["stderr"] = stderr
     if "limits" in parameters:
-        style["limits"] = limits
-    figure, axis = metric.plot(value, **style)
+        options["limits"] = limits
+    figure, axis = metric.plot(value, **options)
     axis.set_title(f"{label_text(name)}, round {round_index + 1}")
     return figure

@@ -93,7 +93,7 @@ def round_rows(
         0,weight,1,,0.25,Lyon,,,
         <BLANKLINE>
         >>> then = round_rows(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
-        >>> csv_lines(changes(then, table))
+        >>> csv_lines(changed_rows(then, table))
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
     rows = []
@@ -138,18 +138,18 @@ def _intervals(
     return intervals.tolist()
 
 
-def changes(
+def changed_rows(
     rows: Iterable[Row],
     earlier_rows: Iterable[Row],
 ) -> list[Row]:
     """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there."""
-    earlier_by_key = {row[1:4]: row for row in earlier_rows}
-    changed_rows = []
+    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
+    new_rows = []
     for row in rows:
-        earlier = earlier_by_key.get(row[1:4])
+        earlier = earlier_by_key.get((row.metric, row.client, row.column))
         if earlier is None or row.value != earlier.value or _has_another_interval(row, earlier):
-            changed_rows.append(row)
-    return changed_rows
+            new_rows.append(row)
+    return new_rows
 
 
 def _has_another_interval(row: Row, earlier: Row) -> bool:
@@ -163,7 +163,7 @@ def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
-def part(
+def select_rows(
     table: DataFrame,
     metric: str,
     column: str = "",
@@ -181,7 +181,7 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
     return keys
 
 
-def last(
+def last_values(
     table: DataFrame,
     metric: str,
     clients: int,
@@ -189,29 +189,29 @@ def last(
     number: str = "value",
 ) -> list[float]:
     """Return each client's last value of a metric or ``column``, or as ``number`` its interval's low or high end."""
-    rows = part(table, metric, column).drop_duplicates("client", keep="last")
+    rows = select_rows(table, metric, column).drop_duplicates("client", keep="last")
     numbers = rows.set_index("client")[number]
     return numbers.reindex(range(clients)).tolist()
 
 
-def with_ends(
+def last_intervals(
     table: DataFrame, metric: str, clients: int
 ) -> tuple[list[float], list[float], list[float]]:
     """Return each client's last value by a metric, and the low and high ends of its interval."""
-    values = last(table, metric, clients)
-    low = last(table, metric, clients, number="low")
-    high = last(table, metric, clients, number="high")
+    values = last_values(table, metric, clients)
+    low = last_values(table, metric, clients, number="low")
+    high = last_values(table, metric, clients, number="high")
     return values, low, high
 
 
-def history(
+def values_by_round(
     table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]
 ) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds for n clients.
 
     In a round without a new value the last one is repeated, except for single rounds' numbers (:data:`OF_A_ROUND`).
     """
-    rows = part(table, metric, column)
+    rows = select_rows(table, metric, column)
     values = rows.pivot(index="round", columns="client", values="value")
     values = values.reindex(index=rounds, columns=range(clients))
     if metric in OF_A_ROUND:
@@ -221,13 +221,10 @@ def history(
 
 def tidy(table: DataFrame) -> DataFrame:
     """Return a run's table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
-    is_of_column = table["class"] != ""
-    table = table.assign(
-        **{
-            "class": table["class"].where(is_of_column, None),
-            "class_name": table["class_name"].where(is_of_column, None),
-        }
-    )
+    is_class_value = table["class"] != ""
+    table = table.copy(deep=False)
+    for column in ("class", "class_name"):
+        table[column] = table[column].where(is_class_value, None)
     return table[list(COLUMNS)].reset_index(drop=True)
 
 
@@ -282,7 +279,9 @@ class CSV(Sink):
 
         If this drops rounds of an earlier run, the file is first copied to another name.
         """
-        source = self.path if earlier is None else earlier
+        source = self.path
+        if earlier is not None:
+            source = earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
             rows = _read(source)
@@ -293,13 +292,14 @@ class CSV(Sink):
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        if first_round == 0 or source != self.path:
-            drops_rounds = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
-        else:
+        goes_on_in_file = first_round > 0 and source == self.path
+        if goes_on_in_file:
             # A single round that was written before its process was lost is run again with the same result: nothing is
             # lost.
             later_rounds = {row.round for row in rows if row.round >= first_round}
             drops_rounds = len(later_rounds) > 1
+        else:
+            drops_rounds = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if drops_rounds:
             self._set_aside()
         earlier_rows = [row for row in rows if row.round < first_round]
@@ -313,19 +313,20 @@ class CSV(Sink):
     def write_late(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
-        late_keys = set()
+        late_metrics = set()
         for result in results:
             late_rows += result.changes
-            late_keys |= {(row.round, row.metric) for row in result.table}
-        if not late_keys:
+            for row in result.table:
+                late_metrics.add((row.round, row.metric))
+        if not late_metrics:
             return
 
-        rows = []
+        all_rows = []
         for row in _read(self.path):
-            if (row.round, row.metric) not in late_keys:
-                rows.append(row)
-        rows += late_rows
-        self._replace(sorted(rows, key=lambda row: row.round))
+            if (row.round, row.metric) not in late_metrics:
+                all_rows.append(row)
+        all_rows += late_rows
+        self._replace(sorted(all_rows, key=lambda row: row.round))
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append one round's rows, all or none. Numbers are written without rounding."""

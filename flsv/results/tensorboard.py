@@ -39,9 +39,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from flsv.core.artifacts import client_folders
-from flsv.results.curves import Point, client_part, in_one_place, points_of
+from flsv.results.curves import Point, client_part, curve_points, scalars_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
-from flsv.results.run_table import part
+from flsv.results.run_table import select_rows
 from flsv.utilities.charts import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
@@ -102,11 +102,11 @@ class TensorBoard(Sink):
         # A resumed run writes its result anew, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
-        plain_settings = {}
+        plain_settings = dict(settings)
         for name, setting in settings.items():
-            is_plain = isinstance(setting, str | int | float)
-            plain_settings[name] = setting if is_plain else str(setting)
-        _, session_start, _ = hparams(plain_settings, {})
+            if not isinstance(setting, str | int | float):
+                plain_settings[name] = str(setting)
+        _experiment, session_start, _session_end = hparams(plain_settings, {})
         result_writer._get_file_writer().add_summary(session_start)
         result_writer.flush()
         if first_round == 0:
@@ -115,8 +115,8 @@ class TensorBoard(Sink):
     def _resume(self) -> None:
         """Invalidate what an earlier process wrote from the first round on."""
         self._writer.close()  # it then opens another file, which is read after the files of the earlier process
-        events_by_round = _over_batches(self._folder, self._first_round)
-        # Until a new event file's name sorts after those that are there.
+        round_events = _events_to_write_again(self._folder, self._first_round)
+        # An event file's name has the second in which it was made, and a new one's has to sort after all others.
         files = self._folder.rglob("events.out.tfevents.*")
         seconds = [int(path.name.split(".")[3]) for path in files]
         next_second = max(seconds, default=0) + 1
@@ -126,9 +126,9 @@ class TensorBoard(Sink):
         mark = SessionLog(status=SessionLog.START)
         writer.add_event(Event(file_version="brain.Event:2"), self._first_round)
         writer.add_event(Event(session_log=mark), self._first_round)
-        for index, events in groupby(events_by_round, itemgetter(0)):
+        for index, events_of_round in groupby(round_events, itemgetter(0)):
             self.begin_round(index)
-            for _, event in events:
+            for _, event in events_of_round:
                 writer.add_event(event, event.step, event.wall_time)
         self.begin_round(self._first_round)
 
@@ -140,14 +140,14 @@ class TensorBoard(Sink):
     def write(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if ``result.drawn``."""
         num_clients = len(self._client_names)
-        points = list(points_of(result, self._per_class, num_clients, self._class_names))
+        points = list(curve_points(result, self._per_class, num_clients, self._class_names))
         scalars = dict(result.shared_changes)
         if self._by_client:
             self._write_clients(points, result.round_index)
         else:
-            scalars.update(in_one_place(points, self._client_names))
+            scalars.update(scalars_of(points, self._client_names))
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
-        _add(self._writer, scalars, result.round_index)
+        _write_scalars(self._writer, scalars, result.round_index)
         if result.drawn:
             self.draw(result)
 
@@ -163,8 +163,8 @@ class TensorBoard(Sink):
     def finish(self, result: RunResult) -> None:
         """Write the final numbers for the tab HParams, and the final intervals for the tab Custom Scalars."""
         assert self._result_writer is not None
-        _, _, session_end = hparams({}, {})
-        _add(self._result_writer, self._final_numbers(result), result.round_index)
+        _experiment, _session_start, session_end = hparams({}, {})
+        _write_scalars(self._result_writer, self._final_numbers(result), result.round_index)
         self._result_writer._get_file_writer().add_summary(session_end)
         if self._by_client:
             self._write_bands(result)
@@ -182,7 +182,7 @@ class TensorBoard(Sink):
 
         if self._by_client:
             for metric in self._metrics:
-                for row in part(result.table, metric).itertuples():
+                for row in select_rows(result.table, metric).itertuples():
                     tag = f"{metric}/{client_part(row.client, self._client_names)}"
                     numbers[tag] = row.value
         measured_numbers = {}
@@ -196,14 +196,13 @@ class TensorBoard(Sink):
         charts = {}
         for metric in self._metrics:
             tags = [f"final {metric}/{column}" for column in BAND]
-            rows = part(result.table, metric).dropna(subset=BAND)
+            rows = select_rows(result.table, metric).dropna(subset=BAND)
             for row in rows.itertuples():
                 charts[metric] = ["Margin", tags]
-                numbers = row.value, row.low, row.high
-                band = dict(zip(tags, numbers))
+                band = dict(zip(tags, (row.value, row.low, row.high)))
                 # TensorBoard draws nothing of one step. A run that goes on discards steps after the last round.
                 for step in (result.rounds, result.rounds + 1):
-                    _add(self._writer_of(row.client), band, step)
+                    _write_scalars(self._writer_of(row.client), band, step)
         if charts:
             self._writer.add_custom_scalars({"90 % intervals of the final values": charts})
 
@@ -233,7 +232,7 @@ class TensorBoard(Sink):
                 tag = f"{FIRST}{tag}"
             scalars_by_client[point.client][tag] = point.value
         for client, scalars in scalars_by_client.items():
-            _add(self._writer_of(client), scalars, step)
+            _write_scalars(self._writer_of(client), scalars, step)
 
     def _writer_of(self, client: int) -> SummaryWriter:
         if client not in self._writers:
@@ -267,8 +266,8 @@ class Trackers(Sink):
 
     def write(self, result: RoundResult) -> None:
         """Log a round's curves."""
-        points = points_of(result, self._per_class, len(self._client_names), self._class_names)
-        scalars = {**result.shared_changes, **in_one_place(points, self._client_names)}
+        points = curve_points(result, self._per_class, len(self._client_names), self._class_names)
+        scalars = {**result.shared_changes, **scalars_of(points, self._client_names)}
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
@@ -295,30 +294,39 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
         logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
 
 
-def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
+def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Event]]:
     """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again.
 
     A resumed run makes TensorBoard discard all steps from ``first_round`` on. The steps of most curves count rounds.
     A module that logs in every training step also writes curves whose steps count batches. Their points of earlier
     rounds can have a step of ``first_round`` or more, and would be lost.
     """
-    events_by_round: list[tuple[int, Event]] = []
+    earlier_events: list[tuple[int, Event]] = []  # with their rounds
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        index = first_round  # files of earlier versions have no marks: which round is not known
+        round_index = (
+            first_round  # files of earlier versions have no marks: which round is not known
+        )
         for event in LegacyEventFileLoader(str(path)).Load():
-            status = event.session_log.status if event.HasField("session_log") else None
-            if status == SessionLog.START:
-                restart = event.step
-                events_by_round = [pair for pair in events_by_round if pair[1].step < restart]
+            status = None
+            if event.HasField("session_log"):
+                status = event.session_log.status
+            if status == SessionLog.START:  # an earlier resume has discarded later steps
+                earlier_events = _before_step(earlier_events, event.step)
             elif status == SessionLog.CHECKPOINT:
-                index = event.step
-            elif event.HasField("summary") and index < first_round:
-                events_by_round.append((index, event))
-    discarded = [pair for pair in events_by_round if pair[1].step >= first_round]
-    return sorted(discarded, key=itemgetter(0))
+                round_index = event.step
+            elif event.HasField("summary") and round_index < first_round:
+                earlier_events.append((round_index, event))
+    discarded_events = [
+        (round_index, event) for round_index, event in earlier_events if event.step >= first_round
+    ]
+    return sorted(discarded_events, key=itemgetter(0))
 
 
-def _add(
+def _before_step(round_events: list[tuple[int, Event]], step: int) -> list[tuple[int, Event]]:
+    return [(round_index, event) for round_index, event in round_events if event.step < step]
+
+
+def _write_scalars(
     writer: SummaryWriter,
     scalars: Mapping[str, float],
     step: int,

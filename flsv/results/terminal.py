@@ -22,11 +22,11 @@ from pandas import DataFrame
 from flsv.functional.intervals import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import columns_in, last, part, with_ends
+from flsv.results.run_table import columns_in, last_intervals, last_values, select_rows
 from flsv.results.text import (
     WORDS,
     by_value,
-    change,
+    describe_change,
     ends_of,
     numbers,
     percent,
@@ -61,7 +61,7 @@ def print_contributions(
     if metrics:
         title = "Contributions"
         order = f", by {metrics[0]}"
-        values = last(table, metrics[0], num_clients)
+        values = last_values(table, metrics[0], num_clients)
     rows = shown_clients(values, num_clients)
     if len(rows) < num_clients:
         title += f" of {len(rows)} of {num_clients} clients{order}; all are in contributions.csv"
@@ -87,7 +87,7 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
     if not result.columns:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
     for name in result.to_pay_by[:1]:
-        values, low, high = with_ends(result.table, name, num_clients)
+        values, low, high = last_intervals(result.table, name, num_clients)
         if any(bound == bound for bound in low):
             lines.append(BRACKETS)
         verdict = _verdict(result, name, values, low, high)
@@ -96,7 +96,7 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
             lines.append(verdict.text)
     if result.columns and not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
-    lines += lines_of(result.learning_record)
+    lines += performance_lines(result.learning_record)
     if result.logged:
         logged_values = [f"{name} {value:.4g}" for name, value in result.logged.items()]
         lines.append(f"Model:   {', '.join(logged_values)}")
@@ -125,10 +125,10 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
         counts.append("rounds")
     columns = {}
     for count in counts:
-        columns[count] = numbers(last(result.table, count, clients))
+        columns[count] = numbers(last_values(result.table, count, clients))
 
     for metric in metric_names:
-        values, low, high = with_ends(result.table, metric, clients)
+        values, low, high = last_intervals(result.table, metric, clients)
         columns[metric] = with_intervals(values, low, high)
         if metric not in result.to_pay_by[:1]:
             continue
@@ -141,14 +141,15 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
 def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     keys = columns_in(table, metric)
-    names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
+    names = [select_rows(table, metric, key)["class_name"].iloc[0] for key in keys]
     all_heads = [*names, "client"]
     columns = {}
     for position, (name, key) in enumerate(zip(names, keys)):
-        # A class may have the same name as another class, or as the first column.
+        head = name
         is_unique = all_heads.count(name) == 1
-        head = name if is_unique else f"{name} ({position})"
-        columns[head] = numbers(last(table, metric, clients, key), 2)
+        if not is_unique:  # a class may have the same name as another class, or as the first column
+            head = f"{name} ({position})"
+        columns[head] = numbers(last_values(table, metric, clients, key), 2)
     return columns
 
 
@@ -173,13 +174,14 @@ def print_table(
 ) -> None:
     """Print a table of columns ``{header: cells}`` with a row per name. A table wider than the terminal is split."""
     cells = {head: [*column] for head, column in columns.items()}
-    frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
-    frame.columns.name = corner
+    row_names = [shortened_name(name) for name in names]
+    table = DataFrame(cells, index=row_names, dtype=object)
+    table.columns.name = corner
     if rows is not None:
-        frame = frame.iloc[list(rows)]
+        table = table.iloc[list(rows)]
     print(title)
     with pandas.option_context("display.unicode.east_asian_width", True):
-        print(frame.to_string(line_width=width()), end="\n\n")
+        print(table.to_string(line_width=width()), end="\n\n")
 
 
 def width() -> int | None:
@@ -189,23 +191,21 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def lines_of(record: Mapping[str, Any]) -> list[str]:
+def performance_lines(record: Mapping[str, Any]) -> list[str]:
     """Describe the model's performances at the start and end of training, from the run's learning record.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
-        >>> lines_of({"paid_in": {"sv": verdict, "value": verdict}})
+        >>> performance_lines({"paid_in": {"sv": verdict, "value": verdict}})
         ['Accuracy on the validation set: from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
     """
     lines = []
     for game in record.get("paid_in", {}).values():
-        line = change(game)
-        # A name that the module logs is not changed.
-        lines.append(
-            f"{line[0].upper()}{line[1:]}."
-            if game["by"].partition(" of ")[0] in _SCORES
-            else f"{line}."
-        )
+        sentence = f"{describe_change(game)}."
+        score, _, _positive_class = game["by"].partition(" of ")
+        if score in _SCORES:  # a name that the module logs is not changed
+            sentence = sentence[0].upper() + sentence[1:]
+        lines.append(sentence)
     lines += record.get("coalitions", [])
     return list(dict.fromkeys(lines))
 
@@ -252,22 +252,23 @@ class Terminal(Sink):
         if self._bar is None:
             self.show_table(result)
             return
-        close_bar = self._bar.teardown
+        original_teardown = self._bar.teardown
 
-        def teardown(*args: Any, **kwargs: Any) -> None:
-            self._put_teardown_back()
-            close_bar(*args, **kwargs)
+        def teardown_and_show_table(*args: Any, **kwargs: Any) -> None:
+            self._restore_teardown()
+            original_teardown(*args, **kwargs)
             self.show_table(result)
 
-        self._bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
+        # Replaced on this bar alone.
+        self._bar.teardown = teardown_and_show_table  # type: ignore[method-assign]
 
     def close(self, failed: bool = False) -> None:
         """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""
         if self._bar is not None:
             self._bar.__dict__.pop("get_metrics", None)
         if failed:
-            self._put_teardown_back()
+            self._restore_teardown()
 
-    def _put_teardown_back(self) -> None:
+    def _restore_teardown(self) -> None:
         if self._bar is not None:
             self._bar.__dict__.pop("teardown", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import filterfalse
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,10 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     decimals = _decimals(largest, digits)
     texts = []
     for value in values:
-        is_finite = math.isfinite(value)
-        texts.append(f"{value:.{decimals}f}" if is_finite else number(value))
+        if math.isfinite(value):
+            texts.append(f"{value:.{decimals}f}")
+        else:
+            texts.append(number(value))
     return texts
 
 
@@ -84,16 +86,18 @@ def with_intervals(
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
         ['0.50 [0.25, 0.75]', '1.00']
     """
-    count = len(values)
-    texts = numbers([*values, *low, *high])
-    value_texts = texts[:count]
-    low_texts = texts[count : 2 * count]
-    high_texts = texts[2 * count :]
+    texts = iter(numbers([*values, *low, *high]))
+    value_texts = list(islice(texts, len(values)))
+    low_texts = list(islice(texts, len(low)))
+    high_texts = list(texts)
 
     cells = []
     for value, lowest, highest in zip(value_texts, low_texts, high_texts):
         has_interval = NONE not in (value, lowest, highest)
-        cells.append(f"{value} [{lowest}{between}{highest}]" if has_interval else value)
+        if has_interval:
+            cells.append(f"{value} [{lowest}{between}{highest}]")
+        else:
+            cells.append(value)
     return cells
 
 
@@ -123,11 +127,13 @@ def nearest_first(classes: Mapping[str, str]) -> list[str]:
         ['value', 'sv']
     """
 
-    def distance(name: str) -> int:
+    def rank(name: str) -> int:
         class_name = classes[name]
-        return NEAREST.index(class_name) if class_name in NEAREST else len(NEAREST)
+        if class_name not in NEAREST:
+            return len(NEAREST)
+        return NEAREST.index(class_name)
 
-    return sorted(classes, key=distance)
+    return sorted(classes, key=rank)
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
@@ -137,9 +143,7 @@ def shares_in(values: Sequence[float]) -> list[float]:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
         [0.75, 0.25, 0.0, nan]
     """
-    gains = []
-    for value in values:
-        gains.append(value if math.isnan(value) else max(value, 0.0))
+    gains = [max(value, 0.0) for value in values]  # max of NaN and 0 is NaN, in this order
     total = sum(filterfalse(math.isnan, gains))
     if total > 0:
         return [gain / total for gain in gains]
@@ -172,20 +176,22 @@ def performance(measure: str, value: float) -> str:
     return number(value)
 
 
-def change(game: Mapping[str, Any]) -> str:
+def describe_change(game: Mapping[str, Any]) -> str:
     """Describe how a performance, an entry of ``paid_in`` in ``run.json``, changed over the run.
 
     Example:
-        >>> change({"by": "accuracy", "start": 0.1, "end": 0.9, "majority": 0.25})
+        >>> describe_change({"by": "accuracy", "start": 0.1, "end": 0.9, "majority": 0.25})
         'accuracy on the validation set: from 10.0 % to 90.0 % (the most frequent class alone: 25.0 %)'
-        >>> change({"by": "negative_loss", "start": None, "end": -0.5})
+        >>> describe_change({"by": "negative_loss", "start": None, "end": -0.5})
         'loss on the validation set: from – to 0.500'
     """
     measure = game["by"]
-    texts = []
-    for value in (game["start"], game["end"]):
-        texts.append(NONE if value is None else performance(measure, value))
-    initial_text, final_text = texts
+    initial_text = NONE
+    final_text = NONE
+    if game["start"] is not None:
+        initial_text = performance(measure, game["start"])
+    if game["end"] is not None:
+        final_text = performance(measure, game["end"])
 
     title = titled(measure)
     if not measure.startswith(CLIENTS):

@@ -97,7 +97,9 @@ class Verdict:
             return titles["forbidden"]
         if not self.reasons:
             return titles["payable"].format(self.seeds)
-        return titles["sentence" if len(self.reasons) == 1 else "sentences"]
+        if len(self.reasons) == 1:
+            return titles["sentence"]
+        return titles["sentences"]
 
     @property
     def text(self) -> str:
@@ -200,12 +202,13 @@ def value_errors(
     to ``high``. With unknown intervals they are NaN.
     """
     if seed_covariance is None:
-        half_widths = (torch.tensor(high) - torch.tensor(low)).double() / 2
-        quantile = t_quantile(
-            LEVEL,
-            math.inf if freedom is None else freedom,
-        )
-        seed_covariance = (half_widths / quantile).square().diag()
+        widths = torch.tensor(high) - torch.tensor(low)
+        half_widths = widths.double() / 2
+        quantile = t_quantile(LEVEL)
+        if freedom is not None:
+            quantile = t_quantile(LEVEL, freedom)
+        stderr = half_widths / quantile
+        seed_covariance = stderr.square().diag()
     sources = [ValueErrors(seed_covariance, freedom)]
     if case_covariance is not None:
         sources.append(ValueErrors(case_covariance))
@@ -217,20 +220,12 @@ def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     game = record.get("paid_in", {}).get(metric)
     if game is None:
         return {}
-    majority = game.get("majority")
-    facts = {
-        "by": game["by"],
-        "source": game.get("source"),
-        "alone_only": game.get("alone_only"),
-        "alone": game.get("alone"),
-        "together": game.get("together"),
-        "majority": majority,
-        "accuracy": None if majority is None else game["end"],
-        "cases": game.get("cases"),
-    }
-    for name in [*facts]:
-        if facts[name] is None:
-            del facts[name]
+    facts = {"by": game["by"]}
+    for name in ("source", "alone_only", "alone", "together", "majority", "cases"):
+        if game.get(name) is not None:
+            facts[name] = game[name]
+    if "majority" in facts and game["end"] is not None:
+        facts["accuracy"] = game["end"]
     return facts
 
 
@@ -254,14 +249,9 @@ def verdict_of_run(
     record = result.learning_record
     payment_record = record.get("paid_in", {}).get(metric, {})
     case_rows = payment_record.get("case_covariance") or []
-    facts: dict[str, Any] = {
-        "source": "scores" if metric in result.trained else "none",
-    }
-    facts.update(game_facts(record, metric))
-    return verdict_of(
-        PaymentFacts(
-            values=values,
-            errors=value_errors(low, high, case_covariance=matrix_of(case_rows)),
-            **facts,
-        )
-    )
+    source = "none"
+    if metric in result.trained:
+        source = "scores"
+    facts = {"source": source, **game_facts(record, metric)}
+    errors = value_errors(low, high, case_covariance=matrix_of(case_rows))
+    return verdict_of(PaymentFacts(values=values, errors=errors, **facts))

@@ -10,7 +10,7 @@ import torch
 from flsv.federation import FederatedLoop
 from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
 from flsv.report import write_report
-from flsv.results.text import change
+from flsv.results.text import describe_change
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain
@@ -35,9 +35,9 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     assert record["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
     # In a narrow terminal its lines are broken.
     printed = " ".join(capsys.readouterr().out.split())
-    assert change(record)[1:] in printed
-    assert f"The model's {change(record)}." in text_of(write_report(tmp_path))
-    assert ("the most frequent class alone: " in change(record)) is is_accuracy
+    assert describe_change(record)[1:] in printed
+    assert f"The model's {describe_change(record)}." in text_of(write_report(tmp_path))
+    assert ("the most frequent class alone: " in describe_change(record)) is is_accuracy
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:

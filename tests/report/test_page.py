@@ -17,7 +17,7 @@ from flsv.benchmark import federation, names, truth_table
 from flsv.functional.intervals import BRACKETS
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_shown
-from flsv.report.certainty import moved, moved_by_seeds
+from flsv.report.certainty import fraction_moved, moved_by_seeds
 from flsv.report.html import bars
 from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.results.verdict import OF_ALL_VALUES
@@ -344,7 +344,7 @@ def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_see
         shifts_between_pairs = []
         for pair, other_pair in itertools.combinations(pairs_of_seeds, 2):
             if set(pair).isdisjoint(other_pair):
-                shifts_between_pairs.append(moved(payments[pair], payments[other_pair]))
+                shifts_between_pairs.append(fraction_moved(payments[pair], payments[other_pair]))
         estimates.append(statistics.fmean(estimates_of_pairs))
         shifts.append(statistics.fmean(shifts_between_pairs))
 

@@ -19,13 +19,13 @@ from flsv.results.run_table import (
     CSV,
     SCHEMA,
     Numbers,
-    changes,
+    changed_rows,
     columns_in,
     csv_lines,
-    history,
-    last,
+    last_values,
     read_contributions,
     round_rows,
+    values_by_round,
 )
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
@@ -40,19 +40,27 @@ def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
 
 
 def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:
-    earlier_rows = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
+    values = [1.0, 2.0, NAN]
+    low = [0.0, 1.0, NAN]
+    high = [2.0, 3.0, NAN]
+    other_low = [0.5, 1.0, NAN]
+    unknown_low = [NAN, 1.0, NAN]
+    unknown_high = [NAN, 3.0, NAN]
+    earlier_rows = rows(values, low, high)
     cases = [
-        (earlier_rows, []),
-        (rows([1.0, 2.5, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [1]),
-        (rows([1.0, 2.0, 3.0], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [2]),
-        (rows([1.0, 2.0, NAN], [0.5, 1.0, NAN], [2.0, 3.0, NAN]), [0]),
+        (values, low, high, []),
+        ([1.0, 2.5, NAN], low, high, [1]),
+        ([1.0, 2.0, 3.0], low, high, [2]),
+        (values, other_low, high, [0]),
         # No longer known: the value is as it was.
-        (rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
-        (rows([NAN, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
+        (values, unknown_low, unknown_high, []),
+        ([NAN, 2.0, NAN], unknown_low, unknown_high, []),
     ]
-    for new_rows, changed in cases:
-        assert [row.client for row in changes(new_rows, earlier_rows)] == changed
-    assert changes(earlier_rows, []) == earlier_rows
+    for new_values, new_low, new_high, changed_clients in cases:
+        new_rows = rows(new_values, new_low, new_high)
+        changes = changed_rows(new_rows, earlier_rows)
+        assert [row.client for row in changes] == changed_clients
+    assert changed_rows(earlier_rows, []) == earlier_rows
 
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
@@ -78,7 +86,7 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     columns = columns_in(table_read, "sv")
     values_read = np.array(
         [
-            last(
+            last_values(
                 table_read,
                 "sv",
                 3,
@@ -88,7 +96,7 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
         ]
     ).T
     assert torch.equal(torch.tensor(values_read), values)
-    curve = history(table_read, "sv", 3, "1", [2])
+    curve = values_by_round(table_read, "sv", 3, "1", [2])
     assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
@@ -191,7 +199,7 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
 def late(value: float) -> list[RoundResult]:
     of_rounds = [round_rows(r, [Numbers("value", [value + r, value])], NAMES) for r in (0, 1)]
     return [
-        RoundResult(r, of_rounds[r], changes(of_rounds[r], of_rounds[0] if r else []))
+        RoundResult(r, of_rounds[r], changed_rows(of_rounds[r], of_rounds[0] if r else []))
         for r in (0, 1)
     ]
 
@@ -205,7 +213,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
         file.write_late(late(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
-        assert last(table, "value", 2) == [value + 1, value]
+        assert last_values(table, "value", 2) == [value + 1, value]
         assert len(table) == 4 + 3
     file.write_late([])
     assert read_contributions(path).equals(table)
@@ -224,7 +232,10 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
         with path.open("ab") as out:
             out.write(csv_lines(row for result in late(value) for row in result.changes))
     table = read_contributions(path)
-    assert history(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [[5.0, 5.0], [6.0, 5.0]]
+    assert values_by_round(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [
+        [5.0, 5.0],
+        [6.0, 5.0],
+    ]
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
