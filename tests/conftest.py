@@ -38,8 +38,8 @@ importlib.metadata.entry_points = cached_entry_points
 def pytest_collection_finish() -> None:
     """Half of the federations have these digits, which scikit-learn reads from text. It is not imported here: in which
     order libraries first name a union of types decides how a configuration's numbers are read."""
-    sources: Any = sys.modules.get("flsv.data.sources.named")
-    if sources is not None:
+    if "flsv.data.datamodule" in sys.modules:
+        sources: Any = importlib.import_module("flsv.data.sources.named")
         sources.load_pixels = functools.cache(sources.load_pixels)
 
 

@@ -23,7 +23,7 @@ from .skew import (
     ShardPartitioner as ShardPartitioner,
     SizePartitioner as SizePartitioner,
 )
-from .sources.base import Files as Files, SourceData as SourceData
+from .sources.base import DATA_SETS as DATA_SETS, Files as Files, SourceData as SourceData
 from .sources.columns import Columns as Columns
 from .sources.csv_data import (
     CharacterData as CharacterData,
@@ -31,5 +31,5 @@ from .sources.csv_data import (
     TableData as TableData,
     TextData as TextData,
 )
-from .sources.named import DATA_SETS as DATA_SETS, load_image_data as load_image_data
+from .sources.named import load_image_data as load_image_data
 from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits

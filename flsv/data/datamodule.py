@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -26,15 +27,16 @@ from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
-from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-from flsv.data.sources.base import Files, Reading, SourceData, Whole
-from flsv.data.sources.columns import GivenColumns, as_columns
-from flsv.data.sources.named import KINDS, known_as, load_image_data
+from flsv.data.sources.base import TORCHVISION, Files, Reading, SourceData, Whole, known_as
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+
+if TYPE_CHECKING:
+    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
+    from flsv.data.sources.columns import Columns, GivenColumns
 
 _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
@@ -153,7 +155,10 @@ class FederatedDataModule(FederationView):
             )
         label = labels if isinstance(labels, str) else None
         group = groups if isinstance(groups, str) else None
-        self._reading = Reading(files, label, group, as_columns(columns), pos_label)
+        table_columns = None
+        if label is not None:
+            table_columns = _checked_columns(columns)
+        self._reading = Reading(files, label, group, table_columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -236,7 +241,8 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
-        elif self.files.download and self._clients is None and known_as(self.source) in KINDS:
+        elif self.files.download and self._clients is None and known_as(self.source) in TORCHVISION:
+            load_image_data = resolve_name("flsv.data.sources.named:load_image_data")
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
@@ -317,7 +323,8 @@ class FederatedDataModule(FederationView):
     @property
     def encoder(self) -> AgreedEncoder | None:
         """The encoder that was given to this table, as an option or by :meth:`encode`."""
-        return self._reading.columns.agreed
+        columns = self._reading.columns
+        return None if columns is None else columns.agreed
 
     def table_summary(self) -> TableSummary:
         """Return what a site tells about its table, so that all sites can agree on one encoder."""
@@ -330,7 +337,7 @@ class FederatedDataModule(FederationView):
         if encoder == self.encoder:
             return
         plain = None if encoder is None else encoder.to_plain()
-        columns = replace(self._reading.columns, encoder=plain)
+        columns = replace(_checked_columns(self._reading.columns), encoder=plain)
         self._reading = replace(self._reading, columns=columns)
         self._stale = True
         self.setup("fit")
@@ -437,6 +444,13 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+
+
+def _checked_columns(options: GivenColumns) -> Columns:
+    """Return options of a table's columns, whose class is loaded for tables only."""
+    as_columns = resolve_name("flsv.data.sources.columns:as_columns")
+    columns: Columns = as_columns(options)
+    return columns
 
 
 def _name(name: Any) -> Any:

@@ -18,15 +18,15 @@ from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sources.agreed import TableSummary
 from flsv.data.sources.base import SourceData, concatenated
-from flsv.data.sources.columns import ColumnCard
 from flsv.data.splits import FederatedSplits, SampleFilter, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.datamodule import FederatedDataModule
+    from flsv.data.sources.agreed import TableSummary
+    from flsv.data.sources.columns import ColumnCard
 
 
 @dataclass(frozen=True)

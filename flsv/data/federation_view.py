@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
@@ -19,13 +19,15 @@ from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading
-from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import generator_for, seed_or_default
+
+if TYPE_CHECKING:
+    from flsv.data.sources.columns import ColumnCard
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.

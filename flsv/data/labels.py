@@ -13,6 +13,7 @@ truth values ``True``. Labels that are numbers and no texts stay as they are.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, entries, own_entries
-from flsv.data.sources.notation import parsed
 from flsv.utilities.errors import ConfigurationError, listed
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -368,9 +368,22 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 def _numbers(names: Collection[str]) -> list[float]:
     """Convert names to numbers, truth values to 0 and 1. Return an empty list if a name is neither."""
-    truths = {"false": "0", "true": "1"}
-    numbers = parsed(truths.get(name.casefold(), name) for name in names)
-    return [] if np.isnan(numbers).any() else numbers.tolist()
+    truths = {"false": 0.0, "true": 1.0}
+    numbers = []
+    for name in names:
+        number = truths.get(name.casefold(), _number(name))
+        if not math.isfinite(number):
+            return []
+        numbers.append(number)
+    return numbers
+
+
+def _number(name: str) -> float:
+    """Return the number that a name is, or NaN. Python reads 1_000 as one, which is hardly meant in a name."""
+    try:
+        return math.nan if "_" in name else float(name)
+    except ValueError:
+        return math.nan
 
 
 def positive_last(

@@ -7,7 +7,8 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
-from typing import Annotated, Any, ClassVar
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import torch
 from annotated_types import Ge
@@ -17,12 +18,27 @@ from torchmetrics import Metric
 from flsv.core import Client, ClientMatrix
 from flsv.functional.intervals import LEVEL
 from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
-from flsv.metrics.plot import plot_contributions, shows
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
+
+_Plot = TypeVar("_Plot", bound=Callable[..., Any])
+
+
+def _shown_by_notebooks(plot: _Plot) -> _Plot:
+    """Decorate a plotting function so that notebooks show its result as a picture."""
+
+    @functools.wraps(plot)
+    def with_picture(*args: Any, **kwargs: Any) -> Any:
+        result = plot(*args, **kwargs)
+        if not isinstance(result, tuple):
+            return result
+        shown = resolve_name("flsv.metrics.plot:Shown")  # loaded by who draws
+        return shown(result)
+
+    return cast(_Plot, with_picture)
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -327,14 +343,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "plot" in vars(cls):
-            cls.plot = shows(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
+            cls.plot = _shown_by_notebooks(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
 
     def guide(self) -> Guide:
         """Return the values' unit, the meaning of their sign, the metric's needs and its cost, in words."""
         sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
         return Guide(self.unit, sign, needs_in_words(self), self.cost)
 
-    @shows
+    @_shown_by_notebooks
     def plot(
         self,
         val: Tensor | Sequence[Tensor] | None = None,
@@ -362,6 +378,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if val is None:
             val = self.compute()
             stderr = self.diagnostics().get("stderr") if stderr is None else stderr
+        plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             val if isinstance(val, Tensor) else [self.per_client(value) for value in val],
             ax=ax,

@@ -1,15 +1,14 @@
 """Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
 rounds. NaN is no bar, a gap in a line, hatching in a heatmap.
 
-The figures are not registered with pyplot, so that they need not be closed. :func:`shows` makes notebooks show them.
+The figures are not registered with pyplot, so that they need not be closed. A notebook shows them as :class:`Shown`.
 """
 
 from __future__ import annotations
 
-import functools
 import io
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -23,8 +22,6 @@ MOST_LINES = 20
 NAMED_PER_END = 5
 #: Largest number of cells in a heatmap that shows their numbers.
 MOST_NUMBERS = 200
-
-_Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
@@ -43,17 +40,6 @@ class Shown(tuple[Any, ...]):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
-
-
-def shows(plot: _Plot) -> _Plot:
-    """Decorate a plotting function so that notebooks show its result as a picture."""
-
-    @functools.wraps(plot)
-    def with_picture(*args: Any, **kwargs: Any) -> Any:
-        result = plot(*args, **kwargs)
-        return Shown(result) if isinstance(result, tuple) else result
-
-    return cast(_Plot, with_picture)
 
 
 def plot_contributions(

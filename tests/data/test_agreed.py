@@ -14,8 +14,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from flsv.data import Columns, FederatedDataModule, OneClient, Splits
 from flsv.data.sources.agreed import AgreedEncoder, Moments, TableSummary
 from flsv.data.sources.encoder import TableEncoder
+from flsv.data.sources.frames import frame_table
 from flsv.data.sources.summaries import encoder_of_sites
-from flsv.data.sources.table import Table, frame_table
+from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 

@@ -9,7 +9,8 @@ import pytest
 
 from flsv.data import Columns
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.table import Table, frame_table
+from flsv.data.sources.frames import frame_table
+from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 

@@ -7,9 +7,10 @@ import yaml
 
 from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
-from flsv.data.sources import table as table_module
+from flsv.data.sources import frames
 from flsv.data.sources.columns import read_column, without_gaps
-from flsv.data.sources.table import Table, frame_table, one_table, read_table_file
+from flsv.data.sources.frames import frame_table, one_table, read_table_file
+from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Frame, HuggingFace, patients, ready
 
@@ -44,7 +45,7 @@ def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, cap
     path = tmp_path / "visits.csv"
     path.write_text("age,ill\n30,yes\n")
     size = path.stat().st_size
-    monkeypatch.setattr(table_module, "_LARGE", size if is_large else size + 1)
+    monkeypatch.setattr(frames, "_LARGE", size if is_large else size + 1)
     with caplog.at_level("INFO"):
         read_table_file(path)
     assert (f"reading {path}" in caplog.text) == is_large

@@ -29,13 +29,15 @@ from flsv.data.labels import (
     positive_last,
 )
 from flsv.data.loaders import WeightedDraws, tensors_of
-from flsv.data.sources.agreed import TableSummary
-from flsv.data.sources.columns import ColumnCard, Columns
 from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
-if TYPE_CHECKING:  # arrays, a DataFrame, a path, objects that other packages read
+if TYPE_CHECKING:
+    from flsv.data.sources.agreed import TableSummary
+    from flsv.data.sources.columns import ColumnCard, Columns
+
+    # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any
 else:
     #: Name of a file. Without it the command line takes visits.csv for the class csv in visits.py, and imports that.
@@ -48,6 +50,10 @@ else:
 
 Datasets: TypeAlias = Mapping[str, Dataset]
 Names: TypeAlias = tuple[str, ...]
+#: Names of the data sets of torchvision.
+TORCHVISION = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+#: Names of the data sets that can be loaded by name.
+DATA_SETS = ("digits", *TORCHVISION, "gaussians")
 #: New number of each class by its number.
 NewNumbers: TypeAlias = dict[int, int]
 
@@ -132,7 +138,7 @@ class Reading:
         files: location of files, and the size of a folder's images.
         label: the column to predict, for data with columns, or None without such a column.
         group: the column with each row's client, or None without such a column.
-        columns: options by which the other columns become inputs.
+        columns: options by which the other columns become inputs, or None for data that are no table.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
         split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
         alone: whether the data are those of one site, which knows nothing of the other sites' data.
@@ -141,10 +147,15 @@ class Reading:
     files: Files = field(default_factory=Files)
     label: str | None = None
     group: str | None = None
-    columns: Columns = field(default_factory=Columns)
+    columns: Columns | None = None
     pos_label: str | bool | int | None = None
     alone: bool = False
     split_columns: tuple[str, ...] = ()
+
+
+def known_as(name: object) -> str | None:
+    """Return ``name`` if it is in :data:`DATA_SETS`, or None if it can only be a path."""
+    return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def image_tensor(

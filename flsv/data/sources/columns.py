@@ -15,6 +15,13 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 
 from flsv.data.groups import check_spelling
 from flsv.data.sources.agreed import LARGEST, AgreedEncoder
+from flsv.data.sources.frames import (
+    by_file,
+    category_names,
+    places_of_words,
+    texts_by_file,
+    words_of,
+)
 from flsv.data.sources.notation import (
     ambiguous_point,
     are_dates,
@@ -24,14 +31,7 @@ from flsv.data.sources.notation import (
     other_notations,
     parsed,
 )
-from flsv.data.sources.table import (
-    Table,
-    by_file,
-    category_names,
-    places_of_words,
-    texts_by_file,
-    words_of,
-)
+from flsv.data.sources.table import Table
 from flsv.utilities.declared import Count, Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 

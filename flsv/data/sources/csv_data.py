@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.columns import ColumnCard, Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder, group_values
-from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table_file
+from flsv.data.sources.frames import one_table, read_table_file
+from flsv.data.sources.table import Table, find_place, looked_at
 from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError

@@ -24,9 +24,17 @@ from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.columns import (
     ColumnCard,
     Columns,
+    as_columns,
     raise_problems,
     read_columns,
     without_gaps,
+)
+from flsv.data.sources.frames import (
+    by_file,
+    category_names,
+    one_table,
+    places_of_words,
+    words_of,
 )
 from flsv.data.sources.notation import parsed
 from flsv.data.sources.summaries import (
@@ -36,14 +44,7 @@ from flsv.data.sources.summaries import (
     moments_of_enough,
     summarize_column,
 )
-from flsv.data.sources.table import (
-    Table,
-    by_file,
-    category_names,
-    one_table,
-    places_of_words,
-    words_of,
-)
+from flsv.data.sources.table import Table
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 
@@ -406,8 +407,9 @@ def tables_source(
         )
     if clients:
         tables = {name: _with_owner(table, name) for name, table in tables.items()}
+    columns = as_columns(reading.columns)
     encoder = TableEncoder(
-        reading.columns,
+        columns,
         reading.label,
         group=reading.group,
         pos_label=reading.pos_label,
@@ -429,7 +431,7 @@ def tables_source(
     split_columns = {}
     for name in reading.split_columns:
         split_columns[name] = train_table.column(name, "splits").tolist()
-    if reading.alone and reading.columns.agreed is None:
+    if reading.alone and columns.agreed is None:
         source = _untold(encoder, table, sizes[0])
         return replace(source, split_columns=split_columns)
     classes = encoder.classes(train_table) or ()
@@ -447,7 +449,7 @@ def tables_source(
         sets: dict[str, Any] = dict(zip(held_out_tables, held_out_sets))
         for name, part in held_out_tables.items():
             sets[name].row_names = part.row_names(
-                reading.columns.exclude or (),
+                columns.exclude or (),
                 reading.group,
             )
         return SourceData(
@@ -465,7 +467,7 @@ def tables_source(
         )
 
     by_rarity = chosen_by_rarity(classes, reading.pos_label)
-    if reading.columns.agreed is not None:
+    if columns.agreed is not None:
         by_rarity = False
         return found([])
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.

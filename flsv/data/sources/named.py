@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from flsv.data.sources.base import SourceData, image_tensor, tensor_set
+from flsv.data.sources.base import DATA_SETS, SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
@@ -126,8 +126,6 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
 
 #: Options with which the user sets the folder of the data, for messages.
 ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
-#: Names of the data sets that can be loaded by name.
-DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
 def load_image_data(
@@ -167,11 +165,6 @@ def load_image_data(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
     )
-
-
-def known_as(name: object) -> str | None:
-    """Return ``name`` if it is in :data:`DATA_SETS`, or None if it can only be a path."""
-    return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def npz(path: Path) -> SourceData:

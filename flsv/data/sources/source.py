@@ -24,7 +24,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -39,31 +38,21 @@ from flsv.data.sources.base import (
     concatenated,
     is_array,
     is_pair_of_arrays,
+    known_as,
     one_numbering,
 )
-from flsv.data.sources.named import (
-    folder_by_client,
-    has_class_folders,
-    image_folder,
-    known_as,
-    load_image_data,
-    warn_of_empty_classes,
-)
-from flsv.data.sources.table import (
-    Table,
-    find_place,
-    frame_table,
-    is_columnar,
-    is_table_file,
-    looked_at,
-    read_table_file,
-)
+from flsv.data.sources.table import Table, find_place, is_columnar
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
 KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
     "file or of a folder of images, <class>/*.png"
 )
+
+
+def _loaded(name: str) -> Any:
+    """Load a function for files or tables, ``module:function``. Data in memory need none of them."""
+    return resolve_name(f"flsv.data.sources.{name}")
 
 
 def read_part(
@@ -76,7 +65,8 @@ def read_part(
     try:
         part: Any
         if isinstance(source, str | Path):
-            part = _read_path(source, reading, whole)
+            read_path = _loaded("paths:read_path")
+            part = read_path(source, reading, whole, KINDS)
         else:
             part = _read_object(source, reading)
         samples: Any = part.train if isinstance(part, SourceData) else part
@@ -85,38 +75,6 @@ def read_part(
         return part
     except ConfigurationError as error:
         raise ConfigurationError(f"{description}: {error}") from error
-
-
-def _read_path(source: str | Path, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
-    """Read a table file or a folder of images by class.
-
-    With ``whole``, the path may also be a data set's name.
-    """
-    files = reading.files
-    path = None if whole and known_as(source) else find_place(source, files.root)
-    if path is not None and path.is_dir() and not whole:  # one file in a client's folder
-        tables = [
-            entry for entry in path.iterdir() if entry.name[0] != "." and is_table_file(entry)
-        ]
-        path = tables[0] if len(tables) == 1 else path
-    if path is not None and is_table_file(path):
-        return read_table_file(path, reading.columns.encoding)
-    if path is not None and path.is_dir() and has_class_folders(path):
-        images = image_folder(path, files.image_size)
-        if whole:
-            warn_of_empty_classes(path, images)
-        return images
-    if not whole:
-        looked = looked_at(str(source), files.root)
-        raise ConfigurationError(
-            f"{str(source)!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}."
-        )
-    data = load_image_data(str(source), files.root, files.download, files.image_size)
-    for part in (data.train, data.val, data.test):
-        # The user's own validation and test data must have the same numbers of classes.
-        if type(part) is TensorDataset:
-            part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
-    return data
 
 
 def _read_object(source: Any, reading: Reading) -> Dataset | Table:
@@ -129,7 +87,9 @@ def _read_object(source: Any, reading: Reading) -> Dataset | Table:
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        return frame_table(source)
+        frame_table = _loaded("frames:frame_table")
+        table: Table = frame_table(source)
+        return table
 
     is_stream = isinstance(source, IterableDataset | Mapping | list | tuple)
     is_map_style = hasattr(source, "__len__") and hasattr(source, "__getitem__")
@@ -170,6 +130,7 @@ def open_source(
         folder = find_place(source, reading.files.root)
     paths: dict[str, Any] = {}
     if folder is not None and folder.is_dir():
+        folder_by_client = _loaded("named:folder_by_client")
         paths = dict(folder_by_client(folder))
     if paths:
         if reading.group is not None:
@@ -198,8 +159,7 @@ def tables_source(
     clients: bool,
 ) -> SourceData:
     """Return the source of the clients' and the held-out tables."""
-    # Loaded here, since most data are no tables.
-    make_source = resolve_name("flsv.data.sources.encoder:tables_source")
+    make_source = _loaded("encoder:tables_source")
     source: SourceData = make_source(tables, held_out, reading, clients)
     return source
 

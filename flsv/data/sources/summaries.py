@@ -19,8 +19,8 @@ from flsv.data.sources.agreed import (
     TableSummary,
 )
 from flsv.data.sources.columns import WORDS, ColumnCard, Columns, raise_problems
+from flsv.data.sources.frames import without_point_zero
 from flsv.data.sources.notation import parsed
-from flsv.data.sources.table import without_point_zero
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 

@@ -1,0 +1,227 @@
+"""Frames of pandas: tables from files of comma-separated values, Parquet files and DataFrames, and words of columns."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from lightning.pytorch.utilities import rank_zero_info
+
+from flsv.data.sources.table import Table
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
+_LONGEST = 2**31 - 1
+#: Number of bytes of a file that takes seconds to read.
+_LARGE = 4_000_000
+_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
+
+
+def one_table(tables: Sequence[Table]) -> Table:
+    """Concatenate tables, as texts if one of them is a text file."""
+    if len(tables) == 1:
+        return tables[0]
+    typed = all(table.typed for table in tables)
+    frames = [
+        table.frame.apply(words_of) if table.typed and not typed else table.frame
+        for table in tables
+    ]
+    return Table(f"the {len(tables)} tables", pd.concat(frames, ignore_index=True), typed, tables)
+
+
+def words_of(column: pd.Series) -> pd.Series:
+    """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
+    values = column.to_numpy(dtype=object, na_value=np.nan)
+    missing = pd.isna(values)
+    floats = [
+        value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)
+    ]
+    if floats and all(value.is_integer() for value in floats):
+        values = [
+            int(value) if isinstance(value, float) and np.isfinite(value) else value
+            for value in values
+        ]
+    words = [np.nan if gone else str(value).strip() for value, gone in zip(values, missing)]
+    return pd.Series(words, index=column.index, dtype=object)
+
+
+def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
+    """Return a column's values as one list per file."""
+    sizes = list(map(len, table.parts))
+    boundaries = np.cumsum(sizes)[:-1]
+    parts = np.split(values.to_numpy(), boundaries)
+    return [part.tolist() for part in parts]
+
+
+def category_names(values: pd.Series) -> pd.Series:
+    """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
+    words = words_of(values)
+    return pd.Series(without_point_zero(words), index=values.index, dtype=object)
+
+
+def without_point_zero(words: Iterable[Any]) -> list[Any]:
+    """Write ``1.0`` as ``1``, as it was before a gap made it a number with a fraction, unless a word has another
+    fraction.
+    """
+    words = list(words)
+    fractions = set()
+    for word in words:
+        if isinstance(word, str) and (match := _WITH_POINT.fullmatch(word)):
+            fractions.add(match[1])
+    if fractions != {"0"}:
+        return words
+
+    names = []
+    for word in words:
+        if isinstance(word, str) and _WITH_POINT.fullmatch(word):
+            word = word.removesuffix(".0")
+        names.append(word)
+    return names
+
+
+def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
+    """Return for each word the line in which each file has it first."""
+    file_sizes = [len(part) for part in table.parts]
+    file_numbers = np.repeat(np.arange(len(file_sizes)), file_sizes)
+    occurrences = pd.DataFrame({"word": words.to_numpy(), "file": file_numbers}).dropna()
+
+    places: dict[str, list[str]] = {}
+    for row, word in occurrences.drop_duplicates()["word"].items():
+        places.setdefault(word, []).append(table.where(int(row)))  # type: ignore[call-overload]  # a RangeIndex
+    return places
+
+
+def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
+    """Return a column's values that are texts as one list per file."""
+    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
+
+
+def read_table_file(path: Path, encoding: str | None = None) -> Table:
+    """Read a table from a Parquet file or from a text file with a header line.
+
+    Parquet needs pyarrow. Values are separated by the most frequent of comma, semicolon, tab and vertical bar in the
+    header.
+    """
+    size = path.stat().st_size
+    if size >= _LARGE:
+        rank_zero_info(f"flsv: reading {path} ({size / 1e6:.0f} MB), a second or two a megabyte.")
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _read_parquet(path)
+
+    text = _decoded(path, encoding)
+    first_line = text.partition("\n")[0]
+    header = re.sub(r'"[^"]*"', "", first_line)
+    delimiters = "\t,;|" if suffix == ".tsv" else ",;\t|"
+    delimiter = max(delimiters, key=header.count)
+    lines, rows = _rows_of(path, text, delimiter)
+    if not rows:
+        raise ConfigurationError(
+            f"{path} is empty: expected a line with the columns' names, and rows of values."
+        )
+
+    names = [name.strip() for name in rows[0]]
+    check_column_names(path, names)
+    for line, row in zip(lines[1:], rows[1:]):
+        if len(row) != len(names):
+            raise ConfigurationError(
+                f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
+                f"{_QUOTES.format(delimiter)}"
+            )
+        if [value.strip() for value in row] == names:
+            raise ConfigurationError(
+                f"{path}, line {line}: the columns' names again. Remove this line."
+            )
+    frame = pd.DataFrame(
+        rows[1:],
+        columns=names,
+        index=lines[1:],
+        dtype=object,
+    )
+    return Table(path, frame)
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        frame = pd.read_parquet(path, engine="pyarrow")
+        return replace(frame_table(frame), path=path)
+    except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
+        raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
+
+
+def _rows_of(path: Path, text: str, delimiter: str) -> tuple[list[int], list[list[str]]]:
+    """Return the rows of a text file, with the line in which each ends. A blank line is no row."""
+    csv.field_size_limit(_LONGEST)
+    lines = []
+    rows = []
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        strict=True,
+    )
+    try:
+        for row in reader:
+            if row:
+                lines.append(reader.line_num)  # a value may span several
+                rows.append(row)
+    except csv.Error as error:
+        raise ConfigurationError(
+            f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}"
+        ) from error
+    return lines, rows
+
+
+_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
+
+
+def _decoded(path: Path, encoding: str | None) -> str:
+    """Decode a text file from UTF-8, from UTF-16 with a byte order mark, or else from ``encoding``."""
+    data = path.read_bytes()
+    advice = "cp1252"
+    reason = ""
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    for name in ("utf-16" if is_utf16 else "utf-8-sig", encoding or "utf-8"):
+        try:
+            text = data.decode(name)
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            continue
+        if "\0" not in text:
+            return text
+        reason = "it has zero bytes, as text in UTF-16 has"
+        advice = "utf-16-le"
+
+    raise ConfigurationError(
+        f"{path}: this is not {encoding or 'UTF-8'} ({reason}). Save it in UTF-8, or name its encoding, as cp1252 of "
+        f'Excel in Western Europe: columns: {{"encoding": "{advice}"}}.'
+    )
+
+
+def check_column_names(path: Path | str, names: Sequence[str]) -> None:
+    """Raise ConfigurationError if a column has no name, or two columns have the same name."""
+    times = Counter(names)
+    wrong = [name for name in names if not name or times[name] > 1]
+    if wrong:
+        raise ConfigurationError(
+            f"{path}: columns are called {listed(wrong, show=repr)}. Every column needs a name of its own."
+        )
+
+
+def frame_table(data: Any) -> Table:
+    """Convert a DataFrame to a table. Columns keep their types, and the index is dropped."""
+    frame = data if isinstance(data, pd.DataFrame) else data.to_pandas()
+    names = [str(name).strip() for name in frame.columns]
+    check_column_names(type(data).__name__, names)
+    frame = frame.set_axis(names, axis=1).reset_index(drop=True)
+    for name in frame.select_dtypes("category"):
+        frame[name] = words_of(frame[name])
+    return Table(type(data).__name__, frame, typed=True)
