@@ -193,6 +193,7 @@ class GaussianPrivacy(Upload):
             )
 
     place = 1
+    is_privacy = True
     #: Updates are differences from the global model, since a client's own start point is private.
     reference: Literal["start", "global"] = "global"
 
@@ -267,14 +268,14 @@ MEASURED = (
 )
 
 
-def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
+def warn_of_noise(privacy: GaussianPrivacy, metrics: Sequence[str]) -> None:
     """Warn that the values of ``metrics`` come from noised updates. Do nothing if there is no noise or no such metric.
 
     Args:
-        privacy: the run's privacy mechanism. None if there is none.
+        privacy: the run's privacy mechanism.
         metrics: names of the metrics that are computed from clients' updates.
     """
-    if privacy is None or not privacy.noise_multiplier or not metrics:
+    if not privacy.noise_multiplier or not metrics:
         return
     warnings.warn(
         f"metrics {list(metrics)} are computed from noised updates (noise_multiplier={privacy.noise_multiplier:g}): "

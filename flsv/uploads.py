@@ -90,6 +90,8 @@ class Upload(ValidatedArguments, ABC):
     #: Rank in the list of uploads. Attacks (0) come first, then privacy (1) before compression, so that the noise is
     #: compressed, too. Then come all others (2), and collusion (3), since colluders see the updates that would be sent.
     place: ClassVar[int] = 2
+    #: Whether this is the noise of differential privacy, which all that leaves a client must have.
+    is_privacy: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:

@@ -26,13 +26,13 @@ from pandas import DataFrame
 from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import dealt_once
-from flsv.functional.intervals import BRACKETS
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
 from flsv.results.folder import RUNS, FolderLock, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import numbers, percent, with_intervals
 from flsv.utilities.csv_files import save_table
+from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 

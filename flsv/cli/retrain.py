@@ -49,7 +49,7 @@ from pandas import DataFrame
 from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Question, RunSummary, in_children, summarized_run, train
 from flsv.core.artifacts import client_folders
-from flsv.functional.intervals import BRACKETS, interval_over_seeds
+from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
@@ -65,6 +65,7 @@ from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
+from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
 

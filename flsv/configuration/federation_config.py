@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Ge
@@ -23,12 +23,14 @@ from flsv.core.vocabulary import TOLD_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
-from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.uploads import Upload, check_uploads
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
+
+if TYPE_CHECKING:
+    from flsv.privacy import GaussianPrivacy
 
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 #: Arguments that a loop's ``repr`` shows where they differ from these.
@@ -273,8 +275,8 @@ class FederationConfig:
     def privacy(self) -> GaussianPrivacy | None:
         """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
         for upload in self.uploads:
-            if isinstance(upload, GaussianPrivacy):
-                return upload
+            if upload.is_privacy:
+                return cast("GaussianPrivacy", upload)
         return None
 
     @property

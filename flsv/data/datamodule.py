@@ -15,7 +15,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from flsv.data.corruption import Corruption
 from flsv.data.federated_data import (
     FederatedData,
     data_without_encoder,
@@ -35,6 +34,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
+    from flsv.data.corruption import Corruption
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import Columns, GivenColumns
 
@@ -190,7 +190,8 @@ class FederatedDataModule(FederationView):
         )
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
-            check("corruptions", corruption, Corruption)
+            corruption_class = resolve_name("flsv.data.corruption:Corruption")
+            check("corruptions", corruption, corruption_class)
             if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
                 raise ConfigurationError(
                     f"{corruption!r} needs data sets, (train, test), not a data module's loaders."

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
-from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
@@ -24,6 +23,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
+    from flsv.data.corruption import Corruption
     from flsv.data.datamodule import FederatedDataModule
     from flsv.data.sources.agreed import TableSummary
     from flsv.data.sources.columns import ColumnCard

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
-from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
@@ -27,6 +26,7 @@ from flsv.utilities.errors import listed
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:
+    from flsv.data.corruption import Corruption
     from flsv.data.sources.columns import ColumnCard
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

@@ -138,8 +138,7 @@ def _names_of(values: Sequence[Any]) -> Any:
     """Return values as texts, in which 17 and 17.0 are the same, as a Series. A gap is NaN."""
     import pandas as pd
 
-    from flsv.data.sources.frames import category_names
-
+    category_names = resolve_name("flsv.data.sources.frames:category_names")
     names = category_names(pd.Series(list(values), dtype=object))
     return names.where(names != "")  # a blank of a text file
 

@@ -35,7 +35,6 @@ from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState
 from flsv.games.performance import warn_of_rarity
-from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -130,7 +129,9 @@ class LightningFit:
             num_clients=data.num_clients,
             num_classes=data.num_classes,
         )
-        warn_of_noise(config.privacy, self.metrics.update_metrics)
+        if config.privacy is not None:
+            warn_of_noise = resolve_name("flsv.privacy:warn_of_noise")
+            warn_of_noise(config.privacy, self.metrics.update_metrics)
 
     def _set_up_trainer(self) -> None:
         """Set the trainer's numbers of batches and steps to those of a federation."""

@@ -29,7 +29,7 @@ from flsv.federation.reports import Contribution, contribution, current_table, e
 from flsv.federation.resume import check_checkpoint, check_state, complete
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.metrics import ContributionMetric, PrivacyLoss
+from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
@@ -159,7 +159,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         metrics_of_run = {**config.metrics}
         if config.privacy is not None:
-            metrics_of_run["epsilon"] = PrivacyLoss(config.privacy)
+            privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
+            metrics_of_run["epsilon"] = privacy_loss(config.privacy)
         self.contribution_metrics = ContributionMetrics(
             metrics_of_run, check_names(config.strategies)
         )

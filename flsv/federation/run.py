@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
 from flsv.games.lent_module import lent
-from flsv.metrics import PrivacyLoss
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.sampling.base import chances_of, cohort_of
@@ -34,6 +33,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for, seed_global_rngs
+
+if TYPE_CHECKING:
+    from flsv.metrics import PrivacyLoss
 
 
 class FederationRun:
@@ -287,10 +289,9 @@ class FederationRun:
         """Return why the privacy budget does not allow another round, or None."""
         if self.config.privacy is None:
             return None
-        loss = self.metrics.metrics.get("epsilon")
-        if isinstance(loss, PrivacyLoss):
-            return loss.spent()
-        return None
+        # The loop has added it under this name, which no other metric may have.
+        privacy_loss = cast("PrivacyLoss", self.metrics.metrics["epsilon"])
+        return privacy_loss.spent()
 
     def received(self) -> dict[int, Tensor]:
         return self.engine.received(self._instruct)

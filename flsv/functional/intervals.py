@@ -1,7 +1,7 @@
 r"""Confidence intervals for Shapley values of trained coalitions, from one seed or several.
 
-The intervals are for the mean over many seeds. Reports explain them by the sentence :data:`BRACKETS`. For several seeds
-see :func:`interval_over_seeds`.
+The intervals are for the mean over many seeds. Reports explain them by
+:data:`~flsv.utilities.display.BRACKETS`. For several seeds see :func:`interval_over_seeds`.
 
 **One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all
 positive values, the standard error of the value of client i is
@@ -31,8 +31,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-#: Confidence level of the intervals in the reports.
-LEVEL = 0.9
+from flsv.utilities.display import LEVEL
 
 
 def half_width(
@@ -63,8 +62,6 @@ def t_quantile(
     return torch.as_tensor(quantiles, dtype=torch.float64)
 
 
-#: The promise of these intervals, in the words that all reports use.
-BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Standard deviation of a value between seeds, as a fraction of the sum of all positive values: without and with the
 #: part that comes from the untrained models.
 SEED_DEVIATION = 0.025

@@ -16,8 +16,8 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.allocation import proportions
-from flsv.functional.intervals import LEVEL
 from flsv.utilities.choices import Negatives
+from flsv.utilities.display import LEVEL
 
 #: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
 DRAWS = 10_000

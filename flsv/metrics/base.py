@@ -16,11 +16,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix
-from flsv.functional.intervals import LEVEL
 from flsv.metrics.needs import Guide, check_clients, check_rows, needs_in_words
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
-from flsv.utilities.display import html_table
+from flsv.utilities.display import LEVEL, html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
-from flsv.functional.intervals import LEVEL, one_seed_stderr, prediction_stderr, t_quantile
+from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.shapley.predicted_outputs import PredictedValues, whole_layers
 from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
@@ -32,6 +32,7 @@ from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
+from flsv.utilities.display import LEVEL
 from flsv.utilities.host_copies import to_host
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from flsv.functional.intervals import BRACKETS
 from flsv.report.basis import RETRAINED, Basis, basis_shown, intervals_to_show
 from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
 from flsv.report.html import Table, bars, heat, render, table_by_name, table_of_texts
@@ -43,6 +42,7 @@ from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, save_table
+from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.

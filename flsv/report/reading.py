@@ -17,7 +17,7 @@ from pandas import DataFrame
 
 from flsv.configuration.identity import Identity, option_texts
 from flsv.core.artifacts import client_folders
-from flsv.functional.intervals import LEVEL, half_width
+from flsv.functional.intervals import half_width
 from flsv.results.folder import (
     CONFIG,
     RECORD,
@@ -40,6 +40,7 @@ from flsv.results.run_table import (
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
+from flsv.utilities.display import LEVEL
 from flsv.utilities.errors import ConfigurationError, listed
 
 

@@ -14,10 +14,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.scores.class_scores import OWN_SCORES
@@ -31,6 +30,9 @@ from flsv.utilities.csv_files import (
     parse_int,
     read_rows,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text, and "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
@@ -160,7 +162,9 @@ def _has_another_interval(row: Row, earlier: Row) -> bool:
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
     """Return rows as a data frame with the columns of :data:`SCHEMA`."""
-    return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
+    import pandas  # not at the start: it takes most of the time in which flsv is imported
+
+    return pandas.DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
 def select_rows(

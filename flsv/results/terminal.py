@@ -16,10 +16,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import pandas
-from pandas import DataFrame
 
-from flsv.functional.intervals import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last_intervals, last_values, select_rows
@@ -34,8 +31,11 @@ from flsv.results.text import (
     with_intervals,
 )
 from flsv.utilities.charts import shortened_name
+from flsv.utilities.display import BRACKETS
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
@@ -173,9 +173,11 @@ def print_table(
     corner: str = "client",
 ) -> None:
     """Print a table of columns ``{header: cells}`` with a row per name. A table wider than the terminal is split."""
+    import pandas  # not at the start: it takes most of the time in which flsv is imported
+
     cells = {head: [*column] for head, column in columns.items()}
     row_names = [shortened_name(name) for name in names]
-    table = DataFrame(cells, index=row_names, dtype=object)
+    table = pandas.DataFrame(cells, index=row_names, dtype=object)
     table.columns.name = corner
     if rows is not None:
         table = table.iloc[list(rows)]

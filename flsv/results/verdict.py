@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.functional.intervals import LEVEL, t_quantile
+from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import RunResult
 from flsv.results.text import WORDS, is_small_gain, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
+from flsv.utilities.display import LEVEL
 
 #: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
 #: coalition was trained.

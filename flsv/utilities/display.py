@@ -11,6 +11,10 @@ from pathlib import Path
 #: Largest number of rows that a table in a notebook shows.
 MAX_ROWS = 20
 
+#: Confidence level of the intervals in the reports.
+LEVEL = 0.9
+#: The promise of these intervals, in the words that all reports use.
+BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Beginning of a performance's title if the clients judge the models.
 CLIENTS = "clients' "
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.intervals import BRACKETS, one_seed_stderr
+from flsv.functional.intervals import one_seed_stderr
 from flsv.metrics import ShadowShapley
+from flsv.utilities.display import BRACKETS
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:

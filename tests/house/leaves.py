@@ -31,6 +31,20 @@ LEAVES = (
 )
 #: What a run in Python can be without, besides.
 LEAVES_OF_PYTHON = ("flsv.cli", "flsv.engines.ranks", "flsv.models")
+#: Files that a run in Python of data in memory can be without, all at once.
+FILES = (
+    "flsv.data.corruption",
+    "flsv.data.sources.agreed",
+    "flsv.data.sources.columns",
+    "flsv.data.sources.encoder",
+    "flsv.data.sources.frames",
+    "flsv.data.sources.named",
+    "flsv.data.sources.notation",
+    "flsv.data.sources.paths",
+    "flsv.metrics.costs",
+    "flsv.metrics.plot",
+    "flsv.privacy",
+)
 
 
 class Refusal:
@@ -131,4 +145,4 @@ if __name__ == "__main__":
         run_without([leaf], fit_by_command, main_folder / f"command_{number}")
     for number, leaf in enumerate(LEAVES_OF_PYTHON):
         run_without([leaf], fit_in_python, main_folder / f"python_{number}")
-    run_without([*LEAVES, *LEAVES_OF_PYTHON], fit_in_python, main_folder / "python_all")
+    run_without([*LEAVES, *LEAVES_OF_PYTHON, *FILES], fit_in_python, main_folder / "python_all")

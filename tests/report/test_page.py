@@ -14,7 +14,6 @@ import pytest
 
 import flsv.metrics
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.intervals import BRACKETS
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_shown
 from flsv.report.certainty import fraction_moved, moved_by_seeds
@@ -22,6 +21,7 @@ from flsv.report.html import bars
 from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.results.verdict import OF_ALL_VALUES
 from flsv.utilities.csv_files import NAN
+from flsv.utilities.display import BRACKETS
 from helpers.pages import text_of
 from helpers.runs import NAMES, made_value, make_game, make_run, repeated, retold
 

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 
 from flsv.federation import FederatedLoop
-from flsv.functional.intervals import BRACKETS
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import print_contributions, print_table, shown_clients
+from flsv.utilities.display import BRACKETS
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.intervals import LEVEL, t_quantile
+from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import (
     ValueErrors,
     covariance_over_cases,
@@ -24,6 +24,7 @@ from flsv.functional.joint_shares import (
     joint_shares,
     shares_of_draws,
 )
+from flsv.utilities.display import LEVEL
 
 #: An estimate of the values, and the errors that a payer knows of.
 Estimate = tuple[Tensor, list[ValueErrors]]
