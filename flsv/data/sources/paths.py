@@ -22,35 +22,54 @@ from flsv.utilities.errors import ConfigurationError
 def read_path(
     source: str | Path,
     reading: Reading,
-    whole: bool,
+    is_whole: bool,
     kinds: str,
 ) -> Dataset | Table | SourceData:
     """Read a table file or a folder of images by class.
 
-    With ``whole``, the path may also be a data set's name. ``kinds`` says in an error what can be read.
+    If ``is_whole``, the path may also be a data set's name. ``kinds`` says in an error what can be read.
     """
     files = reading.files
-    path = None if whole and known_as(source) else find_place(source, files.root)
-    if path is not None and path.is_dir() and not whole:  # one file in a client's folder
-        tables = [
-            entry for entry in path.iterdir() if entry.name[0] != "." and is_table_file(entry)
-        ]
-        path = tables[0] if len(tables) == 1 else path
+    path = None
+    if not (is_whole and known_as(source)):
+        path = find_place(source, files.root)
+    if path is not None and path.is_dir() and not is_whole:
+        path = _only_table(path) or path
+
     if path is not None and is_table_file(path):
-        return read_table_file(path, as_columns(reading.columns).encoding)
+        encoding = as_columns(reading.columns).encoding
+        return read_table_file(path, encoding)
     if path is not None and path.is_dir() and has_class_folders(path):
         images = image_folder(path, files.image_size)
-        if whole:
+        if is_whole:
             warn_of_empty_classes(path, images)
         return images
-    if not whole:
-        looked = looked_at(str(source), files.root)
+
+    name = str(source)
+    if not is_whole:
+        places = looked_at(name, files.root)
         raise ConfigurationError(
-            f"{str(source)!r} was not found, or cannot be read: looked at {looked}. Expected {kinds}."
+            f"{name!r} was not found, or cannot be read: looked at {places}. Expected {kinds}."
         )
-    data = load_image_data(str(source), files.root, files.download, files.image_size)
+    data = load_image_data(
+        name,
+        root=files.root,
+        download=files.download,
+        image_size=files.image_size,
+    )
     for part in (data.train, data.val, data.test):
         # The user's own validation and test data must have the same numbers of classes.
         if type(part) is TensorDataset:
             part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
     return data
+
+
+def _only_table(folder: Path) -> Path | None:
+    """Return the table's file in a client's folder, or None if it has none or several."""
+    tables = []
+    for entry in folder.iterdir():
+        if is_table_file(entry) and not entry.name.startswith("."):
+            tables.append(entry)
+    if len(tables) != 1:
+        return None
+    return tables[0]
