@@ -260,7 +260,7 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
-        parts = data.dealt_to(client)
+        parts = data.indices_and_labels(client)
         # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
         position_of_first = parts[0][:1].sum()
         parts[::2] = [positions - position_of_first for positions in parts[::2]]

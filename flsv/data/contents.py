@@ -122,13 +122,15 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
 
 def loader_hash(loaders: Any) -> str:
     """Return the hash of the samples that loaders read, or "" if the samples cannot be accessed."""
-    parts: list[str] = []
-    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+    if not isinstance(loaders, list | tuple):
+        loaders = [loaders]
+    hashes: list[str] = []
+    for loader in loaders:
         if isinstance(loader, TensorBatches):
-            parts.append(_hash_of(TensorDataset(*loader.tensors), loader.indices))
+            hashes.append(_hash_of(TensorDataset(*loader.tensors), loader.indices))
         elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
-            parts.append(_hash_of(loader.dataset, rows_of(loader)))
-    return " ".join(parts)
+            hashes.append(_hash_of(loader.dataset, rows_of(loader)))
+    return " ".join(hashes)
 
 
 def loader_rows(loaders: Any) -> int | None:
@@ -163,11 +165,11 @@ def not_finite(dataset: Dataset) -> Tensor:
         if not (inputs.is_floating_point() or inputs.is_complex()):
             continue
         # A few rows at a time: isfinite needs several times the memory of its argument.
-        parts = []
-        for some_rows in inputs.split(_ROWS):
-            numbers = some_rows.reshape(len(some_rows), -1)
-            parts.append(numbers.isfinite().all(1).cpu())
-        is_finite &= torch.cat(parts)
+        row_masks = []
+        for block in inputs.split(_ROWS):
+            numbers = block.reshape(len(block), -1)
+            row_masks.append(numbers.isfinite().all(1).cpu())
+        is_finite &= torch.cat(row_masks)
     if rows is not None:
         is_finite = is_finite[rows]
     return (~is_finite).nonzero().flatten()
@@ -177,20 +179,20 @@ def check_inputs(
     train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]
 ) -> None:
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
-    broken = not_finite(train)
-    sets = {"the server's validation set": splits.server_val}
+    rows_of_set = {"the server's validation set": splits.server_val}
     for client, client_split in enumerate(splits.clients):
-        called = client_called(client, splits.names)
-        sets[f"{called}'s val set"] = client_split["val"]
-        sets[f"{called}'s test set"] = client_split["test"]
+        client_name = client_called(client, splits.names)
+        rows_of_set[f"{client_name}'s val set"] = client_split["val"]
+        rows_of_set[f"{client_name}'s test set"] = client_split["test"]
 
-    broken_rows = {}
-    for name, rows in sets.items():
-        broken_rows[name] = rows[torch.isin(rows, broken)]
+    broken_rows = not_finite(train)
+    broken_rows_of_set = {}
+    for name, rows in rows_of_set.items():
+        broken_rows_of_set[name] = rows[torch.isin(rows, broken_rows)]
     for name, data in held_out.items():
         if data is not None:
-            broken_rows[f"the {name} data"] = not_finite(data)
-    for name, rows in broken_rows.items():
+            broken_rows_of_set[f"the {name} data"] = not_finite(data)
+    for name, rows in broken_rows_of_set.items():
         if len(rows):
             raise ConfigurationError(
                 f"{len(rows)} samples of {name} have NaN or infinite inputs: {in_words(rows.tolist())}. Repair them or "

@@ -204,10 +204,10 @@ class GaussianNoise(Corruption):
         noisy = draw_share(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std
         if self.pixel_rate < 1:
-            # The channels of an image [C, H, W] share their pixels; the entries of any other input are drawn
-            # separately.
-            shape = (len(noisy), 1, *x.shape[2:]) if x.ndim == 4 else noise.shape
-            noise *= torch.rand(shape, generator=generator) < self.pixel_rate
+            mask_shape: tuple[int, ...] = noise.shape
+            if x.ndim == 4:  # images [N, C, H, W], whose channels share their pixels
+                mask_shape = (len(noisy), 1, *x.shape[2:])
+            noise *= torch.rand(mask_shape, generator=generator) < self.pixel_rate
         x[noisy] += noise.to(x.dtype)
         return x, y
 
@@ -302,17 +302,17 @@ class OpenSetLabelNoise(Corruption):
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        known_classes = torch.tensor(
-            [label for label in range(num_classes) if label not in self.unknown_classes]
-        )
-        if self.unknown_classes[-1] >= num_classes or len(known_classes) == 0:
+        unknown_classes = torch.tensor(self.unknown_classes)  # sorted
+        all_classes = torch.arange(num_classes)
+        known_classes = all_classes[~torch.isin(all_classes, unknown_classes)]
+        if unknown_classes[-1] >= num_classes or len(known_classes) == 0:
             raise ConfigurationError(
                 f"{self!r}: the data have the classes 0 .. {num_classes - 1}, and at least one of them must stay known."
             )
-        irrelevant = torch.isin(y, torch.tensor(self.unknown_classes)).nonzero().flatten()
-        if self.to == "next":
-            positions = torch.searchsorted(known_classes, y[irrelevant]) % len(known_classes)
+        samples = torch.isin(y, unknown_classes).nonzero().flatten()
+        if self.to == "next":  # the next larger known class, and the first one after the last
+            positions = torch.searchsorted(known_classes, y[samples]) % len(known_classes)
         else:
-            positions = torch.randint(len(known_classes), irrelevant.shape, generator=generator)
-        y[irrelevant] = known_classes[positions]
+            positions = torch.randint(len(known_classes), samples.shape, generator=generator)
+        y[samples] = known_classes[positions]
         return x, y

@@ -206,9 +206,9 @@ class FederatedDataModule(FederationView):
         self.round_loader: Callable[[], Iterable[Any]] | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
-        self._stale = True
+        self._needs_setup = True
         self._is_site = False
-        self._dealt: FederatedData | None = None
+        self._partitioned: FederatedData | None = None
         self._dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
@@ -230,7 +230,9 @@ class FederatedDataModule(FederationView):
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
         return (
-            text if self._dealt is None else f"{text}: {self.num_samples.tolist()} training samples"
+            text
+            if self._partitioned is None
+            else f"{text}: {self.num_samples.tolist()} training samples"
         )
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
@@ -250,7 +252,7 @@ class FederatedDataModule(FederationView):
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
         if self._module is not None:
             self._set_up_module(self._module, stage)
-        if not self._stale:
+        if not self._needs_setup:
             return
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
@@ -260,7 +262,7 @@ class FederatedDataModule(FederationView):
         if source.summary is not None:
             self._wait_for_encoder(source)
             return
-        self._dealt = partition_data(
+        self._partitioned = partition_data(
             source,
             self.partitioner,
             self.splits,
@@ -271,12 +273,12 @@ class FederatedDataModule(FederationView):
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        check_read_back(self._dealt, self._has_samples_labels(source))
-        warn_of_random_evaluation(self._dealt)
-        self._stale = False
+        check_read_back(self._partitioned, self._has_samples_labels(source))
+        warn_of_random_evaluation(self._partitioned)
+        self._needs_setup = False
         if self.splits.detector is not None:
             samples = int(self.num_samples.sum())
-            self._dealt = without_flagged(self, self._dealt, self.splits.detector)
+            self._partitioned = without_flagged(self, self._partitioned, self.splits.detector)
             self._dropped = samples - int(self.num_samples.sum())
 
     def _wait_for_encoder(self, source: SourceData) -> None:
@@ -287,8 +289,8 @@ class FederatedDataModule(FederationView):
                 "those of all sites, which agree on them at the start of a deployment. Outside of one, set "
                 "columns: {encoder: ...} to an encoder that was agreed on before, or give arrays (X, y)."
             )
-        self._dealt = data_without_encoder(source, self.partitioner, self.splits)
-        self._stale = False
+        self._partitioned = data_without_encoder(source, self.partitioner, self.splits)
+        self._needs_setup = False
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage."""
@@ -312,7 +314,7 @@ class FederatedDataModule(FederationView):
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
         self._is_site = True
-        self._stale |= self.partitioner.first_client != first_client
+        self._needs_setup |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
 
@@ -340,7 +342,7 @@ class FederatedDataModule(FederationView):
         plain = None if encoder is None else encoder.to_plain()
         columns = replace(_checked_columns(self._reading.columns), encoder=plain)
         self._reading = replace(self._reading, columns=columns)
-        self._stale = True
+        self._needs_setup = True
         self.setup("fit")
 
     def join(self, name: str, client_data: Any) -> None:
@@ -363,8 +365,8 @@ class FederatedDataModule(FederationView):
             self._clients,
             joining={name: client_data},
         )
-        self._dealt = with_client(self._data, source, name, self.loader, self.labels)
-        check_read_back(self._dealt, self._has_samples_labels(source))
+        self._partitioned = with_client(self._data, source, name, self.loader, self.labels)
+        check_read_back(self._partitioned, self._has_samples_labels(source))
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.
@@ -374,7 +376,7 @@ class FederatedDataModule(FederationView):
         if self._module is not None and is_overridden("teardown", self._module):
             self._module.teardown(stage)
             self._stages.clear()
-            self._stale = True
+            self._needs_setup = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped data module's state.
@@ -395,9 +397,10 @@ class FederatedDataModule(FederationView):
         """
         if self.round_loader is not None:
             return self.round_loader()
-        pooled = torch.cat([client["train"] for client in self._data.splits.clients])
+        all_samples = torch.cat([client["train"] for client in self._data.splits.clients])
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
-        return self._shuffled(pooled, generator_for(self.splits.seed, "pooled", epoch))
+        generator = generator_for(self.splits.seed, "pooled", epoch)
+        return self._train_loader(all_samples, generator)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
@@ -426,15 +429,16 @@ class FederatedDataModule(FederationView):
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
         size_found_by_setup = (
-            None if self._dealt is None else self._dealt.train_options["batch_size"]
+            None if self._partitioned is None else self._partitioned.train_options["batch_size"]
         )
         return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
-        if self._dealt is not None and size is not None:
-            self._dealt = replace(
-                self._dealt, train_options={**self._dealt.train_options, "batch_size": size}
+        if self._partitioned is not None and size is not None:
+            self._partitioned = replace(
+                self._partitioned,
+                train_options={**self._partitioned.train_options, "batch_size": size},
             )
         self._batch_size = size
 

@@ -237,15 +237,12 @@ def ratio_text(ratio: float) -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
     text = f"values are {ratio:.3g} times those of the other sites"
-    units = {
-        **UNIT_FACTORS,
-        **{float(10**power): "" for power in range(1, 10)},
-    }
-    nearest = min(
-        units,
-        key=lambda candidate: abs(math.log(factor / candidate)),
-    )
-    if abs(math.log(factor / nearest)) > NEAR:
+    powers_of_ten = [float(10**power) for power in range(1, 10)]
+    distances = {}  # on a logarithmic scale
+    for candidate in (*UNIT_FACTORS, *powers_of_ten):
+        distances[candidate] = abs(math.log(factor / candidate))
+    nearest = min(distances, key=distances.__getitem__)
+    if distances[nearest] > NEAR:
         return text
     if nearest in UNIT_FACTORS:
         return f"{text} (as between {UNIT_FACTORS[nearest]})"
@@ -269,9 +266,10 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     values = pd.concat(columns).dropna()
     if len(values) < 5 * FEWEST:
         return
-    is_number = pd.api.types.is_numeric_dtype(values)
-    if is_number and not bool((values.astype(float) % 1 == 0).all()):
-        return
+    if pd.api.types.is_numeric_dtype(values):
+        has_fractions = (values.astype(float) % 1 != 0).any()
+        if has_fractions:
+            return
     share = values.nunique() / len(values)
     shares_at_sites = []
     for column in columns:
@@ -366,11 +364,10 @@ def warn_of_doubts(
     if not doubts:
         return
     strongest = doubts[0]
-    further = f", and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-    rank_zero_warn(
-        f"the tables are doubtful: {strongest.column} of {strongest.site}: {strongest.text}{further}. flsv data shows "
-        "all doubts."
-    )
+    message = f"{strongest.column} of {strongest.site}: {strongest.text}"
+    if len(doubts) > 1:
+        message += f", and {len(doubts) - 1} more"
+    rank_zero_warn(f"the tables are doubtful: {message}. flsv data shows all doubts.")
 
 
 def doubts_of(

@@ -40,7 +40,7 @@ class FederatedData:
     classes: Classes
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
-    differs: Tensor
+    is_changed: Tensor
     columns: tuple[ColumnCard, ...] = ()
     by_rarity: bool = False
     draws: WeightedDraws | None = None
@@ -156,7 +156,7 @@ def partition_data(
     source, train_options, eval_options = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options, source.draws)
-    train, labels_after_corruption, differs = _corrupted(
+    train, labels_after_corruption, is_changed = _corrupted(
         source.train, classes, splits, corruptions, train_options.get("collate_fn")
     )
 
@@ -174,7 +174,7 @@ def partition_data(
         classes=replace(classes, labels=labels_after_corruption),
         train_options=train_options,
         eval_options=eval_options,
-        differs=differs,
+        is_changed=is_changed,
         columns=source.columns,
         by_rarity=source.by_rarity,
         draws=source.draws,
@@ -280,7 +280,7 @@ def data_without_encoder(
         classes=classes,
         train_options={},
         eval_options={},
-        differs=no_changes,
+        is_changed=no_changes,
         summary=source.summary,
     )
 
@@ -324,7 +324,7 @@ def with_client(
     if loader.preload:
         workers = loader.num_workers or 0
         new_samples = preload(new_samples, data.train_options.get("collate_fn"), workers)
-    unchanged = (~data.differs).nonzero().flatten().tolist()
+    unchanged = (~data.is_changed).nonzero().flatten().tolist()
     old_samples = Subset(data.train, unchanged)
     if not _have_equal_tensors(old_samples, Subset(all_samples, unchanged)):
         raise ConfigurationError(
@@ -346,7 +346,7 @@ def with_client(
         train=concatenated({"the others": data.train, name: new_samples}),
         splits=splits,
         classes=replace(data.classes, labels=all_labels),
-        differs=torch.cat([data.differs, no_changes]),
+        is_changed=torch.cat([data.is_changed, no_changes]),
     )
 
 
@@ -377,17 +377,18 @@ def check_full_batches(
         # Without replacement, torch.multinomial would draw samples of weight 0 as well.
         num_needed = 1 if client_draws.replacement else client_draws.count
         if num_weighted < num_needed:
-            called = client_called(client, splits.names, "Client")
+            client_name = client_called(client, splits.names, "Client")
             raise ConfigurationError(
-                f"{called} has too few samples with a weight above 0 for the WeightedRandomSampler of the training "
-                f"loader, which draws {client_draws.count} of them. Give more samples a weight, or replacement=True."
+                f"{client_name} has too few samples with a weight above 0 for the WeightedRandomSampler of the "
+                f"training loader, which draws {client_draws.count} of them. Give more samples a weight, or "
+                "replacement=True."
             )
 
     fewest = min(sample_counts)
     if options["drop_last"] and fewest < batch_size:
-        called = client_called(sample_counts.index(fewest), splits.names, "Client")
+        client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
-            f"{called} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
+            f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
             "or set drop_last to false."
         )
 
@@ -433,7 +434,7 @@ def _corrupted(
             rows = samples[has_other_inputs].to(inputs.device)
             inputs[rows] = x[has_other_inputs].to(inputs.device)
 
-    if not classes.missing:
+    if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
     return TensorDataset(inputs, *other_columns), labels, is_changed
@@ -449,10 +450,10 @@ def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor
     columns = list(tensors)
     if rows is not None:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if classes.missing:
+    if classes.missing_reason:
         return columns
-    has_labels = len(columns) > 1
-    if not has_labels or not torch.equal(columns[-1].flatten().cpu().long(), classes.labels):
+    last_column = columns[-1].flatten().cpu().long()
+    if len(columns) == 1 or not torch.equal(last_column, classes.labels):
         raise ConfigurationError(
             "corruptions need samples (x, ..., label): their last element is not their label."
         )
@@ -503,21 +504,21 @@ def _of_known_classes(dataset: Dataset | None, unknown: Tensor) -> Dataset | Non
 
 
 def without_flagged(
-    module: FederatedDataModule, dealt: FederatedData, detector: SampleFilter
+    module: FederatedDataModule, data: FederatedData, detector: SampleFilter
 ) -> FederatedData:
-    """Return ``dealt``, the data of ``module``, without the training samples that ``detector`` flags as harmful."""
+    """Return ``data``, those of ``module``, without the training samples that ``detector`` flags as harmful."""
     generator = generator_for(module.seed, "flagged samples")
-    splits = []
+    client_splits = []
     for client, is_unflagged in enumerate(detector.unflagged(module, generator)):
-        parts = dealt.splits.clients[client]
-        remaining_samples = parts["train"][is_unflagged]
-        if len(remaining_samples) == 0:
+        client_split = data.splits.clients[client]
+        unflagged_samples = client_split["train"][is_unflagged]
+        if len(unflagged_samples) == 0:
             raise ConfigurationError(
-                f"drop_flagged: all training samples of {client_called(client, dealt.splits.names)} are flagged. "
+                f"drop_flagged: all training samples of {client_called(client, data.splits.names)} are flagged. "
                 "Leave it out."
             )
-        splits.append({**parts, "train": remaining_samples})
+        client_splits.append({**client_split, "train": unflagged_samples})
 
-    remaining = replace(dealt.splits, clients=tuple(splits))
-    check_full_batches(remaining, dealt.train_options, dealt.draws)
-    return replace(dealt, splits=remaining)
+    splits = replace(data.splits, clients=tuple(client_splits))
+    check_full_batches(splits, data.train_options, data.draws)
+    return replace(data, splits=splits)

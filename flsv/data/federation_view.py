@@ -45,7 +45,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     _held_out: dict[str, Any]
     _source_name: str
     _module: L.LightningDataModule | None
-    _dealt: FederatedData | None
+    _partitioned: FederatedData | None
     _dropped: int
     _undecided: bool
     #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
@@ -55,7 +55,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def num_clients(self) -> int:
         """Number of clients. Before ``setup`` it is known only if the partitioner has it as an argument."""
-        if self._dealt is None and not self._undecided and self.partitioner.num_clients is not None:
+        if (
+            self._partitioned is None
+            and not self._undecided
+            and self.partitioner.num_clients is not None
+        ):
             return self.partitioner.num_clients
         return len(self._data.splits.clients)
 
@@ -108,7 +112,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def no_classes(self) -> str | None:
         """Reason why the training samples have no classes, as text. None if they have classes."""
-        return self._data.classes.missing
+        return self._data.classes.missing_reason
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -168,17 +172,17 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         return self._data.classes.labels[self.client_indices(client, split)]
 
-    def dealt_to(self, client: int) -> list[Tensor]:
+    def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
 
         They identify the client's data.
         """
+        tensors = []
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
-        return [
-            part
-            for s in splits
-            for part in (self.client_indices(client, s), self.client_labels(client, s))
-        ]
+        for split in splits:
+            tensors.append(self.client_indices(client, split))
+            tensors.append(self.client_labels(client, split))
+        return tensors
 
     def corrupted_samples(self, client: int) -> Tensor:
         """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
@@ -186,7 +190,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         They are in the order of :meth:`client_indices`. This is ground truth for tests and figures, which the server
         never receives.
         """
-        return self._data.differs[self.client_indices(client)]
+        return self._data.is_changed[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
         """Return ``{participant: hash}`` of the samples of the server and of each client.
@@ -194,10 +198,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         ``"server"`` has the hash of the server's validation samples. Each client's number has the hash of its training,
         validation and test samples. See :func:`flsv.data.contents.content_hashes`.
         """
-        samples_by_client = {
-            str(i): torch.cat(list(parts.values()))
-            for i, parts in enumerate(self._data.splits.clients)
-        }
+        samples_by_client = {}
+        for client, client_split in enumerate(self._data.splits.clients):
+            samples_by_client[str(client)] = torch.cat(list(client_split.values()))
         return {
             "server": loader_hash(self.val_dataloader()),
             **content_hashes(self._data.train, samples_by_client),
@@ -231,11 +234,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             shuffle: whether training samples are shuffled. If False they are read in order, too.
         """
         indices = self.client_indices(client, split)
-        if split == "train" and shuffle:
-            return self._shuffled(
-                indices, generator or generator_for(self.splits.seed, "client", client)
-            )
-        return self._data.eval_loader(self._data.train, indices)
+        if split != "train" or not shuffle:
+            return self._data.eval_loader(self._data.train, indices)
+        if generator is None:
+            generator = generator_for(self.splits.seed, "client", client)
+        return self._train_loader(indices, generator)
 
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
@@ -248,7 +251,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 "divided among the clients. The new samples belong to nobody, and are not trained on."
             )
 
-    def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
+    def _train_loader(
+        self, indices: Tensor, generator: torch.Generator
+    ) -> TensorBatches | DataLoader:
         """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
         data = self._data
         if self._overfits:
@@ -277,20 +282,22 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         They are moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit there.
         """
-        dealt, device = self._dealt, trainer.strategy.root_device
-        if dealt is None or device.type == "cpu" or not self.loader.on_device:
-            return dealt
-        memory = torch.get_device_module(device)
-        asking = (trainer.lightning_module, self)
-        if (
-            not dealt.tensors()
-            or not hasattr(memory, "mem_get_info")
-            or any(is_overridden(hook, part) for hook in BATCH_HOOKS[:2] for part in asking)
-        ):
-            return dealt
-        free, _ = memory.mem_get_info(device)
-        fits = sum(tensor.nbytes for tensor in dealt.tensors()) <= free / 4
-        return dealt.to_device(device) if fits else dealt
+        data = self._partitioned
+        device = trainer.strategy.root_device
+        if data is None or device.type == "cpu" or not self.loader.on_device:
+            return data
+        for hook in BATCH_HOOKS[:2]:  # these run before the transfer to the device
+            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, self):
+                return data
+
+        device_module = torch.get_device_module(device)
+        if not data.tensors() or not hasattr(device_module, "mem_get_info"):
+            return data
+        free_bytes, _ = device_module.mem_get_info(device)
+        num_bytes = sum(tensor.nbytes for tensor in data.tensors())
+        if num_bytes > free_bytes / 4:
+            return data
+        return data.to_device(device)
 
     def describe(self) -> dict[str, str | int | float]:
         """Return the data's settings and the sizes found by ``setup``, for loggers.
@@ -317,9 +324,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             }
         if reading.label is not None:
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
-        if self._dealt is None:
+        if self._partitioned is None:
             return facts
-        draws = self._dealt.draws
+        draws = self._partitioned.draws
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()
             facts["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
@@ -328,7 +335,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             if names != tuple(map(str, range(len(names)))):
                 facts[kind] = listed(names, _LISTED)
         return facts | {
-            "batch_size": self._dealt.train_options["batch_size"],
+            "batch_size": self._partitioned.train_options["batch_size"],
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
             "train_samples": int(self.num_samples.sum()),
@@ -361,10 +368,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def _origin_of_validation(self) -> str:
         if len(self.server_val_indices) == 0:
-            users_own = self._held_out["val"]
-            if users_own is None:
+            users_val = self._held_out["val"]
+            if users_val is None:
                 return f"{self._source_name}, its validation part"
-            return source_name(users_own)
+            return source_name(users_val)
         choice = self.splits.server_val
         if isinstance(choice, HeldOut):
             return f"the partners' data with {choice}"
@@ -379,11 +386,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def _data(self) -> FederatedData:
-        if self._dealt is None:
+        if self._partitioned is None:
             raise RuntimeError(
                 "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
             )
-        return self._dealt
+        return self._partitioned
 
 
 def _current_length(dataset: Any) -> int:

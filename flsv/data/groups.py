@@ -26,7 +26,7 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
     """
     kind = "group"
     if groups is None:
-        groups = entries(dataset, lambda part: own_entries(part, "groups"))
+        groups = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
         if groups is None:
             return None, ()
         while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
@@ -38,15 +38,15 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
         groups = column(dataset, groups, "groups")
     ids = np.asarray(groups)
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
-    # NaN is not itself.
-    if ids.shape != (num_samples,) or any(entry is None or entry != entry for entry in ids):
+    has_gaps = any(entry is None or entry != entry for entry in ids)  # NaN is not equal to itself
+    if ids.shape != (num_samples,) or has_gaps:
         raise ConfigurationError(
             f"groups needs one entry per training sample, [{num_samples}], none of them None or NaN; got shape "
             f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
         )
     distinct_ids, numbers = np.unique(ids, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    return group_numbers, plain_names(distinct_ids.tolist(), kind)
+    return group_numbers, client_names_of(distinct_ids.tolist(), kind)
 
 
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
@@ -68,44 +68,48 @@ def check_spelling(
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
-        spellings.setdefault(_meaning(name), []).append(name)
+        spellings.setdefault(_normalized(name), []).append(name)
 
-    for alike in spellings.values():
-        if len(alike) == 1:
+    for equal_names in spellings.values():
+        if len(equal_names) == 1:
             continue
-        described = []
-        for name in alike:
+        descriptions = []
+        for name in equal_names:
             owners_of_name = (owners or {}).get(name, ())
             source = f" ({listed(owners_of_name, 3)})" if owners_of_name else ""
-            described.append(f"{name!r}{source}")
+            descriptions.append(f"{name!r}{source}")
         raise ConfigurationError(
-            f"{where} has {', '.join(described)}, which look like spellings of one name: use the same spelling "
+            f"{where} has {', '.join(descriptions)}, which look like spellings of one name: use the same spelling "
             "everywhere."
         )
 
 
-def _meaning(name: str) -> Any:
-    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split()).rstrip(".")
+def _normalized(name: str) -> Any:
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = " ".join(text.split()).rstrip(".")
+    if "_" in text:  # Decimal reads 1_000 as a number
+        return text
     try:
-        number = Decimal(plain)
+        number = Decimal(text)
     except InvalidOperation:
-        return plain
-    return number if number.is_finite() and "_" not in plain else plain
+        return text
+    return number if number.is_finite() else text
 
 
-def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
+def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     """Return ``values`` as client names of one line. A number gets ``kind`` before it, as in "school 7"."""
-    values = list(values)
     texts = list(map(str, values))
-    ids = list(map(str, range(len(values))))
-    if kind in ("group", "site") and texts == ids:
+    client_ids = list(map(str, range(len(texts))))
+    if kind in ("group", "site") and texts == client_ids:
         return tuple(texts)
 
     names = []
     for text in texts:
-        printable = [character if character.isprintable() else " " for character in text]
-        name = " ".join("".join(printable).split())
-        names.append(f"{kind} {name}" if _NUMBER.fullmatch(name) else name)
+        printable = "".join(character if character.isprintable() else " " for character in text)
+        name = " ".join(printable.split())
+        if _NUMBER.fullmatch(name):
+            name = f"{kind} {name}"
+        names.append(name)
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
             f"Clients are called {listed(values, 20, repr)}: names need a visible character, and must differ."
@@ -118,9 +122,9 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
 
     If that is None, look inside a ``Subset`` or ``ConcatDataset``.
     """
-    stored_entries = find(dataset)
-    if stored_entries is not None:
-        return stored_entries
+    own_entries = find(dataset)
+    if own_entries is not None:
+        return own_entries
     if isinstance(dataset, Subset):
         all_entries = entries(dataset.dataset, find)
         if all_entries is None:
@@ -135,7 +139,7 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
     return None
 
 
-def own_entries(dataset: Dataset, name: str) -> Any:
+def entries_of_attribute(dataset: Dataset, name: str) -> Any:
     """Return the data set's attribute ``name`` if it has one entry per sample, or else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
@@ -154,7 +158,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
     """Read one value per sample: the data set's attribute ``name``, or that field (``"meta.site"``) or position of each
     sample.
     """
-    values = entries(dataset, lambda part: own_entries(part, name))
+    values = entries(dataset, lambda part: entries_of_attribute(part, name))
     if values is None:
         values = []
         for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length

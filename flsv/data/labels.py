@@ -25,7 +25,7 @@ import yaml
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.groups import column, entries, own_entries
+from flsv.data.groups import column, entries, entries_of_attribute
 from flsv.utilities.errors import ConfigurationError, listed
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -47,23 +47,23 @@ def dataset_labels(dataset: Dataset) -> Tensor:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
 
-def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
+def _read_labels(dataset: Dataset, dtype_kinds: str) -> np.ndarray:
     """Read the labels ``[N]`` sample by sample, and stop at the first without one.
 
-    ``kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
+    ``dtype_kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
     """
     stored_labels = _stored_labels(dataset)
     if stored_labels is not None:
-        return _checked(stored_labels, kinds)
+        return _as_vector(stored_labels, dtype_kinds)
 
     labels = []
     for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
         sample = dataset[index]
         if index == 0:
-            _warn_of_a_late_label(_parts_but_inputs(sample), _is_one_number)
-        label = _checked([_label_of(sample)], kinds)
+            _warn_of_a_late_label(_parts_after_inputs(sample), _is_one_number)
+        label = _as_vector([_label_of(sample)], dtype_kinds)
         labels.append(label[0])
-    return _checked(labels, kinds)
+    return _as_vector(labels, dtype_kinds)
 
 
 def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> None:
@@ -77,21 +77,23 @@ def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], b
         )
 
 
-def _checked(labels: Any, kinds: str) -> np.ndarray:
-    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError unless their NumPy kind is in ``kinds``."""
+def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
+    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError for other NumPy kinds."""
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
         raise _NoClassError("the labels are of several lengths or kinds") from error
-    shape_of_label = array.shape[1:]
-    if array.dtype.kind not in kinds or shape_of_label not in ((), (1,)):
-        description = "not numbers"
-        if array.dtype.kind in "biuf":
-            description = f"{array.dtype} numbers"
-        if shape_of_label:
-            description += f" {list(shape_of_label)} each"
-        raise _NoClassError(f"the labels are {description}")
-    return array.reshape(len(array))
+    label_shape = array.shape[1:]
+    is_number_per_sample = label_shape in ((), (1,))
+    if is_number_per_sample and array.dtype.kind in dtype_kinds:
+        return array.reshape(len(array))
+
+    description = "not numbers"
+    if array.dtype.kind in "biuf":
+        description = f"{array.dtype} numbers"
+    if label_shape:
+        description += f" {list(label_shape)} each"
+    raise _NoClassError(f"the labels are {description}")
 
 
 def _stored_labels(dataset: Dataset) -> Any:
@@ -101,25 +103,26 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 def _labels_beside_samples(part: Dataset) -> Any:
     if type(part) is TensorDataset:
-        parts = _parts_but_inputs(part.tensors)
-        column_index = _label_name(parts, _is_number_per_row)
-        _warn_of_a_late_label(parts, _is_number_per_row)
-        return None if column_index is None else part.tensors[column_index].cpu()
+        columns = _parts_after_inputs(part.tensors)
+        column_index = _label_name(columns, _is_number_per_row)
+        _warn_of_a_late_label(columns, _is_number_per_row)
+        if column_index is None:
+            return None
+        return part.tensors[column_index].cpu()
 
-    stored = None
-    for name in ("targets", "labels"):
-        if stored is None:
-            stored = own_entries(part, name)
+    labels = entries_of_attribute(part, "targets")
+    if labels is None:
+        labels = entries_of_attribute(part, "labels")
     # What a loader yields is the label after torchvision's target_transform.
-    change = getattr(part, "target_transform", None)
-    if stored is None or change is None:
-        return stored
-    return [change(label) for label in stored]
+    target_transform = getattr(part, "target_transform", None)
+    if labels is None or target_transform is None:
+        return labels
+    return [target_transform(label) for label in labels]
 
 
 def label_column(dataset: TensorDataset) -> int | None:
     """Return the index of the tensor that has the labels, or None if all are inputs."""
-    parts = _parts_but_inputs(dataset.tensors)
+    parts = _parts_after_inputs(dataset.tensors)
     try:
         return _label_name(parts, _is_number_per_row)
     except _NoClassError as error:
@@ -128,11 +131,11 @@ def label_column(dataset: TensorDataset) -> int | None:
 
 def _label_of(sample: Any) -> Any:
     """Return a sample's label, or None."""
-    parts = _parts_but_inputs(sample)
+    parts = _parts_after_inputs(sample)
     return parts.get(_label_name(parts, _is_one_number))
 
 
-def _parts_but_inputs(sample: Any) -> dict[Any, Any]:
+def _parts_after_inputs(sample: Any) -> dict[Any, Any]:
     """Return the parts of a sample that may be its label, by position or name."""
     if isinstance(sample, list | tuple):
         return dict(enumerate(sample[1:], start=1))
@@ -152,13 +155,15 @@ def _label_name(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> A
     """Return the name of the part that is the label: the only one, or the only one that is a number."""
     if len(parts) < 2:
         return next(iter(parts), None)
-    names = [name for name, part in parts.items() if is_number(part)]
-    if len(names) > 1:
+    names_of_numbers = [name for name, part in parts.items() if is_number(part)]
+    if len(names_of_numbers) > 1:
         raise _NoClassError(
-            f"the parts {listed(names, show=repr)} of a sample are numbers, and any of them may be "
-            f"its label: name it, as in labels={names[-1]!r}"
+            f"the parts {listed(names_of_numbers, show=repr)} of a sample are numbers, and any of them may be "
+            f"its label: name it, as in labels={names_of_numbers[-1]!r}"
         )
-    return names[0] if names else [*parts][-1]
+    if names_of_numbers:
+        return names_of_numbers[0]
+    return list(parts)[-1]
 
 
 def _is_one_number(part: Any) -> bool:
@@ -173,7 +178,7 @@ def _is_number_per_row(part: Any) -> bool:
 
 def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
-    parts = _parts_but_inputs(batch)
+    parts = _parts_after_inputs(batch)
     try:
         label = parts.get(_label_name(parts, _is_number_per_row))
     except _NoClassError:
@@ -188,7 +193,7 @@ def batch_labels(batch: Any) -> Tensor | None:
 def label_vectors(batch: Any) -> list[Tensor]:
     """Return the parts of a batch that may be its labels: one number for each row, ``[B]``."""
     vectors = []
-    for part in _parts_but_inputs(batch).values():
+    for part in _parts_after_inputs(batch).values():
         if _is_number_per_row(part):
             vectors.append(part.detach().cpu().flatten())
     return vectors
@@ -200,7 +205,7 @@ def stored_classes(dataset: Dataset) -> Tensor | None:
         labels = _stored_labels(dataset)
         if labels is None:
             return None
-        return torch.from_numpy(whole_numbers(_checked(labels, "biuf")))
+        return torch.from_numpy(whole_numbers(_as_vector(labels, "biuf")))
     except _NoClassError:
         return None  # numbers to predict, or several parts that may be labels
 
@@ -211,22 +216,24 @@ def whole_numbers(labels: np.ndarray) -> np.ndarray:
         raise _NoClassError(f"found {labels.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
         classes = labels.astype(np.int64)
-    wrong = np.flatnonzero((classes != labels) | (classes < 0))
-    if len(wrong):
+    wrong_rows = np.flatnonzero((classes != labels) | (classes < 0))
+    if len(wrong_rows):
+        row = wrong_rows[0]
         raise _NoClassError(
-            f"found values that are not whole numbers from 0 up, {len(wrong)} of {len(labels)}, such as "
-            f"{labels[wrong[0]]} at {wrong[0]}"
+            f"found values that are not whole numbers from 0 up, {len(wrong_rows)} of {len(labels)}, such as "
+            f"{labels[row]} at {row}"
         )
     return classes
 
 
-def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
+def _labels_of_user(dataset: Dataset, labels: Any) -> Tensor:
     """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
-    length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
+    num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if isinstance(labels, str):
         labels = column(dataset, labels, "labels")
+    label_vector = np.asarray(labels).reshape(num_samples)
     try:
-        return torch.from_numpy(whole_numbers(np.asarray(labels).reshape(length)))
+        return torch.from_numpy(whole_numbers(label_vector))
     except _NoClassError as error:
         raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
 
@@ -235,17 +242,18 @@ def count_classes(
     labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]
 ) -> int:
     """Count the classes, including those of held-out data whose labels are stored apart from samples."""
-    ready = [
-        data for data in held_out.values() if data is not None and _stored_labels(data) is not None
-    ]
-    present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
-    largest = int(present[-1])
+    label_vectors = [labels]
+    for data in held_out.values():
+        if data is not None and _stored_labels(data) is not None:
+            label_vectors.append(dataset_labels(data))
+    distinct_labels = torch.cat(label_vectors).unique()  # sorted
+    largest = int(distinct_labels[-1])
     if largest < len(class_names):
         return len(class_names)
-    if _is_identifier(largest, len(present)):
+    if _is_identifier(largest, len(distinct_labels)):
         raise ConfigurationError(
-            f"The data: the largest label is {largest}, and there are only {len(present)} different ones: number them "
-            "0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
+            f"The data: the largest label is {largest}, and there are only {len(distinct_labels)} different ones: "
+            "number them 0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
         )
     return largest + 1
 
@@ -272,12 +280,12 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
             )
         return next(iter(names_of_parts), ())
 
-    numbers = getattr(dataset, "class_to_idx", None)
-    names: Sequence[Any]
-    if isinstance(numbers, Mapping) and sorted(numbers.values()) == list(range(len(numbers))):
-        names = sorted(numbers, key=numbers.__getitem__)
-    else:
-        names = getattr(dataset, "classes", None) or _names_of_features(dataset)
+    class_numbers = getattr(dataset, "class_to_idx", None)
+    if isinstance(class_numbers, Mapping):
+        all_numbers = list(range(len(class_numbers)))
+        if sorted(class_numbers.values()) == all_numbers:
+            return tuple(map(str, sorted(class_numbers, key=class_numbers.__getitem__)))
+    names = getattr(dataset, "classes", None) or _names_of_features(dataset)
     return tuple(map(str, names))
 
 
@@ -302,7 +310,7 @@ class Classes:
 
     labels: Tensor
     names: tuple[str, ...]
-    missing: str | None = None
+    missing_reason: str | None = None
 
 
 def find_classes(
@@ -321,7 +329,7 @@ def find_classes(
             raise _NoClassError("labels=False")
         if labels is not None:
             # The held-out data need not have labels of the same name.
-            classes = _given_labels(train, labels)
+            classes = _labels_of_user(train, labels)
             held_out = {}
         elif asking:
             classes = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
@@ -390,27 +398,28 @@ def positive_last(
     names: Sequence[str], counts: Sequence[int], pos_label: Any = None
 ) -> tuple[str, ...]:
     """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
+    if pos_label is None and len(names) != 2:
+        return tuple(names)
     if pos_label is not None:
         positive = named_class(names, pos_label)
-    elif not chosen_by_rarity(names, None):
-        return in_order(names) if len(names) == 2 else tuple(names)
-    else:
+    elif chosen_by_rarity(names, None):
         positive = names[0] if counts[0] < counts[1] else names[1]
-    return *(name for name in names if name != positive), positive
+    else:
+        return in_order(names)
+    other_names = [name for name in names if name != positive]
+    return *other_names, positive
 
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
     """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
-    found = [
-        name
-        for name in names
-        if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))
-    ]
-    if len(names) != 2 or not found:
-        raise ConfigurationError(
-            f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."
-        )
-    return found[0]
+    if len(names) == 2:
+        for name in names:
+            value = name if isinstance(pos_label, str) else yaml.safe_load(name)
+            if value == pos_label:
+                return name
+    raise ConfigurationError(
+        f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."
+    )
 
 
 def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:

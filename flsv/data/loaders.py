@@ -11,6 +11,7 @@ random stream.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,17 +103,18 @@ class TensorBatches:
         self.generator, self.draws = generator, draws
 
     def __len__(self) -> int:
-        full, rest = divmod(
-            len(self.indices) if self.draws is None else self.draws.count, self.batch_size
-        )
-        return full + (rest > 0 and not self.drop_last)
+        num_rows = len(self.indices) if self.draws is None else self.draws.count
+        if self.drop_last:
+            return num_rows // self.batch_size
+        return math.ceil(num_rows / self.batch_size)
 
     def rows(self) -> Sequence[Tensor]:
         """Draw the order of one pass, and return each batch's row indices, int64 ``[batch_size]``."""
         order = self.indices
         if self.generator is not None:
             order = order[drawn_order(len(order), self.generator, self.draws)]
-        return order.to(self.tensors[0].device).split(self.batch_size)[: len(self)]
+        batches = order.to(self.tensors[0].device).split(self.batch_size)
+        return batches[: len(self)]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         for rows in self.rows():
@@ -162,7 +164,7 @@ def make_loader(
             tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws
         )
     rows = torch.arange(len(dataset)) if indices is None else indices  # type: ignore[arg-type]
-    sampler = _Rows(rows, generator, draws)
+    sampler = _RowSampler(rows, generator, draws)
     worker_seed = 0
     if generator is not None:
         worker_seed = generator.initial_seed()
@@ -201,14 +203,15 @@ def tensors_of(
     """
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
-        outer = torch.as_tensor(dataset.indices, dtype=torch.long)
-        indices = outer if indices is None else outer[indices]
+        subset_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
+        indices = subset_indices if indices is None else subset_indices[indices]
         dataset = dataset.dataset
-    plain = type(dataset) is TensorDataset and collate_fn in (None, default_collate)
-    return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]  # plain says what it is
+    if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
+        return dataset.tensors, indices
+    return None, None
 
 
-class _Rows(Sampler[int]):
+class _RowSampler(Sampler[int]):
     """Sampler of some rows of a data set, in order or as drawn, so that workers get the data set itself, no subset.
 
     The order of a pass is drawn with one call to the generator, unlike torch's RandomSampler.
@@ -236,7 +239,7 @@ class _Rows(Sampler[int]):
 
 def rows_of(loader: DataLoader) -> Tensor:
     """Return the indices of the samples that a loader reads of its data set, int64 ``[n]``."""
-    if isinstance(loader.sampler, _Rows):
+    if isinstance(loader.sampler, _RowSampler):
         return loader.sampler.rows
     dataset: Any = loader.dataset
     return torch.arange(len(dataset))
@@ -261,8 +264,9 @@ def preload(
         collate_fn=partial(_collated_row_by_row, collate_fn, type(dataset).__name__),
         num_workers=num_workers,
     )
-    columns = zip(*loader, strict=True)
-    return TensorDataset(*map(torch.cat, columns))
+    batches = list(loader)
+    batches_by_column = zip(*batches, strict=True)
+    return TensorDataset(*map(torch.cat, batches_by_column))
 
 
 def _collated_row_by_row(
@@ -324,26 +328,29 @@ class SeededLoader(DataLoader):
     """
 
     def _get_iterator(self) -> Any:
-        holders = self.dataset, self.collate_fn
+        random_objects = self.dataset, self.collate_fn
         seed = self.generator.initial_seed()
-        generators = find_generators(*holders, closed=_CLOSED)
+        generators = find_generators(*random_objects, closed=_CLOSED)
         seed_generators(generators, seed)
 
-        init = self.worker_init_fn
-        is_seeded = getattr(init, "func", None) is _in_worker
-        if generators and self.num_workers and not is_seeded:
-            self.worker_init_fn = partial(_in_worker, holders, seed, init)
+        users_init = self.worker_init_fn
+        was_replaced = getattr(users_init, "func", None) is _seed_worker
+        if generators and self.num_workers and not was_replaced:
+            self.worker_init_fn = partial(_seed_worker, random_objects, seed, users_init)
         return super()._get_iterator()
 
 
-def _in_worker(
-    holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int
+def _seed_worker(
+    random_objects: tuple[Any, ...],
+    seed: int,
+    users_init: Callable[[int], None] | None,
+    worker: int,
 ) -> None:
-    """Seed the random generators of ``holders`` in a worker process, then call the user's ``init``."""
-    generators = find_generators(*holders, closed=_CLOSED)
+    """Seed the random generators of objects in a worker process, then call the user's ``worker_init_fn``."""
+    generators = find_generators(*random_objects, closed=_CLOSED)
     seed_generators(generators, seed, worker)
-    if init is not None:
-        init(worker)
+    if users_init is not None:
+        users_init(worker)
 
 
 @checked

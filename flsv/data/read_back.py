@@ -108,14 +108,17 @@ class _Reader:
             )
 
     def _check_label(self, task: ReadingTask, vectors: list[Tensor]) -> None:
-        labels = list(filter(_is_whole, vectors))
-        is_right = [bool(torch.all(vector == task.label)) for vector in labels]
-        if not labels or any(is_right):
+        # Each vector [B] has one number per sample, and one of them has to be the label.
+        candidates = [vector for vector in vectors if _has_whole_numbers(vector)]
+        for candidate in candidates:
+            if torch.all(candidate == task.label):
+                return
+        if not candidates:
             return
-        read_labels = labels[-1].unique().tolist()
+        labels_in_batch = candidates[-1].unique().tolist()  # labels are usually last
         raise ConfigurationError(
-            f"{self._described(task)}: flsv has the number {task.label} for these samples, and read "
-            f"as for training they have {listed(read_labels, show='{:g}'.format)}. Their stored "
+            f"{self._described(task)}: flsv has the number {task.label} for these samples, and in a "
+            f"training batch they have {listed(labels_in_batch, show='{:g}'.format)}. Their stored "
             "labels are others (targets, labels), or __getitem__ leaves out target_transform, or "
             "collate_fn changes them. Store the samples' own labels, or give labels=[...], one per "
             "sample."
@@ -146,26 +149,26 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
     Raises:
         ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
     """
-    if data.classes.missing:
+    if data.classes.missing_reason:
         compare_labels = False
         if data.train_options.get("collate_fn") in (None, default_collate):
             return  # there is nothing to compare
 
-    owners = {}
-    for client, parts in enumerate(data.splits.clients):
+    rows_by_owner = {}
+    for client, client_split in enumerate(data.splits.clients):
         owner = client_called(client, data.splits.names)
-        owners[owner] = parts["train"]
+        rows_by_owner[owner] = client_split["train"]
     reader = _Reader(
         data.train,
         data.train_options,
         class_names=data.classes.names,
         compare_labels=compare_labels,
     )
-    reader.check(_tasks(owners, data.classes.labels))
+    reader.check(_reading_tasks(rows_by_owner, data.classes.labels))
 
-    owners = {"the server": data.splits.server_val}
+    rows_by_owner = {"the server": data.splits.server_val}
     reader = replace(reader, options=data.eval_options)
-    reader.check(_tasks(owners, data.classes.labels))
+    reader.check(_reading_tasks(rows_by_owner, data.classes.labels))
 
     if compare_labels:
         _check_held_out(data)
@@ -173,11 +176,11 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
 
 def warn_of_random_evaluation(data: FederatedData) -> None:
     """Warn if samples that flsv has split off for evaluation are read with random changes, as those for training."""
-    owners = {"the server": data.splits.server_val}
-    for client, parts in enumerate(data.splits.clients):
+    rows_by_owner = {"the server": data.splits.server_val}
+    for client, client_split in enumerate(data.splits.clients):
         owner = client_called(client, data.splits.names)
-        owners[owner] = torch.cat([parts["val"], parts["test"]])
-    for owner, rows in owners.items():
+        rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
+    for owner, rows in rows_by_owner.items():
         if len(rows) == 0:
             continue
         reader = _Reader(
@@ -226,20 +229,20 @@ def _check_stored(
     labels = stored_classes(dataset)
     if labels is None:
         return
-    owners = {owner: torch.arange(len(labels))}
     reader = _Reader(
         dataset,
         options,
         class_names=data.classes.names,
         compare_labels=True,
     )
-    reader.check(_tasks(owners, labels))
+    all_rows = torch.arange(len(labels))
+    reader.check(_reading_tasks({owner: all_rows}, labels))
 
 
-def _tasks(owners: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
+def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
     """Return up to eight samples of each owner and class, fewer if there are many owners and classes."""
     tasks = []
-    for owner, rows in owners.items():
+    for owner, rows in rows_by_owner.items():
         row_labels = labels[rows]
         for label in row_labels.unique().tolist():
             task = ReadingTask(owner, label, rows[row_labels == label])
@@ -247,15 +250,14 @@ def _tasks(owners: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
     if not tasks:
         return []
 
-    count = max(1, SAMPLES // len(tasks))
-    count = min(count, SAMPLES_OF_A_CLASS)
-    fewer = []
+    samples_of_task = max(1, SAMPLES // len(tasks))
+    samples_of_task = min(samples_of_task, SAMPLES_OF_A_CLASS)
+    smaller_tasks = []
     for task_index in _spread(len(tasks), SAMPLES):
         task = tasks[task_index]
-        positions = _spread(len(task.rows), count)
-        task = replace(task, rows=task.rows[positions])
-        fewer.append(task)
-    return fewer
+        positions = _spread(len(task.rows), samples_of_task)
+        smaller_tasks.append(replace(task, rows=task.rows[positions]))
+    return smaller_tasks
 
 
 def _spread(length: int, count: int) -> list[int]:
@@ -264,7 +266,7 @@ def _spread(length: int, count: int) -> list[int]:
     return positions.round().astype(int).tolist()
 
 
-def _is_whole(labels: Tensor) -> bool:
+def _has_whole_numbers(labels: Tensor) -> bool:
     if not labels.is_floating_point():
         return True
     return torch.equal(labels, labels.round())

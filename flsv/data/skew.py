@@ -6,7 +6,7 @@ et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentraliz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -63,30 +63,24 @@ class DirichletPartitioner(Partitioner):
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
         # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
-        best = 0
         concentrations = np.full(self.num_clients, self.alpha)
+        best_minimum = 0  # samples of the smallest client, in the best draw
         for _ in range(_MAX_DRAWS):
             shares = rng.dirichlet(concentrations, size=num_classes)  # [M, n]
-            exact = np.cumsum(shares, axis=1) * class_sizes[:, None]
-            boundaries = np.rint(exact).astype(np.int64)
+            # Rounding cumulative sums keeps each class's total.
+            boundaries = np.cumsum(shares, axis=1) * class_sizes[:, None]
+            boundaries = np.rint(boundaries).astype(np.int64)
             boundaries[:, -1] = class_sizes
             counts = np.diff(boundaries, axis=1, prepend=0)
-            fewest = int(counts.sum(axis=0).min())
-            best = max(best, fewest)
-            if best >= self.min_samples:
-                break
-        else:
-            raise ConfigurationError(
-                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
-                f"fewer than {self.min_samples} (at best {best}). Lower min_samples to that or num_clients, or raise "
-                "alpha, which splits the classes more evenly."
-            )
-        cuts = torch.from_numpy(boundaries[:, :-1])
-
-        def split(label: int, members: Tensor) -> Sequence[Tensor]:
-            return members.tensor_split(cuts[label])
-
-        return _by_class(labels, range(num_classes), generator, split)
+            samples_of_smallest = int(counts.sum(axis=0).min())
+            if samples_of_smallest >= self.min_samples:
+                return _by_class(labels, range(num_classes), generator, torch.from_numpy(counts.T))
+            best_minimum = max(best_minimum, samples_of_smallest)
+        raise ConfigurationError(
+            f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
+            f"fewer than {self.min_samples} (at best {best_minimum}). Lower min_samples to that or num_clients, or "
+            "raise alpha, which splits the classes more evenly."
+        )
 
 
 class PathologicalPartitioner(Partitioner):
@@ -125,33 +119,34 @@ class PathologicalPartitioner(Partitioner):
         groups: Tensor | None,
         generator: Generator,
     ) -> list[Tensor]:
-        present = labels.unique()
-        if self.classes_per_client > len(present):
+        classes = labels.unique()
+        if self.classes_per_client > len(classes):
             raise ConfigurationError(
-                f"{self!r}: lower classes_per_client: there are {len(present)} classes only."
+                f"{self!r}: lower classes_per_client: there are {len(classes)} classes only."
             )
-        holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
-        for _ in range(self.num_clients):
-            # A stable sort of a random order by load: the least held classes first, ties at random.
-            order = shuffled(present, generator).tolist()
-            by_load = sorted(order, key=lambda label: sum(holders[label]))
-            chosen = by_load[: self.classes_per_client]
-            for label, is_holder in holders.items():
-                is_holder.append(label in chosen)
+        has_class = torch.zeros(self.num_clients, num_classes, dtype=torch.bool)
+        for client in range(self.num_clients):
+            # A stable sort of a random order: the classes with the fewest clients first, ties at random.
+            order = shuffled(classes, generator)
+            num_holders = has_class.sum(0)
+            order = order[num_holders[order].argsort(stable=True)]
+            has_class[client, order[: self.classes_per_client]] = True
 
-        for label, is_holder in holders.items():
-            num_holders = sum(is_holder)
-            if num_holders > int((labels == label).sum()):
+        num_holders = has_class.sum(0)  # [M], the clients of each class
+        class_sizes = torch.bincount(labels, minlength=num_classes)
+        for label in classes.tolist():
+            if num_holders[label] > class_sizes[label]:
                 raise ConfigurationError(
-                    f"{self!r}: class {label} has fewer samples than its {num_holders} holders: lower num_clients."
+                    f"{self!r}: class {label} has fewer samples than its {num_holders[label]} holders: lower "
+                    "num_clients."
                 )
 
-        def split_evenly(label: int, members: Tensor) -> Sequence[Tensor]:
-            parts = iter(members.tensor_split(sum(holders[label])))
-            return [next(parts) if holds else members[:0] for holds in holders[label]]
-
-        held_classes = [label for label, is_holder in holders.items() if any(is_holder)]
-        return _by_class(labels, held_classes, generator, split_evenly)
+        # An even split: of a class with remainder r, the first r clients have one sample more.
+        divisor = num_holders.clamp(min=1)
+        rank_in_class = has_class.cumsum(0) - 1
+        has_one_more = rank_in_class < class_sizes % divisor
+        counts = (class_sizes // divisor + has_one_more) * has_class
+        return _by_class(labels, num_holders.nonzero().flatten().tolist(), generator, counts)
 
 
 class ShardPartitioner(Partitioner):
@@ -315,12 +310,7 @@ class ProportionPartitioner(Partitioner):
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
         counts = self._counts(entries, available)
-
-        def split(label: int, members: Tensor) -> Sequence[Tensor]:
-            sizes = counts[:, label].tolist()
-            return members[: sum(sizes)].split(sizes)
-
-        return _by_class(labels, range(num_classes), generator, split)
+        return _by_class(labels, range(num_classes), generator, counts)
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
         """Return each client's number of samples per class, int64 ``[num_clients, num_classes]``.
@@ -337,7 +327,7 @@ class ProportionPartitioner(Partitioner):
         sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
         client_shares = sizes / sizes.sum()
         class_shares = entries / entries.sum(1, keepdim=True)
-        mix = class_shares * client_shares[:, None]
+        mix = class_shares * client_shares[:, None]  # [n, M]
         demand = mix.sum(0)
         largest_total = float((available / demand)[demand > 0].min())
         if self.total is not None and self.total > largest_total:
@@ -345,14 +335,15 @@ class ProportionPartitioner(Partitioner):
                 f"{self!r}: there are not enough samples of some classes. At most total={int(largest_total)} fits."
             )
 
-        exact = mix * (largest_total if self.total is None else self.total)
+        total = largest_total if self.total is None else self.total
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
-        boundaries = exact.cumsum(1).round().long()
-        no_samples = torch.zeros(len(exact), 1, dtype=torch.long)
+        boundaries = (mix * total).cumsum(1).round().long()
+        no_samples = torch.zeros(self.num_clients, 1, dtype=torch.long)
         counts = boundaries.diff(dim=1, prepend=no_samples)
         for label in range(len(available)):
-            while counts[:, label].sum() > available[label]:
-                counts[counts[:, label].argmax(), label] -= 1
+            counts_of_class = counts[:, label]  # a view
+            while counts_of_class.sum() > available[label]:
+                counts_of_class[counts_of_class.argmax()] -= 1
         return counts
 
 
@@ -409,19 +400,21 @@ class LongTail(Partitioner):
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
-        available = torch.bincount(labels, minlength=num_classes)
-        present = available.nonzero().flatten().tolist()
-        falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
-        shares = self.imbalance_ratio**-falls
-        largest = float((available[present] / shares).min())
-        sizes = (largest * shares).round().long()
-        sizes = sizes.minimum(available[present])
+        class_sizes = torch.bincount(labels, minlength=num_classes)
+        classes = class_sizes.nonzero().flatten()
+        class_sizes = class_sizes[classes]
+        # Sizes fall geometrically from the first class to the last, to 1 / imbalance_ratio of the first.
+        exponents = torch.linspace(0, 1, len(classes), dtype=torch.float64)
+        relative_sizes = self.imbalance_ratio**-exponents
+        size_of_first = float((class_sizes / relative_sizes).min())
+        sizes = (size_of_first * relative_sizes).round().long()
+        sizes = sizes.minimum(class_sizes)
         if sizes.min() == 0:
             raise ConfigurationError(
                 f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio."
             )
         samples = []
-        for label, size in zip(present, sizes.tolist(), strict=True):
+        for label, size in zip(classes.tolist(), sizes.tolist(), strict=True):
             members = (labels == label).nonzero().flatten()
             samples.append(shuffled(members, generator)[:size])
         return torch.cat(samples).sort().values
@@ -431,13 +424,14 @@ def _by_class(
     labels: Tensor,
     classes: Iterable[int],
     generator: Generator,
-    split: Callable[[int, Tensor], Sequence[Tensor]],
+    counts: Tensor,
 ) -> list[Tensor]:
-    """Divide each class's samples, in random order, among the clients by ``split(class, indices)``."""
+    """Divide each class's samples, in random order, among the clients. ``counts [n, M]`` are the parts' sizes."""
     parts_by_class = []
     for label in classes:
-        members = torch.nonzero(labels == label).flatten()
-        parts_by_class.append(split(label, shuffled(members, generator)))
+        members = shuffled(torch.nonzero(labels == label).flatten(), generator)
+        sizes = counts[:, label].tolist()
+        parts_by_class.append(members[: sum(sizes)].split(sizes))
     return [torch.cat(parts) for parts in zip(*parts_by_class)]
 
 
@@ -446,6 +440,7 @@ def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) 
     num_columns = num_classes or max(map(len, matrix))
     rows = []
     for row in matrix:
-        num_copies = num_columns if len(row) == 1 else 1
-        rows.append(list(row) * num_copies)
+        if len(row) == 1:  # one entry stands for all classes
+            row = list(row) * num_columns
+        rows.append(row)
     return torch.tensor(rows, dtype=torch.float64)

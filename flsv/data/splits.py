@@ -289,7 +289,7 @@ def split_federation(
     everybody = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
-    server_val, pool_of_clients = division.of_server(pool)
+    server_val, pool_of_clients = division.split_server(pool)
 
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[pool_of_clients].tolist()})
@@ -313,7 +313,7 @@ def split_federation(
     clients = []
     for client, part in enumerate(parts, partitioner.first_client):
         client_samples = pool_of_clients[part]
-        clients.append(division.of_client(client, client_samples, names))
+        clients.append(division.split_client(client, client_samples, names))
     splits = FederatedSplits(server_val, tuple(clients), names)
     division.check_groups(splits)
     return splits
@@ -321,11 +321,13 @@ def split_federation(
 
 def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the clients' groups, or none if a client has several groups."""
-    groups_by_client = [group.unique() for group in groups]
-    has_several = any(len(group) != 1 for group in groups_by_client)
-    if has_several or not group_names:
-        return ()
-    return tuple(group_names[int(group)] for group in groups_by_client)
+    names = []
+    for groups_of_client in groups:
+        distinct_groups = groups_of_client.unique().tolist()
+        if len(distinct_groups) != 1 or not group_names:
+            return ()
+        names.append(group_names[distinct_groups[0]])
+    return tuple(names)
 
 
 class _Division:
@@ -333,8 +335,8 @@ class _Division:
 
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options
-        self._chosen: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
-        self._groups: Tensor | None = (
+        self._held_out_masks: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
+        self._group_numbers: Tensor | None = (
             None  # int64 [num_samples], with one number for what belongs together
         )
         self._group_names: Sequence[str] = ()
@@ -344,7 +346,7 @@ class _Division:
             raise ConfigurationError(f"Splits: there is no column {options.columns[0]!r}.")
 
         for name, choice in options.choices().items():
-            self._chosen[name] = choice.select(column(choice.column))
+            self._held_out_masks[name] = choice.select(column(choice.column))
         self._check_overlaps()
         if options.together is not None:
             names = _names_of(column(options.together))
@@ -356,26 +358,25 @@ class _Division:
                 )
             group_names, numbers = np.unique(names.to_numpy(dtype=str), return_inverse=True)
             self._group_names = group_names.tolist()
-            self._groups = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+            self._group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
 
     def _check_overlaps(self) -> None:
-        for name, other_name in combinations(self._chosen, 2):
-            overlap = self._chosen[name] & self._chosen[other_name]
-            if overlap.any():
+        for name, other_name in combinations(self._held_out_masks, 2):
+            is_in_both = self._held_out_masks[name] & self._held_out_masks[other_name]
+            if is_in_both.any():
                 choice = getattr(self._options, name)
                 other_choice = getattr(self._options, other_name)
                 raise ConfigurationError(
-                    f"Splits: {int(overlap.sum())} samples belong both to {name} ({choice}) and to {other_name} "
+                    f"Splits: {int(is_in_both.sum())} samples belong both to {name} ({choice}) and to {other_name} "
                     f"({other_choice})."
                 )
 
-    def of_server(self, pool: Tensor) -> tuple[Tensor, Tensor]:
+    def split_server(self, pool: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sorted indices of the server's validation samples, and of all others."""
         options = self._options
         pool = shuffled(pool, generator_for(options.seed, "server_val"))
-        free = self._is_free(pool)
-        if "server_val" in self._chosen:
-            is_held_out = self._chosen["server_val"][pool]
+        if "server_val" in self._held_out_masks:
+            is_held_out = self._held_out_masks["server_val"][pool]
         else:
             number = _number(options.server_val, len(pool))
             if number == 0 and options.server_val:
@@ -384,7 +385,8 @@ class _Division:
                     "it to 0 to train without validation."
                 )
             is_held_out = torch.zeros(len(pool), dtype=torch.bool)
-            is_held_out[free] = self._first(pool[free], number)
+            is_free = self._is_free(pool)
+            is_held_out[is_free] = self._is_in_first(pool[is_free], number)
         training_pool = pool[~is_held_out]
         if len(training_pool) == 0:
             raise ConfigurationError(
@@ -392,7 +394,7 @@ class _Division:
             )
         return pool[is_held_out].sort().values, training_pool.sort().values
 
-    def of_client(self, client: int, samples: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    def split_client(self, client: int, samples: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the sorted indices of a client's training, validation and test samples."""
         options = self._options
         order = shuffled(samples, generator_for(options.seed, "client_split", client))
@@ -401,8 +403,8 @@ class _Division:
         parts = {}
         for part, name in (("test", "client_test"), ("val", "client_val")):
             choice = getattr(options, name)
-            if name in self._chosen:
-                is_held_out = self._chosen[name][remaining]
+            if name in self._held_out_masks:
+                is_held_out = self._held_out_masks[name][remaining]
                 if not is_held_out.any():
                     raise ConfigurationError(
                         f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
@@ -412,9 +414,9 @@ class _Division:
                 number = _number(choice, len(samples))
                 if choice:  # a mean score over clients includes all clients
                     number = max(1, number)
-                free = self._is_free(remaining)
+                is_free = self._is_free(remaining)
                 is_held_out = torch.zeros(len(remaining), dtype=torch.bool)
-                is_held_out[free] = self._first(remaining[free], number)
+                is_held_out[is_free] = self._is_in_first(remaining[is_free], number)
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
@@ -427,18 +429,18 @@ class _Division:
 
     def check_groups(self, splits: FederatedSplits) -> None:
         """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
-        if self._groups is None:
+        if self._group_numbers is None:
             return
-        in_training = set()
-        held_out = set(self._groups[splits.server_val].tolist())
+        train_samples = torch.cat([client["train"] for client in splits.clients])
+        held_out_samples = [splits.server_val]
         for client in splits.clients:
-            in_training.update(self._groups[client["train"]].tolist())
-            for name in ("val", "test"):
-                held_out.update(self._groups[client[name]].tolist())
+            held_out_samples += [client["val"], client["test"]]
 
-        on_both_sides = sorted(in_training & held_out)
-        if on_both_sides:
-            names = [str(self._group_names[group]) for group in on_both_sides]
+        train_groups = self._group_numbers[train_samples].unique()
+        held_out_groups = self._group_numbers[torch.cat(held_out_samples)].unique()
+        groups_in_both = train_groups[torch.isin(train_groups, held_out_groups)].tolist()
+        if groups_in_both:
+            names = [str(self._group_names[group]) for group in groups_in_both]
             raise ConfigurationError(
                 f"Splits(together={self._options.together!r}): {len(names)} of {len(self._group_names)} have samples "
                 f"both in training and in a held-out set: {listed(names, show=repr)}. Choose the held-out samples so "
@@ -448,23 +450,23 @@ class _Division:
     def _is_free(self, samples: Tensor) -> Tensor:
         """Return which samples no column chooses, bool ``[n]``."""
         is_free = torch.ones(len(samples), dtype=torch.bool)
-        for is_chosen in self._chosen.values():
-            is_free &= ~is_chosen[samples]
+        for is_held_out in self._held_out_masks.values():
+            is_free &= ~is_held_out[samples]
         return is_free
 
-    def _first(self, samples: Tensor, number: int) -> Tensor:
+    def _is_in_first(self, samples: Tensor, number: int) -> Tensor:
         """Return which samples are the first ``number``, or in the first groups that have as many, bool ``[n]``."""
-        if self._groups is None:
+        if self._group_numbers is None:
             return torch.arange(len(samples)) < number
-        groups = self._groups[samples]
-        sizes = torch.bincount(groups)
+        groups = self._group_numbers[samples]
+        group_sizes = torch.bincount(groups)
         first_groups = []
-        size = 0
-        for group in dict.fromkeys(groups.tolist()):
-            if size >= number:
+        num_in_groups = 0
+        for group in dict.fromkeys(groups.tolist()):  # in the order of the samples
+            if num_in_groups >= number:
                 break
             first_groups.append(group)
-            size += int(sizes[group])
+            num_in_groups += int(group_sizes[group])
         return torch.isin(groups, torch.tensor(first_groups, dtype=torch.long))
 
 

@@ -178,7 +178,7 @@ class LightningFit:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         trainer = self.trainer
         run_state = self.run_state
-        self._change((self.data, "_dealt", self.data.to_device(trainer)))
+        self._change((self.data, "_partitioned", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
         self.extension.decide(trainer, self.data, self.config)

@@ -22,7 +22,7 @@ from flsv.data import (
     ProportionPartitioner,
     SizePartitioner,
 )
-from flsv.data.groups import named_groups, plain_names
+from flsv.data.groups import client_names_of, named_groups
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.errors import ConfigurationError
@@ -168,7 +168,7 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
 
         assert classes.labels.tolist() == expected
         assert classes.labels.dtype == torch.int64
-        assert classes.missing is None
+        assert classes.missing_reason is None
         assert classes.names == tuple(str(i) for i in range(max(expected) + 1))
 
 
@@ -357,10 +357,10 @@ def test_groups_are_read_from_an_attribute_a_name_a_list_or_a_field():
 
 def test_numeric_group_names_get_their_kind_as_prefix():
     names = ("school 3", "school 0042", "school -1.5", "two lines")
-    assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == names
-    assert plain_names(["1", "2"], "site") == ("site 1", "site 2")
-    assert plain_names([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
-    assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
+    assert client_names_of([3, "0042", "-1.5", "two\nlines\t"], "school") == names
+    assert client_names_of(["1", "2"], "site") == ("site 1", "site 2")
+    assert client_names_of([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
+    assert client_names_of([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
 
 
 def test_client_names_come_from_groups():

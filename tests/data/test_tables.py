@@ -8,8 +8,8 @@ import yaml
 from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
 from flsv.data.sources import frames
-from flsv.data.sources.columns import read_column, without_gaps
-from flsv.data.sources.frames import frame_table, one_table, read_table_file
+from flsv.data.sources.columns import read_column, with_gaps_as_nan
+from flsv.data.sources.frames import concatenated_tables, frame_table, read_table_file
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Frame, HuggingFace, patients, ready
@@ -56,11 +56,11 @@ def test_marks_of_missing_values_apply_to_one_column_or_to_all():
         "wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]})
     )
     only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
-    assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
-    assert without_gaps(table, "ward", "", only).isna().tolist() == [False, True, False, False]
+    assert with_gaps_as_nan(table, "age", "", only).isna().tolist() == [True, True, False, False]
+    assert with_gaps_as_nan(table, "ward", "", only).isna().tolist() == [False, True, False, False]
     # What is a gap in one column is none in another, and the usual marks stay.
-    assert without_gaps(table, "ward", "", besides).isna().tolist() == [True, True, True, False]
-    assert without_gaps(table, "age", "", besides).isna().tolist() == [True, True, False, False]
+    assert with_gaps_as_nan(table, "ward", "", besides).isna().tolist() == [True, True, True, False]
+    assert with_gaps_as_nan(table, "age", "", besides).isna().tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed
     if typed:
         tables[0] = frame_table(tables[0].frame)
 
-    column_kind, joined = read_column(one_table(tables), "x", Columns())
+    column_kind, joined = read_column(concatenated_tables(tables), "x", Columns())
 
     assert column_kind == kind
     if kind == "categories":

@@ -89,7 +89,7 @@ def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
         directory = Directory(wire, names, ours, Path(folder, "book.json"), timeout=1, wait=0.2)
         directory.gather()
         sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
-        data = RemoteData(names, sizes, fits.NUM_CLASSES, own=ServerData())
+        data = RemoteData(names, sizes, fits.NUM_CLASSES, server_data=ServerData())
         return case.fit(loop.replace(engine=partial(RemoteFederation, directory)), 1, data)
 
 

@@ -177,7 +177,7 @@ class Remotely:
             {100 + i: site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
         )
 
-    def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
+    def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
         directory = Directory(
             self.transport,
             NAMES,
@@ -187,7 +187,8 @@ class Remotely:
             0.2,
         )
         directory.gather()
-        data = RemoteData(NAMES, [directory.sizes[i] for i in range(len(NAMES))], 10, own=own)
+        sizes = [directory.sizes[site] for site in range(len(NAMES))]
+        data = RemoteData(NAMES, sizes, num_classes=10, server_data=server_data)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt = options.pop("ckpt_path", None)
         trainer_for(self.loop, self.tmp, rounds, **options).fit(

@@ -270,4 +270,4 @@ def test_sites_that_keep_a_part_train_no_coalitions(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match="others stay at the sites. Share all that is trained"
     ):
-        Remotely(tmp_path, loop).fit(own=ServerData())
+        Remotely(tmp_path, loop).fit(server_data=ServerData())

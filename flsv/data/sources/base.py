@@ -423,24 +423,30 @@ def by_name(dataset: Dataset) -> bool:
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
     """Concatenate the clients' data sets."""
-    sets = list(parts.values())
-    tensors_and_rows = [tensors_of(part, None) for part in sets]
-    if len(sets) == 1 or any(tensors is None for tensors, _ in tensors_and_rows):
-        return sets[0] if len(sets) == 1 else ConcatDataset(sets)
-    columns = [
-        [x if rows is None else x[rows] for x in tensors or ()]
-        for tensors, rows in tensors_and_rows
-    ]
-    kinds = {
-        ", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in part_columns): name
-        for part_columns, name in zip(columns, parts)
-    }
-    if len(kinds) > 1:
-        descriptions = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
+    datasets = list(parts.values())
+    if len(datasets) == 1:
+        return datasets[0]
+
+    columns_by_part = []
+    name_by_format: dict[str, str] = {}  # types and shapes of a part's samples
+    for name, dataset in parts.items():
+        tensors, rows = tensors_of(dataset, None)
+        if tensors is None:
+            return ConcatDataset(datasets)
+        columns = list(tensors)
+        if rows is not None:
+            columns = [tensor[rows] for tensor in tensors]
+        columns_by_part.append(columns)
+        formats = [f"{column.dtype} {list(column.shape[1:])}" for column in columns]
+        name_by_format[", ".join(formats)] = name
+
+    if len(name_by_format) > 1:
+        differences = [f"those of {name!r} ({text})" for text, name in name_by_format.items()]
         raise ConfigurationError(
-            f"The samples differ: {descriptions}. All train one model, so all samples need the same shape and type."
+            f"The samples differ: {' and '.join(differences)}. All train one model, so all samples need the same shape "
+            "and type."
         )
-    return TensorDataset(*(torch.cat(column) for column in zip(*columns)))
+    return TensorDataset(*map(torch.cat, zip(*columns_by_part)))
 
 
 def _renumbered(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -16,11 +17,11 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 from flsv.data.groups import check_spelling
 from flsv.data.sources.agreed import LARGEST, AgreedEncoder
 from flsv.data.sources.frames import (
+    as_texts,
     by_file,
     category_names,
     places_of_words,
     texts_by_file,
-    words_of,
 )
 from flsv.data.sources.notation import (
     ambiguous_point,
@@ -160,12 +161,12 @@ class Columns:
 
     def check_roles(self, target: str, group: str | None) -> None:
         """Raise ConfigurationError if the column ``target`` or ``group`` has another role as well."""
-        used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
-        twice = next((name for name in (target, group) if name in used or target == group), None)
-        if twice is not None:
-            raise ConfigurationError(
-                f"Columns: {twice!r} is the target or the group, and cannot have another role."
-            )
+        feature_names = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
+        for name in (target, group):
+            if name in feature_names or target == group:
+                raise ConfigurationError(
+                    f"Columns: {name!r} is the target or the group, and cannot have another role."
+                )
 
     def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, with changes that may solve ``problems``."""
@@ -254,20 +255,27 @@ _LISTED = 30
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 
 
-def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
+def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
     """Return a column's values with NaN for missing ones and words stripped of white space."""
-    column, marks = table.column(name, argument), columns.missing(name, table.typed)
+    column = table.column(name, argument)
+    marks = columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
-    words = words_of(column)
-    gaps = words.isna() | words.isin(list(marks))
-    codes = parsed(marks)
-    if np.isfinite(codes).any():  # a mark equals a number in any notation
-        distinct = [word for word in words.dropna().unique() if not _LEADING_ZERO.fullmatch(word)]
-        same = np.isin(parsed(distinct, columns.decimal), codes[np.isfinite(codes)])
-        gaps |= words.isin([word for word, gap in zip(distinct, same) if gap])
-    texts = not table.typed or _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
-    return (words if texts else column.astype(object)).mask(gaps)
+    texts = as_texts(column)
+    is_gap = texts.isna() | texts.isin(list(marks))
+
+    # A mark that is a number marks this number in any notation: -9 also -9.0.
+    numeric_marks = parsed(marks)
+    numeric_marks = numeric_marks[np.isfinite(numeric_marks)]
+    if len(numeric_marks):
+        distinct = [text for text in texts.dropna().unique() if not _LEADING_ZERO.fullmatch(text)]
+        is_mark = np.isin(parsed(distinct, columns.decimal), numeric_marks)
+        is_gap |= texts.isin(list(compress(distinct, is_mark)))
+
+    holds_words = _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
+    if holds_words or not table.typed:
+        return texts.mask(is_gap)
+    return column.astype(object).mask(is_gap)
 
 
 def _kind_and_numbers(
@@ -287,11 +295,14 @@ def _kind_and_numbers(
         parts.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
     numbers = pd.Series(np.concatenate(parts))
     texts = values.dropna()
+    if len(texts) == 0:
+        return "", values.map(_TRUTHS)
     if _TRUTHS.keys() >= set(texts):
-        return TRUTH if len(texts) else "", values.map(_TRUTHS)
+        return TRUTH, values.map(_TRUTHS)
 
     is_number = np.isfinite(numbers[values.notna()])
-    are_identifiers = is_number.all() and any(map(_LEADING_ZERO.fullmatch, texts))
+    have_leading_zeros = any(map(_LEADING_ZERO.fullmatch, texts))
+    are_identifiers = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_identifiers:
         return NUMBERS, numbers
     return WORDS, numbers
@@ -310,7 +321,7 @@ def read_columns(
     problems: dict[str, ColumnError] = {}
     for name in names:
         try:
-            cards.append(_card(table, name, columns))
+            cards.append(_column_card(table, name, columns))
         except ColumnError as error:
             problems[name] = error
     return cards, problems
@@ -329,11 +340,12 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
     raise ConfigurationError("\n".join(lines))
 
 
-def _card(table: Table, name: str, columns: Columns) -> ColumnCard:
+def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if kind == WORDS:
         is_number = np.isfinite(parsed(values))
-        places = places_of_words(table, values.mask(is_number))  # 07 and 7 may be two codes
+        words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
+        places = places_of_words(table, words)
         try:
             check_spelling(places, f"{table.path}: {name!r}", places)
         except ConfigurationError as error:
@@ -346,28 +358,29 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     dates = columns.dates or {}
     if name in dates:
         return _days_since(table, name, dates[name], columns)
-    values = without_gaps(table, name, "features", columns)
+    values = with_gaps_as_nan(table, name, "features", columns)
     values = values.astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, category_names(values)
 
     kind, numbers = _kind_and_numbers(table, values, columns)
-    is_present = values.notna()
+    has_value = values.notna()
     if kind is None:
-        raise _mixed(table, name)
-    if kind == WORDS and not table.typed and are_dates(values[is_present]):
-        raise _dates(table, name, values, columns)
-    if kind == WORDS or not numbers[is_present].notna().all():
-        _check_notation(table, name, values, columns)
+        raise _mixed_types_error(table, name)
     if kind == WORDS:
+        if not table.typed and are_dates(values[has_value]):
+            raise _dates_error(table, name, values, columns)
+        _check_notation(table, name, values, columns)
         return kind, category_names(values)
 
+    if numbers[has_value].isna().any():
+        _check_notation(table, name, values, columns)
     if not table.typed:
         _check_point(table, name, values, columns)
     numbers = numbers.mask(numbers.abs() > LARGEST)
-    is_wrong = numbers.isna() & is_present
-    if is_wrong.any():
-        raise _no_number(table, name, values[is_wrong], numbers, columns)
+    is_unreadable = numbers.isna() & has_value
+    if is_unreadable.any():
+        raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
     return kind or NUMBERS, numbers
 
 
@@ -410,7 +423,7 @@ def _check_point(
         )
 
 
-def _no_number(
+def _not_a_number_error(
     table: Table,
     name: str,
     wrong_values: pd.Series,
@@ -437,21 +450,24 @@ def _no_number(
     )
 
 
-def _mixed(table: Table, name: str) -> ColumnError:
-    kinds = {
-        type(value).__name__: part.path
-        for part in table.parts
-        for value in part.frame[name].dropna()
-    }
-    dates = kinds.keys() <= {"date", "datetime", "Timestamp"}
+def _mixed_types_error(table: Table, name: str) -> ColumnError:
+    path_by_type = {}
+    for part in table.parts:
+        for value in part.frame[name].dropna():
+            path_by_type[type(value).__name__] = part.path
+    descriptions = [f"{type_name} in {path}" for type_name, path in path_by_type.items()]
+
+    remedy: dict[str, Any] = {"exclude": [name]}
+    if path_by_type.keys() <= {"date", "datetime", "Timestamp"}:
+        remedy = {"dates": {name: DAYS}}
     return ColumnError(
-        f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
-        "truth values, of the same kind in all tables.",
-        {"dates": {name: DAYS}} if dates else {"exclude": [name]},
+        f"{name!r} has {' and '.join(descriptions)}; expected numbers, words or truth values, of the same kind in all "
+        "tables.",
+        remedy,
     )
 
 
-def _dates(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
+def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
     formats = date_formats(texts_by_file(table, values), columns.date_format or ())
     sentence = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
     if formats is None:
@@ -499,13 +515,13 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
 
 def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
     """Return a column's dates, in UTC if they have a time zone."""
-    values = without_gaps(table, name, "dates", columns)
+    values = with_gaps_as_nan(table, name, "dates", columns)
     formats = columns.date_format or ()
     if is_datetime64_any_dtype(table.column(name, "dates")):
         # As for text: every day has 24 hours, also where clocks change.
         dates = pd.to_datetime(values, utc=True)
     else:
-        texts = words_of(values)
+        texts = as_texts(values)
         dates = dated(texts, formats)
         rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
         if rows_not_read:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.columns import ColumnCard, Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder, group_values
-from flsv.data.sources.frames import one_table, read_table_file
+from flsv.data.sources.frames import concatenated_tables, read_table_file
 from flsv.data.sources.table import Table, find_place, looked_at
 from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
@@ -98,7 +98,7 @@ class CSVData(L.LightningDataModule):
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:
-        """Create the data sets from the files' rows, and store them by :meth:`keep`.
+        """Create the data sets from the files' rows, and store them by :meth:`store_datasets`.
 
         Called once by ``setup``.
 
@@ -184,12 +184,13 @@ class CSVData(L.LightningDataModule):
             "test": np.sort(free[:num_test]),
         }
 
-    def keep(
+    def store_datasets(
         self,
         tensors: Sequence[Tensor],
         splits: dict[str, np.ndarray],
+        *,
         groups: np.ndarray | None,
-        test: Sequence[Tensor] | None,
+        test_tensors: Sequence[Tensor] | None,
         classes: Sequence[str] | None = None,
     ) -> None:
         """Create the data sets, and store them in the attributes ``train_set``, ``val_set`` and ``test_set``.
@@ -201,19 +202,17 @@ class CSVData(L.LightningDataModule):
             test: inputs and targets of the test file, or None without one.
             classes: names of the classes, or None without classes.
         """
-        sets: dict[str, Any] = {}
+        datasets: dict[str, Any] = dict.fromkeys(splits)  # None for an empty split
         for name, rows in splits.items():
-            indices = torch.from_numpy(rows)
-            parts = [tensor[indices] for tensor in tensors]
-            sets[name] = None
             if len(rows) > 0:
-                sets[name] = TensorDataset(*parts)
+                indices = torch.from_numpy(rows)
+                datasets[name] = TensorDataset(*(tensor[indices] for tensor in tensors))
+        self.train_set = datasets["train"]
+        self.val_set = datasets["val"]
+        self.test_set = datasets["test"]
+        if test_tensors is not None:
+            self.test_set = TensorDataset(*test_tensors)
 
-        self.train_set = sets["train"]
-        self.val_set = sets["val"]
-        self.test_set = sets["test"]
-        if test is not None:
-            self.test_set = TensorDataset(*test)
         self.input_shape = tuple(tensors[0].shape[1:])
         if groups is not None:
             self.train_set.groups = groups[splits["train"]]
@@ -272,10 +271,10 @@ class TableData(CSVData):
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = self.encoder
-        train = encoder.rows(train)
+        train = encoder.rows_with_target(train)
         tables = [train]
         if test is not None:
-            test = encoder.rows(test)
+            test = encoder.rows_with_target(test)
             tables.append(test)
         groups = self.groups_of(train)
         splits = self.split(len(train), groups)
@@ -283,7 +282,7 @@ class TableData(CSVData):
 
         classes = encoder.classes(train)
         train_set, *test_sets = encoder.encoded(
-            one_table(tables),
+            concatenated_tables(tables),
             [len(table) for table in tables],
             _rows_by_group(train_rows, groups),
         )
@@ -292,7 +291,9 @@ class TableData(CSVData):
             replace(card, values=card.values.iloc[train_rows]) for card in cards
         )
         test_tensors = test_sets[0].tensors if test_sets else None
-        self.keep(train_set.tensors, splits, groups, test_tensors, classes)
+        self.store_datasets(
+            train_set.tensors, splits, groups=groups, test_tensors=test_tensors, classes=classes
+        )
         if self.test_set is not None:
             table_of_tests = test
             if table_of_tests is None:
@@ -362,18 +363,23 @@ class TextData(CSVData):
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = TableEncoder(self.columns, self.label, self.group, self.pos_label)
-        files = [encoder.rows(file) for file in (train, test) if file is not None]
-        groups, classes = self.groups_of(files[0]), encoder.classes(files[0])
-        sets = [
-            (self._words(file.column(self.text, "text")), encoder.targets(file)) for file in files
-        ]
-        self.keep(
-            sets[0],
-            self.split(len(files[0]), groups),
-            groups,
-            None if test is None else sets[1],
-            classes,
+        train = encoder.rows_with_target(train)
+        groups = self.groups_of(train)
+        classes = encoder.classes(train)
+        test_tensors = None
+        if test is not None:
+            test_tensors = self._tensors(encoder, encoder.rows_with_target(test))
+        self.store_datasets(
+            self._tensors(encoder, train),
+            self.split(len(train), groups),
+            groups=groups,
+            test_tensors=test_tensors,
+            classes=classes,
         )
+
+    def _tensors(self, encoder: TableEncoder, table: Table) -> tuple[Tensor, Tensor]:
+        texts = table.column(self.text, "text")
+        return self._words(texts), encoder.targets(table)
 
     def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
@@ -443,7 +449,7 @@ class CharacterData(CSVData):
             test_pieces, _ = self._pieces(test)
             test_tensors = (test_pieces,)
         splits = self.split(len(pieces), groups_of_pieces)
-        self.keep((pieces,), splits, groups_of_pieces, test_tensors)
+        self.store_datasets((pieces,), splits, groups=groups_of_pieces, test_tensors=test_tensors)
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""

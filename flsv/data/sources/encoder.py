@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from flsv.data.groups import check_spelling, plain_names
+from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
@@ -27,14 +27,14 @@ from flsv.data.sources.columns import (
     as_columns,
     raise_problems,
     read_columns,
-    without_gaps,
+    with_gaps_as_nan,
 )
 from flsv.data.sources.frames import (
+    as_texts,
     by_file,
     category_names,
-    one_table,
+    concatenated_tables,
     places_of_words,
-    words_of,
 )
 from flsv.data.sources.notation import parsed
 from flsv.data.sources.summaries import (
@@ -101,15 +101,18 @@ class TableEncoder:
     def target_std(self) -> float:
         return 1.0 if self.agreed is None else self.agreed.target_scale
 
-    def rows(self, table: Table) -> Table:
+    def rows_with_target(self, table: Table) -> Table:
         """Return the rows that have a target. Warn if others are left out."""
-        missing = without_gaps(table, self.target, "target", self.columns).isna().to_numpy()
-        if missing.all():
+        targets = with_gaps_as_nan(table, self.target, "target", self.columns)
+        is_missing = targets.isna().to_numpy()
+        if is_missing.all():
             raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
-        if missing.any():
-            note = f"{missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left out"
-            rank_zero_warn(f"{table.path}: {note}.")
-            return table.take(np.flatnonzero(~missing))
+        if is_missing.any():
+            rank_zero_warn(
+                f"{table.path}: {is_missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left "
+                "out."
+            )
+            return table.take(np.flatnonzero(~is_missing))
         return table
 
     def features(
@@ -375,17 +378,17 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
     Groups become numbers, which sort 2 before 10, unless one begins with a zero.
     """
-    values = words_of(table.column(name, "group")).fillna("")
-    empty = np.flatnonzero(values == "").tolist()
-    if empty:
+    values = as_texts(table.column(name, "group")).fillna("")
+    empty_rows = np.flatnonzero(values == "").tolist()
+    if empty_rows:
         raise ConfigurationError(
-            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
-            "row needs a client: fill them in, or leave the rows out."
+            f"{table.path}: {len(empty_rows)} of {len(table)} rows have no {name!r} (group): "
+            f"{table.places(empty_rows)}. Every row needs a client: fill them in, or leave the rows out."
         )
     names = list(dict.fromkeys(values))
     check_spelling(names, f"{table.path}: {name!r} (group)")
-    whole = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
-    return values.map(int if whole else str).to_numpy()
+    are_numbers = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
+    return values.map(int if are_numbers else str).to_numpy()
 
 
 def tables_source(
@@ -416,23 +419,23 @@ def tables_source(
         alone=reading.alone,
         split_columns=reading.split_columns,
     )
-    train = [encoder.rows(table) for table in tables.values()]
+    train = [encoder.rows_with_target(table) for table in tables.values()]
     held_out_tables = {}
     for name, table in held_out.items():
         if table is not None:
-            held_out_tables[name] = encoder.rows(table)
+            held_out_tables[name] = encoder.rows_with_target(table)
     groups, names = _groups(train, reading.group, tuple(tables), clients)
-    table = one_table([*train, *held_out_tables.values()])
+    table = concatenated_tables([*train, *held_out_tables.values()])
     sizes = [
         sum(map(len, train)),
         *map(len, held_out_tables.values()),
     ]
-    train_table = one_table(train)
+    train_table = concatenated_tables(train)
     split_columns = {}
     for name in reading.split_columns:
         split_columns[name] = train_table.column(name, "splits").tolist()
     if reading.alone and columns.agreed is None:
-        source = _untold(encoder, table, sizes[0])
+        source = _source_without_features(encoder, table, sizes[0])
         return replace(source, split_columns=split_columns)
     classes = encoder.classes(train_table) or ()
 
@@ -481,7 +484,7 @@ def _with_owner(table: Table, client: str) -> Table:
     return replace(table, path=f"the {table.path} of {client!r}")
 
 
-def _untold(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
+def _source_without_features(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
     """Return the source of one site's rows, which have neither features nor targets before the sites agree on them."""
 
     def summary(samples: Tensor) -> TableSummary:
@@ -493,18 +496,18 @@ def _untold(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
 
 
 def _groups(
-    tables: Sequence[Table], group: str | None, called: tuple[str, ...], clients: bool
+    tables: Sequence[Table], group: str | None, table_names: tuple[str, ...], clients: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return each row's group and the groups' names: the tables if they are ``clients``, else the column ``group``."""
-    of_table = torch.repeat_interleave(torch.tensor([len(table) for table in tables]))
+    table_sizes = torch.tensor([len(table) for table in tables])
+    table_numbers = torch.repeat_interleave(table_sizes)  # of each row
     if clients:
-        return of_table, called
+        return table_numbers, table_names
     if group is None:
         return None, ()
+    # The first table's rows have the groups of its column. Each further table is a group of its own.
     values, numbers = np.unique(group_values(tables[0], group), return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    held_out_numbers = of_table[len(group_numbers) :] + len(values) - 1
-    return torch.cat([group_numbers, held_out_numbers]), (
-        *plain_names(values.tolist(), group),
-        *called[1:],
-    )
+    numbers_of_further = table_numbers[len(group_numbers) :] - 1 + len(values)
+    names = client_names_of(values.tolist(), group)
+    return torch.cat([group_numbers, numbers_of_further]), (*names, *table_names[1:])

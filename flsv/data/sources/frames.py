@@ -26,32 +26,35 @@ _LARGE = 4_000_000
 _WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
 
 
-def one_table(tables: Sequence[Table]) -> Table:
+def concatenated_tables(tables: Sequence[Table]) -> Table:
     """Concatenate tables, as texts if one of them is a text file."""
     if len(tables) == 1:
         return tables[0]
-    typed = all(table.typed for table in tables)
-    frames = [
-        table.frame.apply(words_of) if table.typed and not typed else table.frame
-        for table in tables
-    ]
-    return Table(f"the {len(tables)} tables", pd.concat(frames, ignore_index=True), typed, tables)
+    are_all_typed = all(table.typed for table in tables)
+    frames = []
+    for table in tables:
+        frame = table.frame
+        if table.typed and not are_all_typed:
+            frame = frame.apply(as_texts)
+        frames.append(frame)
+    all_rows = pd.concat(frames, ignore_index=True)
+    return Table(f"the {len(tables)} tables", all_rows, are_all_typed, tables)
 
 
-def words_of(column: pd.Series) -> pd.Series:
+def as_texts(column: pd.Series) -> pd.Series:
     """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
-    missing = pd.isna(values)
-    floats = [
-        value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)
-    ]
-    if floats and all(value.is_integer() for value in floats):
-        values = [
-            int(value) if isinstance(value, float) and np.isfinite(value) else value
-            for value in values
-        ]
-    words = [np.nan if gone else str(value).strip() for value, gone in zip(values, missing)]
-    return pd.Series(words, index=column.index, dtype=object)
+    floats = [value for value in values if isinstance(value, float) and np.isfinite(value)]
+    are_whole_numbers = all(value.is_integer() for value in floats)
+    texts: list[Any] = []
+    for value, is_missing in zip(values, pd.isna(values)):
+        if is_missing:
+            texts.append(np.nan)
+            continue
+        if are_whole_numbers and isinstance(value, float) and np.isfinite(value):
+            value = int(value)
+        texts.append(str(value).strip())
+    return pd.Series(texts, index=column.index, dtype=object)
 
 
 def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
@@ -64,7 +67,7 @@ def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
 
 def category_names(values: pd.Series) -> pd.Series:
     """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
-    words = words_of(values)
+    words = as_texts(values)
     return pd.Series(without_point_zero(words), index=values.index, dtype=object)
 
 
@@ -188,8 +191,10 @@ def _decoded(path: Path, encoding: str | None) -> str:
     data = path.read_bytes()
     advice = "cp1252"
     reason = ""
-    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    for name in ("utf-16" if is_utf16 else "utf-8-sig", encoding or "utf-8"):
+    detected_encoding = "utf-8-sig"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        detected_encoding = "utf-16"
+    for name in (detected_encoding, encoding or "utf-8"):
         try:
             text = data.decode(name)
         except UnicodeDecodeError as error:
@@ -208,11 +213,11 @@ def _decoded(path: Path, encoding: str | None) -> str:
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
     """Raise ConfigurationError if a column has no name, or two columns have the same name."""
-    times = Counter(names)
-    wrong = [name for name in names if not name or times[name] > 1]
-    if wrong:
+    name_counts = Counter(names)
+    invalid_names = [name for name in names if not name or name_counts[name] > 1]
+    if invalid_names:
         raise ConfigurationError(
-            f"{path}: columns are called {listed(wrong, show=repr)}. Every column needs a name of its own."
+            f"{path}: columns are called {listed(invalid_names, show=repr)}. Every column needs a name of its own."
         )
 
 
@@ -223,5 +228,5 @@ def frame_table(data: Any) -> Table:
     check_column_names(type(data).__name__, names)
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     for name in frame.select_dtypes("category"):
-        frame[name] = words_of(frame[name])
+        frame[name] = as_texts(frame[name])
     return Table(type(data).__name__, frame, typed=True)

@@ -72,11 +72,14 @@ def gaussians() -> SourceData:
     """
     sets = []
     for size, split in ((4000, "train"), (2000, "test")):
-        labels = torch.arange(size) % 4
+        labels = torch.arange(size) % len(CENTRES)
         noise = torch.randn(size, 2, generator=generator_for(0, "gaussians", split))
-        x, y = (torch.tensor(CENTRES)[labels] + SPREAD * noise).unbind(1)
-        sets.append(tensor_set(torch.stack([x, y, x * x, y * y, x * y], dim=1), labels))
-    return SourceData(sets[0], test=sets[1], class_names=("0", "1", "2", "3"))
+        centres = torch.tensor(CENTRES)[labels]
+        x, y = (centres + SPREAD * noise).unbind(1)
+        inputs = torch.stack([x, y, x * x, y * y, x * y], dim=1)
+        sets.append(tensor_set(inputs, labels))
+    train, test = sets
+    return SourceData(train, test=test, class_names=("0", "1", "2", "3"))
 
 
 # The class in torchvision.datasets, its folder, and mean and standard deviation by channel of the training pixels in
@@ -218,40 +221,43 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
     ``split`` is ``train``, ``val`` or ``test``.
     """
-    images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-    if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
+    images = arrays[f"{split}_images"]
+    labels = np.atleast_1d(arrays[f"{split}_labels"])
+    has_label_per_image = labels.size == len(labels) == len(images)
+    if not has_label_per_image or labels.dtype.kind not in "biu":
         description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
         raise ConfigurationError(
             f"{path}: {split}_labels are {description}: one whole number each, not multi-label."
         )
     is_gray = images.ndim == 3
     has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
-    is_readable = images.dtype.kind == "f" or images.dtype == np.uint8
-    if not (is_gray or has_channels) or not is_readable:
+    has_pixels = images.dtype.kind == "f" or images.dtype == np.uint8
+    if not (is_gray or has_channels) or not has_pixels:
         description = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
         raise ConfigurationError(
             f"{description}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
         )
+    label_vector = labels.reshape(-1)
     if images.dtype == np.uint8:
         inputs = image_tensor(images, mean=[0.5], std=[0.5])
-        return tensor_set(inputs, labels.reshape(-1))
+        return tensor_set(inputs, label_vector)
     pixels = torch.from_numpy(images.astype(np.float32))
-    return tensor_set(
-        pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous(),
-        labels.reshape(-1),
-    )
+    if is_gray:
+        return tensor_set(pixels[:, None], label_vector)
+    channels_first = pixels.permute(0, 3, 1, 2).contiguous()
+    return tensor_set(channels_first, label_vector)
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
     """Open a folder of images by split and class, or by class. Images are decoded when read."""
     if not (path / "train").is_dir():
-        whole = image_folder(path, image_size)
-        warn_of_empty_classes(path, whole)
-        return SourceData(whole, class_names=tuple(whole.classes))
-    splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
-    sets: dict[str, Any] = {
-        split: image_folder(path / split, image_size, allow_empty=False) for split in splits
-    }
+        all_images = image_folder(path, image_size)
+        warn_of_empty_classes(path, all_images)
+        return SourceData(all_images, class_names=tuple(all_images.classes))
+    sets: dict[str, Any] = {}
+    for split in ("train", "test", "val"):
+        if (path / split).is_dir():
+            sets[split] = image_folder(path / split, image_size, allow_empty=False)
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.

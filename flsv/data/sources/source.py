@@ -27,7 +27,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv.data.groups import plain_names
+from flsv.data.groups import client_names_of
 from flsv.data.labels import chosen_by_rarity, class_names_of
 from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.base import (
@@ -195,7 +195,7 @@ def _combined(
 ) -> SourceData:
     """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
-        train = dict(zip(plain_names(train, "site"), train.values()))
+        train = dict(zip(client_names_of(train, "site"), train.values()))
     parts: dict[str, Any] = {}
     for name, data in train.items():
         description = f"client {name!r}" if clients else "source"

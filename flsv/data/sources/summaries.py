@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from types import MappingProxyType
 
 import numpy as np
@@ -204,11 +205,11 @@ def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
         if part.kind:
             clients_by_kind.setdefault(part.kind, []).append(client)
     if len(clients_by_kind) > 1:
-        described = [
-            f"{kind} at {listed(clients)}" for kind, clients in sorted(clients_by_kind.items())
-        ]
+        descriptions = []
+        for kind in sorted(clients_by_kind):
+            descriptions.append(f"{kind} at {listed(clients_by_kind[kind])}")
         option = "categorical" if WORDS in clients_by_kind else "exclude"
-        raise ColumnError(f"{name!r} has {' and '.join(described)}.", {option: [name]})
+        raise ColumnError(f"{name!r} has {' and '.join(descriptions)}.", {option: [name]})
     return next(iter(clients_by_kind), "")
 
 
@@ -227,8 +228,8 @@ def _common_categories(
             f"{where}: no training row has a value of {name!r}{_of_enough_rows(columns)}.",
             {"exclude": [name]},
         )
-    is_number = np.isfinite(parsed(clients_by_word))
-    words = [word for word, skip in zip(clients_by_word, is_number) if not skip]
+    is_word = ~np.isfinite(parsed(clients_by_word))
+    words = list(compress(clients_by_word, is_word))
     try:
         check_spelling(words, f"{where}: {name!r}", clients_by_word)
     except ConfigurationError as error:
@@ -301,11 +302,14 @@ def _check_joined(
     column_name: str,
 ) -> None:
     labels_by_part = {part: set(counts) for part, counts in counts_by_part.items()}
-    joined = _joined_labels(list(labels_by_part.values()))
-    apart = [part for part, labels in labels_by_part.items() if not labels <= joined]
-    if apart:
+    joined_labels = _joined_labels(list(labels_by_part.values()))
+    separate_parts = []
+    for part, labels in labels_by_part.items():
+        if not labels <= joined_labels:
+            separate_parts.append(part)
+    if separate_parts:
         raise ConfigurationError(
-            f"{listed(apart)}: {column_name} has no label of {listed(sorted(joined), 8, repr)}, "
+            f"{listed(separate_parts)}: {column_name} has no label of {listed(sorted(joined_labels), 8, repr)}, "
             "which the other tables have. Write the classes the same way everywhere. If all "
             f'these are classes, name them: columns: {{"classes": {json.dumps(names)}}}.'
         )
@@ -313,11 +317,11 @@ def _check_joined(
 
 def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
     """Return the labels of the first table that has some, and of all tables that share a label with these."""
-    joined = next(filter(None, labels_by_table), set())
-    num_labels = 0
-    while len(joined) > num_labels:
-        num_labels = len(joined)
+    joined_labels = next(filter(None, labels_by_table), set())
+    previous_size = 0
+    while len(joined_labels) > previous_size:  # until no further table is joined
+        previous_size = len(joined_labels)
         for labels in labels_by_table:
-            if joined & labels:
-                joined = joined | labels
-    return joined
+            if joined_labels & labels:
+                joined_labels = joined_labels | labels
+    return joined_labels

@@ -136,7 +136,7 @@ class RemoteServer:
             [directory.sizes[site] for site in range(len(self.sites))],
             self.num_classes,
             class_names=self.class_names,
-            own=server_data,
+            server_data=server_data,
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
         return data

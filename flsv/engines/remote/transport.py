@@ -423,26 +423,32 @@ class RemoteData(FederatedDataModule):
         sizes: Sequence[Mapping[str, int]],
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
-        own: L.LightningDataModule | None = None,
+        server_data: L.LightningDataModule | None = None,
     ) -> None:
         super().__init__()
-        self.names, self._sizes, self._own = tuple(names), list(sizes), own
-        missing = None if num_classes or class_names else "the server was told no num_classes"
-        labels = _stand_ins(max(max(each.values()) for each in sizes))
-        counted = tuple({split: _stand_ins(size) for split, size in each.items()} for each in sizes)
-        self._dealt = FederatedData(
+        self.names = tuple(names)
+        self._sizes = list(sizes)
+        self._server_data = server_data
+        missing_reason = None
+        if not num_classes and not class_names:
+            missing_reason = "the server was told no num_classes"
+        if not class_names:
+            class_names = list(map(str, range(num_classes or 0))) or ["samples"]
+
+        # The samples are at the sites: only their numbers matter here.
+        splits = []
+        for site_sizes in sizes:
+            splits.append({split: _stand_ins(size) for split, size in site_sizes.items()})
+        labels = _stand_ins(max(max(site_sizes.values()) for site_sizes in sizes))
+        self._partitioned = FederatedData(
             train=TensorDataset(labels),
             val=None,
             test=None,
-            splits=FederatedSplits(torch.arange(0), counted, self.names),
-            classes=Classes(
-                labels,
-                tuple(class_names or map(str, range(num_classes or 0))) or ("samples",),
-                missing,
-            ),
+            splits=FederatedSplits(torch.arange(0), tuple(splits), self.names),
+            classes=Classes(labels, tuple(class_names), missing_reason),
             train_options={},
             eval_options={},
-            differs=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
+            is_changed=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
         )
 
     def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
@@ -451,28 +457,31 @@ class RemoteData(FederatedDataModule):
         self.encoder_hash = encoder_hash
         if encoder is not None and encoder.classes is not None:
             classes = Classes(self._data.classes.labels, encoder.classes)
-            self._dealt = replace(self._data, classes=classes)
+            self._partitioned = replace(self._data, classes=classes)
 
     def prepare_data(self) -> None:
-        if self._own is not None:
-            self._own.prepare_data()
+        if self._server_data is not None:
+            self._server_data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        if self._own is not None:
-            self._own.trainer = self.trainer
-            if isinstance(self._own, FederatedDataModule) and self.encoder_of_sites is not None:
-                self._own.encode(self.encoder_of_sites)
-            self._own.setup(stage or "fit")
+        if self._server_data is not None:
+            self._server_data.trainer = self.trainer
+            if (
+                isinstance(self._server_data, FederatedDataModule)
+                and self.encoder_of_sites is not None
+            ):
+                self._server_data.encode(self.encoder_of_sites)
+            self._server_data.setup(stage or "fit")
 
     def teardown(self, stage: str) -> None:
-        if self._own is not None:
-            self._own.teardown(stage)
+        if self._server_data is not None:
+            self._server_data.teardown(stage)
 
     def val_dataloader(self) -> Any:
-        return [] if self._own is None else self._own.val_dataloader()
+        return [] if self._server_data is None else self._server_data.val_dataloader()
 
     def test_dataloader(self) -> Any:
-        return [] if self._own is None else self._own.test_dataloader()
+        return [] if self._server_data is None else self._server_data.test_dataloader()
 
     def client_loader(
         self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
@@ -486,13 +495,13 @@ class RemoteData(FederatedDataModule):
         """Return the hash of the server's validation set only."""
         return {"server": loader_hash(self.val_dataloader())}
 
-    def dealt_to(self, client: int) -> list[Tensor]:
+    def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return the client's numbers of samples in each split, in place of indices."""
         return [torch.tensor(list(self._sizes[client].values()))]
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
         """Return the placeholders without copying them to the device, where they would take memory."""
-        return self._dealt
+        return self._partitioned
 
     @property
     def class_counts(self) -> Tensor:
@@ -505,12 +514,12 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        return getattr(self._own, "input_shape", None)
+        return getattr(self._server_data, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:
         """Describe the server's own validation data, if any."""
-        if isinstance(self._own, FederatedDataModule):
-            return self._own.validation()
+        if isinstance(self._server_data, FederatedDataModule):
+            return self._server_data.validation()
         loaders = self.val_dataloader()
         return {"of": "the server's own data", "rows": loader_rows(loaders)} if loaders else None
 

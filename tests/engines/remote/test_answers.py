@@ -227,7 +227,7 @@ def test_run_goes_on_without_the_spoiled_answers_of_one_site(
     remote = Remotely(tmp_path, make, **SPLITS)
     remote.transport.spoil = spoil_by_round
     rounds = 2 + len(WAYS)
-    loop = remote.fit(rounds=rounds, own=ServerData())
+    loop = remote.fit(rounds=rounds, server_data=ServerData())
 
     assert loop.state.round_index == rounds
     assert loop.participations[[0, 2]].min() >= rounds // 2

@@ -237,16 +237,16 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
         )
 
     server_data = ServerData()
-    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, own=server_data)
+    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, server_data=server_data)
 
     broken = Remotely(tmp_path / "b", make, momentum)
     spoil = broken.transport.spoil
     broken.transport.spoil = die
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
     with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
-        broken.fit(4, enable_checkpointing=True, callbacks=[saving], own=server_data)
+        broken.fit(4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
     broken.transport.spoil = spoil
-    resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", own=server_data)
+    resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", server_data=server_data)
 
     assert_same(resumed_run, whole_run)
 

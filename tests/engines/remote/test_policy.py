@@ -192,7 +192,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     with pytest.raises(
         ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
     ):
-        remote.fit(own=ServerData())
+        remote.fit(server_data=ServerData())
 
     # Within a run, as by a policy that has been changed.
     visit = {
@@ -209,7 +209,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     assert f"does not let it tell '{name}'" in reply.plain["error"]
 
     allowing = SitePolicy(tells=[*scores, name])
-    with_policy(tmp_path / "b", make, allowing).fit(rounds=1, own=ServerData())
+    with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,9 @@ def test_answers_contain_only_the_scores_that_the_policy_names(
         return judging(metric())
 
     allowing = SitePolicy(tells=[name])
-    loop = with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(rounds=1, own=ServerData())
+    loop = with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(
+        rounds=1, server_data=ServerData()
+    )
     assert all("not answer" not in event.what for event in loop.events)
 
     withholding = SitePolicy(tells=["training_loss", "auroc"])
@@ -239,10 +241,10 @@ def test_answers_contain_only_the_scores_that_the_policy_names(
     message = f"its policy does not let it tell '{name}'"
     if metric is ContributionEstimation or metric.func is ContributionEstimation:
         with pytest.warns(UserWarning, match=f"'Boston' .*{message}"):
-            remote.fit(rounds=1, own=ServerData())
+            remote.fit(rounds=1, server_data=ServerData())
     else:
         with pytest.raises(ConfigurationError, match=message):  # tried before training
-            remote.fit(rounds=1, own=ServerData())
+            remote.fit(rounds=1, server_data=ServerData())
 
 
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:

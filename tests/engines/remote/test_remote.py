@@ -197,7 +197,7 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
     local = one_process(
         tmp_path / "a", partial(shapfed, local_epochs=dict(enumerate(passes))), momentum
     )
-    assert_same(remote.fit(own=ServerData()), local)
+    assert_same(remote.fit(server_data=ServerData()), local)
     remote.make = shapfed
     with pytest.raises(
         ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"
@@ -224,7 +224,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(
     tmp_path: Path, make: Make, options: Any
 ) -> None:
     """Sites train coalitions as runs of their own, one process in fits of their own."""
-    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    remote = Remotely(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = one_process(tmp_path / "a", make, **options)
     assert torch.equal(remote.state.model(), local.state.model())
     for name, values in local.contributions.items():
@@ -258,7 +258,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     if lies:
         monkeypatch.setattr(SiteVisit, "_leave", lying)
 
-    loop = Remotely(tmp_path, shadows).fit(own=ServerData())
+    loop = Remotely(tmp_path, shadows).fit(server_data=ServerData())
 
     noted: dict[int, set[str]] = {}
     for event in loop.events:
@@ -274,7 +274,7 @@ def both(
     **options: Any,
 ) -> tuple[FederatedLoop, FederatedLoop]:
     """Equal in what they found, in what crossed, and in what the clients keep."""
-    remote = Remotely(tmp_path / "b", make, **options).fit(own=ServerData())
+    remote = Remotely(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = one_process(tmp_path / "a", make, **options)
     assert_same(remote, local)
     bytes_at_sites = remote.channel.bytes(range(3), "up")
@@ -301,7 +301,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         tmp_path / "b",
         make,
         client_val=0.4,
-    ).fit(rounds=2, own=ServerData())
+    ).fit(rounds=2, server_data=ServerData())
     # Samples lie in another order at a site, and losses are rounded in it.
     values = at_sites.contributions["loss"]
     torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
@@ -432,4 +432,6 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> No
 
     remote = Remotely(tmp_path / "b", make, make_module)
     remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
-    assert_same(remote.fit(own=ServerData()), one_process(tmp_path / "a", make, make_module))
+    assert_same(
+        remote.fit(server_data=ServerData()), one_process(tmp_path / "a", make, make_module)
+    )

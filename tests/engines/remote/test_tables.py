@@ -78,7 +78,7 @@ class Hospitals:
         data = RemoteData(
             NAMES,
             [directory.sizes[site] for site in range(len(NAMES))],
-            own=data_of(val, val=val),
+            server_data=data_of(val, val=val),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
         loop = self.make().replace(engine=partial(RemoteFederation, directory))
