@@ -36,8 +36,9 @@ class FederatedFitLoop(_FitLoop):
         round: trains the clients, each by :meth:`train_epoch`, and makes the next global model.
         after_round: called when all hooks of the round have run.
         after_fit: called when all hooks of the fit's end have run.
-        begun: whether the hooks of the round's start have run, which are not called again for a checkpoint's epoch.
-        within: whether a round is unfinished.
+        has_begun_round: whether the hooks of the round's start have run, which are not called again for a checkpoint's
+            epoch.
+        is_in_round: whether a round is unfinished.
         batch: the client's batch that is trained on, else None.
     """
 
@@ -45,8 +46,8 @@ class FederatedFitLoop(_FitLoop):
     round: Callable[[], Any]
     after_round: Callable[[], Any] = staticmethod(lambda: None)
     after_fit: Callable[[], Any] = staticmethod(lambda: None)
-    begun = False
-    within = False
+    has_begun_round = False
+    is_in_round = False
     batch: Any = None
     _has_stepped_plateaus = False
     _is_last_epoch = True
@@ -120,21 +121,21 @@ class FederatedFitLoop(_FitLoop):
     def on_advance_start(self) -> None:
         progress: Any = self.epoch_progress.total
         num_started = progress.started
-        self.begun = False
+        self.has_begun_round = False
         self._step_plateaus()
         self.before_round()
-        self.within = True
+        self.is_in_round = True
         super().on_advance_start()
         self._has_stepped_plateaus = False
-        self.begun = progress.started > num_started
+        self.has_begun_round = progress.started > num_started
 
     def advance(self) -> None:
         self._waiting = []
         self._first_batch_index = self.total_batch_idx + 1
-        if self.begun:
+        if self.has_begun_round:
             self.round()
         else:  # Lightning only ends the epoch of a checkpoint
-            self.within = False
+            self.is_in_round = False
             super().advance()
 
     def on_advance_end(self) -> None:
@@ -177,7 +178,7 @@ class FederatedFitLoop(_FitLoop):
 
     def remember(self) -> None:
         """Store Lightning's progress when a round is complete."""
-        if self.within:
+        if self.is_in_round:
             return
         self._between = deepcopy(super().state_dict())
         self._counts = {
@@ -187,7 +188,7 @@ class FederatedFitLoop(_FitLoop):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
-        if self.within:
+        if self.is_in_round:
             state = deepcopy(self._between)
             state["state_dict"].pop(_PLATEAU_VALUES, None)  # they have been stepped
             return state
@@ -204,7 +205,7 @@ class FederatedFitLoop(_FitLoop):
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         values = self._plateau_values
-        if self.begun and not self.within and not self._has_stepped_plateaus:
+        if self.has_begun_round and not self.is_in_round and not self._has_stepped_plateaus:
             values = self._values_for_plateaus()
         return {**super().on_save_checkpoint(), _PLATEAU_VALUES: values}
 

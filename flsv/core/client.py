@@ -250,20 +250,23 @@ class Client:
         self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T | None:
         """Run the question at the client, in whichever process it is."""
-        owners = self._owners
+        owners = self._owners  # None: there is one process
+        is_in_this_process = owners is None or owners.has(self.id)
         answer = None
-        if owners is None or owners.has(self.id):
+        if is_in_this_process:
             with opened(self.__data):
                 answer = question(self.__data, *args, **kwargs)
-        elif owners.conversing:
-            raise RuntimeError(
-                f"client {self.id} was asked {_name(question)!r} within a conversation with another."
-            )
-        if owners is None or owners.conversing:
+        if owners is None:
+            return answer
+        if owners.in_map_clients:  # where each process asks only its own clients
+            if not is_in_this_process:
+                raise RuntimeError(
+                    f"client {self.id} was asked {_name(question)!r} within a conversation with another."
+                )
             return answer
 
-        words = f"client {self.id}'s answer to {_name(question)!r}"
-        shared_answer: T | None = owners.ranks.broadcast(owners[self.id], answer, words)
+        description = f"client {self.id}'s answer to {_name(question)!r}"
+        shared_answer: T | None = owners.ranks.broadcast(owners[self.id], answer, description)
         return shared_answer
 
     def take_back(self) -> None:
@@ -333,7 +336,7 @@ def map_clients(
     if channel is not None:
         num_earlier_messages = len(channel.messages)
 
-    if owners is None or owners.conversing:
+    if owners is None or owners.in_map_clients:
         results = list(map(conversation, clients))
         if channel is not None:
             new_messages = channel.messages[num_earlier_messages:]
@@ -342,11 +345,11 @@ def map_clients(
 
     clients_of_rank = [client for client in clients if owners.has(client.id)]
     ids_of_rank = [client.id for client in clients_of_rank]
-    owners.conversing = True
+    owners.in_map_clients = True
     try:
         results_of_rank = dict(zip(ids_of_rank, map(conversation, clients_of_rank)))
     finally:
-        owners.conversing = False
+        owners.in_map_clients = False
     messages_of_rank = []
     if channel is not None:
         messages_of_rank = channel.messages[num_earlier_messages:]

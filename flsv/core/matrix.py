@@ -137,16 +137,16 @@ class ClientMatrix:
         column_bytes = len(self.rows) * self.rows.element_size()
         return max(block_bytes, column_bytes * LEAST_PIECE)
 
-    def until(self, end: int) -> ClientMatrix:
+    def first_columns(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""
         rows = self.rows[:, :end]
         initial_models = [model[:end] for model in self.starts]
-        part = ClientMatrix(rows, initial_models, self._block_bytes)
-        # Slices are new objects, so that the part cannot see that the start is common.
-        part._common_start = None
+        matrix = ClientMatrix(rows, initial_models, self._block_bytes)
+        # Slices are new objects, by which the new matrix cannot see that the start is common.
+        matrix._common_start = None
         if self._common_start is not None:
-            part._common_start = self._common_start[:end]
-        return part
+            matrix._common_start = self._common_start[:end]
+        return matrix
 
     def __len__(self) -> int:
         return len(self.rows)

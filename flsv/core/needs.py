@@ -186,17 +186,17 @@ class ReadRound:
         return getattr(self._round, name)
 
     def _check(self, name: str) -> None:
-        row = VOCABULARY[name]
-        missing = [NEEDS[need] for need in row.needs if need not in self._needs]
-        if missing:
-            words = " and ".join(missing)
-            raise Undeclared(self._reader, name, f"for which {words}")
-        if STAGES.index(row.stage) <= STAGES.index(self._stage):
+        attribute = VOCABULARY[name]
+        undeclared_needs = [NEEDS[need] for need in attribute.needs if need not in self._needs]
+        if undeclared_needs:
+            raise Undeclared(self._reader, name, f"for which {' and '.join(undeclared_needs)}")
+        is_known = STAGES.index(attribute.stage) <= STAGES.index(self._stage)
+        if is_known:
             return
-        why = f"which is known only after {row.stage}"
+        reason = f"which is known only after {attribute.stage}"
         if self._is_metric:
-            raise Undeclared(self._reader, name, why)
-        raise RuntimeError(f"{self._reader} reads Round.{name}, {why}.")
+            raise Undeclared(self._reader, name, reason)
+        raise RuntimeError(f"{self._reader} reads Round.{name}, {reason}.")
 
 
 class UndeclaredClient(Client):

@@ -531,14 +531,18 @@ def warn_of_sharing(
 
 def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:
     """Return the names of LoRA's matrices A that are trained and shared, as their B is."""
-    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    averaged = trainable & set(space.names)
-    names = []
-    for name in sorted(averaged):
+    averaged_names = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name in space.names:
+            averaged_names.append(name)
+
+    names_of_a = []
+    for name in sorted(averaged_names):
+        is_a = _LORA_A.search(name) is not None
         name_of_b = _LORA_A.sub(r"\1_B", name)
-        if name_of_b != name and name_of_b in averaged:
-            names.append(name)
-    return names
+        if is_a and name_of_b in averaged_names:
+            names_of_a.append(name)
+    return names_of_a
 
 
 def _names_of_word(
@@ -553,8 +557,8 @@ def _names_of_word(
     if word == "all":
         return state
     if word == "trainable":
-        num_parameters = sum(1 for _ in module.parameters())
-        if len(frozen) == num_parameters:  # of a module that is frozen as a whole, nothing
+        is_frozen_as_a_whole = len(frozen) == len(list(module.parameters()))
+        if is_frozen_as_a_whole:  # then its buffers are not shared, either
             return ()
         return state.keys() - frozen
     if word == "norm":

@@ -93,7 +93,7 @@ class ClientPlacement:
         costs: for each of the n clients the work of its training, in any unit.
 
     Attributes:
-        conversing: True within :func:`flsv.core.map_clients`, in which each rank asks only its own clients.
+        in_map_clients: True within :func:`flsv.core.map_clients`, in which each rank asks only its own clients.
 
     Example:
         >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
@@ -103,7 +103,7 @@ class ClientPlacement:
 
     def __init__(self, ranks: Ranks, costs: Sequence[float]) -> None:
         self.ranks = ranks
-        self.conversing = False
+        self.in_map_clients = False
         self._costs = list(costs)
         self._owners = balance_load(self._costs, ranks.size)
         self._bound: set[int] = set()
@@ -128,14 +128,14 @@ class ClientPlacement:
         """Set the clients that stay on their rank because they keep state."""
         self._bound = set(clients)
 
-    def deal(self, cohort: Sequence[int]) -> None:
+    def assign(self, cohort: Sequence[int]) -> None:
         """Assign a round's cohort to the ranks anew, except :attr:`bound` clients."""
-        bound_owners = {}
+        fixed_ranks = {}  # by position in the cohort
         for position, client in enumerate(cohort):
             if client in self._bound:
-                bound_owners[position] = self[client]
+                fixed_ranks[position] = self[client]
 
         costs = [self._costs[client] for client in cohort]
-        owners = balance_load(costs, self.ranks.size, bound_owners)
-        for client, owner in zip(cohort, owners):
-            self._owners[client] = owner
+        ranks_of_cohort = balance_load(costs, self.ranks.size, fixed_ranks)
+        for client, rank in zip(cohort, ranks_of_cohort):
+            self._owners[client] = rank

@@ -285,10 +285,10 @@ class Round:
         """Add ``share`` times the global model's parameters to a sum of models ``[P]``, in place."""
         # In blocks, to save a second vector; not the blocks of `matrix`, which asks clients for their start points.
         block_bytes = CPU_BLOCK_BYTES if combined.device.type == "cpu" else BLOCK_BYTES
-        width = block_bytes // combined.element_size()
+        block_length = block_bytes // combined.element_size()
         num_parameters = self.space.num_parameters
-        blocks = combined[:num_parameters].split(width)
-        global_blocks = self.global_vector[:num_parameters].split(width)
+        blocks = combined[:num_parameters].split(block_length)
+        global_blocks = self.global_vector[:num_parameters].split(block_length)
         for block, global_block in zip(blocks, global_blocks):
             block += share * global_block
 
@@ -297,9 +297,11 @@ class Round:
         num_parameters = self.space.num_parameters
         if num_parameters == self.space.size:
             return
-        buffers = combined[num_parameters:]
-        averages = torch.where(total != 0, buffers / total, self.global_vector[num_parameters:])
-        combined[num_parameters:] = torch.where(total != 1, averages, buffers)
+        sums = combined[num_parameters:]
+        global_buffers = self.global_vector[num_parameters:]
+        averages = torch.where(total != 0, sums / total, global_buffers)
+        # Not a branch: on an accelerator it would wait for the value of `total`.
+        combined[num_parameters:] = torch.where(total != 1, averages, sums)
 
     def _restore_common_entries(
         self,
@@ -310,18 +312,19 @@ class Round:
         """Give the entries in which all clients' models agree exactly that value, in place."""
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
-        is_partial = (total - 1).abs() > rounding
-        num_parameters = self.space.num_parameters
+        is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
         for block, is_common in common_entries(self.client_vectors):
-            common = self.client_vectors[0, block]
-            # Parameters that all clients moved alike move by another amount. An accelerator would have to be asked.
+            common_values = self.client_vectors[0, block]
+            # On an accelerator both cases are computed: reading `is_partial` would wait for it.
             if is_common.device.type != "cpu" or is_partial:
-                global_block = self.global_vector[block]
+                # Then parameters that all clients have moved alike are not restored: they move by another amount.
+                global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
-                is_buffer = columns >= num_parameters
-                is_common &= ~is_partial | (common == global_block) | is_buffer
-                common = torch.where(total != 0, common, global_block)
-            combined[block] = common.where(is_common, combined[block])
+                is_buffer = columns >= self.space.num_parameters
+                is_unmoved = common_values == global_values
+                is_common &= ~is_partial | is_unmoved | is_buffer
+                common_values = torch.where(total != 0, common_values, global_values)
+            combined[block] = common_values.where(is_common, combined[block])
 
     def get(self, name: str) -> Any:
         """Return the reports ``[k, ...]`` that clients sent under ``name``, or else this round's attribute."""
@@ -459,17 +462,17 @@ class Round:
 def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
     clients = [model for model in starts if isinstance(model, Client)]
-    answers = iter(map_clients(clients, _asked_start))
-    models = []
-    for model in starts:
-        if isinstance(model, Client):
-            models.append(next(answers))
+    answers = iter(map_clients(clients, _ask_for_start))
+    initial_models = []
+    for model_or_client in starts:
+        if isinstance(model_or_client, Client):
+            initial_models.append(next(answers))
         else:
-            models.append(model)
-    return models
+            initial_models.append(model_or_client)
+    return initial_models
 
 
-def _asked_start(client: Client) -> Tensor | None:
+def _ask_for_start(client: Client) -> Tensor | None:
     try:
         return client.ask(started_from)
     except NoAnswer as error:

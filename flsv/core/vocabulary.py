@@ -116,13 +116,15 @@ class Attribute:
         return not TOLD_BY_CLIENTS.isdisjoint(self.needs)
 
 
-def _read(table: str) -> dict[str, Attribute]:
-    rows = {}
-    for line in table.strip().splitlines()[1:]:
-        name, meaning, shape, stage, needs_cell, marks_cell = map(str.strip, line.split("|"))
+def _parse_table(table: str) -> dict[str, Attribute]:
+    attributes = {}
+    _, *lines = table.strip().splitlines()  # the first line has the titles
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("|")]
+        name, meaning, shape, stage, needs_cell, marks_cell = cells
         needs = tuple(need for need in needs_cell.split(", ") if need)
         marks = marks_cell.split(", ")
-        rows[name] = Attribute(
+        attributes[name] = Attribute(
             meaning=meaning,
             shape=shape,
             stage=cast(Stage, stage),
@@ -134,11 +136,11 @@ def _read(table: str) -> dict[str, Attribute]:
             outside="loop" not in marks,
             is_argument="internal" not in marks,
         )
-    return rows
+    return attributes
 
 
 #: ``{name: row}``, the attributes of a :class:`flsv.Round`.
-VOCABULARY = _read(TABLE)
+VOCABULARY = _parse_table(TABLE)
 #: The names that a metric's ``update`` may take as arguments.
 ARGUMENTS = frozenset(name for name, row in VOCABULARY.items() if row.is_argument)
 

@@ -95,7 +95,7 @@ class Engine:
             client.is_private = config.private
 
         self._undo = ExitStack()
-        self.begun = False
+        self.has_begun = False
         self.discarded = False
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
@@ -163,7 +163,7 @@ class Engine:
         )
         if buffers is not None:
             self.local_training.state.restore(buffers)
-        self.begun = True
+        self.has_begun = True
         self._prepare()
         self.loop.begin(self.local_training.begin_batch, self.local_training.end_batch)
 
@@ -331,7 +331,7 @@ class Engine:
     def discard(self) -> bool:
         """Forget an unfinished round, and return whether there was one."""
         self.store.discard()
-        if not self.begun or self.discarded:
+        if not self.has_begun or self.discarded:
             return False
         self.local_training.discard()
         self._forget()

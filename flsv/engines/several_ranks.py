@@ -67,7 +67,7 @@ class SeveralRanks(Engine):
         return ClientManager(self.trainer, self.data, self.space, self.store, self.owners)
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        self.owners.deal(clients)
+        self.owners.assign(clients)
         clients_of_rank = self.owners.mine(clients)
         if clients_of_rank:
             return super()._load(clients_of_rank)

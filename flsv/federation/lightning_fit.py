@@ -244,7 +244,7 @@ class LightningFit:
         run_state.buffers = None
 
         self.extension.planned(self.state.num_clients, federation.server.games, module)
-        self.reports.look_at_start()
+        self.reports.evaluate_untrained()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(self.trainer))
         self.begin_step = engine.local_training.begin_step
@@ -261,7 +261,7 @@ class LightningFit:
         state = self.running.engine.local_training.state
 
         def state_dict_of_global_model() -> dict[str, Any]:
-            if self.loop.within:
+            if self.loop.is_in_round:
                 return state.global_state_dict()
             return own_state_dict()
 
@@ -283,7 +283,7 @@ class LightningFit:
 
     @property
     def current_client(self) -> int | None:
-        if not self.loop.within:
+        if not self.loop.is_in_round:
             return None
         return self.running.engine.client
 
@@ -323,7 +323,7 @@ class LightningFit:
         except StopIteration:  # Lightning would take it for the end of the fit
             complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
-            self.loop.within = self.state.round_index == index
+            self.loop.is_in_round = self.state.round_index == index
 
         if not complete:
             if not trainer.should_stop:
@@ -350,18 +350,18 @@ class LightningFit:
         """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
         module = self.trainer.lightning_module
         last_round = self.state.round_index - 1
-        if not self.loop.begun:
+        if not self.loop.has_begun_round:
             return
         if ended:  # the module holds what the run delivers, and a round that was begun is discarded
             self.extension.end_round(module, last_round, skips_scored=False)
-        elif not self.loop.within:
+        elif not self.loop.is_in_round:
             skips_scored = not self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
-        if self.fitting and self.loop.within:
+        if self.fitting and self.loop.is_in_round:
             self.discard(_EARLY)
 
     def discard(self, why: str) -> None:
@@ -369,14 +369,14 @@ class LightningFit:
         if self.federation is not None and self.federation.engine.discard():
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
-    def saved(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """Score the last round, and return the state that the next one needs."""
         self._score_round()
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
         state = self.run_state.state_dict(engine)
-        state["finetuned"] = self.finetuning.state(self.loop.within)
+        state["finetuned"] = self.finetuning.state(self.loop.is_in_round)
         return state
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
@@ -389,7 +389,7 @@ class LightningFit:
 
         # After the fit the trainer has its own loop.
         checkpoint["loops"]["fit_loop"] = self.loop.state_dict()
-        if self.loop.within:
+        if self.loop.is_in_round:
             self.loop.rewind(checkpoint)
         else:
             self.average.place_last(checkpoint)
@@ -470,24 +470,24 @@ class LightningFit:
                 # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
                 self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
             self._add_note(exception)
-            if self.loop.within:
+            if self.loop.is_in_round:
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
         finally:  # even if restoring the module failed, the folder's lock is released
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
-            self.reports.stopped()
+            self.reports.show_stopped_run()
         if isinstance(exception, SIGTERMException):
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def _add_note(self, exception: BaseException) -> None:
         """Add to an error who has trained when, and the types of the batch if torch has refused them."""
         batch = self.loop.batch
-        if not self.loop.within and is_type_error(exception):
+        if not self.loop.is_in_round and is_type_error(exception):
             with suppress(Exception):  # the first error is the one to tell
                 batch = next(iter(self.data.val_dataloader()))
         note = note_on_types(exception, batch)
-        if self.loop.within:
+        if self.loop.is_in_round:
             exception.add_note(
                 f"flsv: {self.place()} (clients are counted from 0, rounds from 1). {note}".strip()
             )

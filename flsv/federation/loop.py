@@ -26,7 +26,7 @@ from flsv.core.extension import extension_of
 from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, current_table, events_of
-from flsv.federation.resume import check_checkpoint, check_state, complete
+from flsv.federation.resume import check_checkpoint, check_state, refuse_incomplete
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -302,7 +302,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._lightning_fit is None:
             state_of_run = self.run_state.state_dict()
         else:
-            state_of_run = self._lightning_fit.saved()
+            state_of_run = self._lightning_fit.checkpoint_state()
         return {
             **self.state.state_dict(),
             **state_of_run,
@@ -315,7 +315,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._lightning_fit is None or not self._lightning_fit.fitting:
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
-        with complete():
+        with refuse_incomplete():
             self.state.load_state_dict(state_dict)
             self.run_state.load_state_dict(state_dict)
             self.contribution_metrics.load_state_dict(state_dict["metrics"])

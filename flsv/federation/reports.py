@@ -33,7 +33,7 @@ from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
-from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.results.round_result import Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
@@ -77,7 +77,7 @@ class RunReports:
         self._rows_at_start = self.results.rows(
             self._state.round_index, federation.metrics.contributions
         )
-        self._logged: set[tuple[Any, ...]] = set()
+        self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         settings = hyperparameters(
@@ -87,7 +87,7 @@ class RunReports:
         run_state.csv = None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
-            csv = self._csv(folder / CONTRIBUTIONS, earlier_csv)
+            csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
             run_state.csv = str(csv.path.resolve())
             record = self._record(run_state.identity.plain(), settings)
             self.sinks += [csv, Record(folder, record, self._events)]
@@ -104,10 +104,10 @@ class RunReports:
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
 
-    def _draws(self, index: int) -> bool:
+    def _draws_pictures(self, index: int) -> bool:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
-    def _csv(self, path: Path, earlier_csv: str | None) -> CSV:
+    def _open_csv(self, path: Path, earlier_csv: str | None) -> CSV:
         """Return the sink that writes ``contributions.csv`` to ``path``, after the rows of a resumed run's file."""
         csv = CSV(path, self._data.client_names)
         first_round = self._state.round_index
@@ -121,7 +121,7 @@ class RunReports:
             csv.begin(first_round, earlier_path)
             return csv  # in another folder the loggers begin anew
         earlier_rows = csv.begin(first_round)
-        self._logged = {row[:5] for row in earlier_rows}
+        self._logged_keys = set(map(_row_key, earlier_rows))
         return csv
 
     def _record(
@@ -210,7 +210,7 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.evaluated,
             events=self._events(),
-            with_pictures=self._draws(state.round_index),
+            with_pictures=self._draws_pictures(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)
@@ -228,31 +228,32 @@ class RunReports:
             result = self.results.late_result(
                 index,
                 values_by_round[index],
-                self._draws(index),
+                self._draws_pictures(index),
                 scores=scores if is_last else {},
             )
             results.append(result)
 
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
-        # once the loggers have them.
-        new_results = [result for result in results if not self._is_logged(result)]
-        for sink in sorted(self.sinks, key=lambda sink: isinstance(sink, CSV)):
-            sink.write_late(new_results if sink.is_logger else results)
+        # last, once the loggers have them.
+        unlogged_results = [result for result in results if not self._is_logged(result)]
+        files_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
+        for sink in files_last:
+            sink.write_late(unlogged_results if sink.is_logger else results)
             sink.flush()
         for index in sorted(values_by_round):
             self._federation.metrics.contributions.update(values_by_round[index])
 
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether the loggers have a result's rows from an earlier process."""
-        keys = {row[:5] for row in result.changes}
+        keys = set(map(_row_key, result.changes))
         if keys:
-            return keys <= self._logged
+            return keys <= self._logged_keys
         # Values that are those of the round before have no rows.
-        logged_rounds = {row[0] for row in self._logged}
+        logged_rounds = {round_index for round_index, *_ in self._logged_keys}
         return result.round_index in logged_rounds
 
     @property
-    def _learning_is_told(self) -> bool:
+    def _reports_learning(self) -> bool:
         """Return whether the output includes the model's performance at the start and the end."""
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
@@ -261,25 +262,25 @@ class RunReports:
         reporting = self._config.reporting
         return reporting.files or reporting.table
 
-    def look_at_start(self) -> None:
+    def evaluate_untrained(self) -> None:
         """Store the initial model's performance in the federation's state. Raise ConfigurationError if a measure is not
         defined for it."""
         if self._state.round_index > 0:
             return
         measures = self._federation.metrics.performances.values()
-        if not self._learning_is_told and all(map(is_always_defined, measures)):
+        if not self._reports_learning and all(map(is_always_defined, measures)):
             return
 
         scores = untrained_scores(self._federation)
-        if self._learning_is_told:
+        if self._reports_learning:
             self._state.start.update(scores)
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
         if self._trainer.fast_dev_run:
-            rank_zero_info(f"flsv: {self._tried()}")
+            rank_zero_info(f"flsv: {self._trial_summary()}")
         learning: dict[str, Any] = {}
-        if self._learning_is_told:
+        if self._reports_learning:
             learning = learning_record(self._federation)
             self._warn_of_other_accuracies(learning)
         result = self._result(learning)
@@ -287,7 +288,7 @@ class RunReports:
         # That a round was the last is not known in a run that ends early.
         index = result.round_index
         is_due = self._config.reporting.draws(index, rounds=index + 1)
-        draws_end = is_due and not self._draws(index)
+        draws_end = is_due and not self._draws_pictures(index)
         for sink in self.sinks:
             if draws_end:
                 sink.draw(result)
@@ -311,7 +312,7 @@ class RunReports:
                     )
             return  # of all metrics it is the same
 
-    def _tried(self) -> str:
+    def _trial_summary(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
         space = self._federation.engine.space
         measures = resolve_name(POSSIBLE_MEASURES)(self._trainer, self._data, space)
@@ -320,7 +321,7 @@ class RunReports:
         )
         return " ".join([trained, *measures])
 
-    def stopped(self) -> None:
+    def show_stopped_run(self) -> None:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
         if not self._state.round_index or not self._prints:
             return
@@ -452,6 +453,11 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     return contributions
 
 
+def _row_key(row: Row) -> tuple[Any, ...]:
+    # Without the interval, which is not logged.
+    return row.round, row.metric, row.client, row.column, row.value
+
+
 def current_table(
     board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
@@ -493,10 +499,11 @@ def events_of(
         num_updates = None
         if fault in (NOT_FINITE, LARGE):
             num_updates = int(state.updates_received[client])
-        copies = []
+        clients_with_copies = []
         if fault == COPY:
-            copies = [member for member in group_of_client.get(client, ()) if member != client]
-        events.append(Event(**incident, of=num_updates, others=copies))
+            copied_group = group_of_client.get(client, ())
+            clients_with_copies = [member for member in copied_group if member != client]
+        events.append(Event(**incident, of=num_updates, others=clients_with_copies))
     return events
 
 

@@ -27,19 +27,18 @@ def check_checkpoint(
 ) -> None:
     """Check that the trainer can use a checkpoint that was read from ``path``. ``check`` checks the loop's state,
     stored under ``key``."""
+    loop_state = dict(checkpoint.get("callbacks", {})).get(key)
+    data = getattr(trainer, "datamodule", None)
     if trainer.state.fn == "fit":
-        if not isinstance(dict(checkpoint.get("callbacks", {})).get(key), dict):
+        if not isinstance(loop_state, dict):
             raise ConfigurationError(
                 f"{path} holds weights only, or was not saved by a {key}: it can be tested, not resumed. Name another, "
                 "or start a new run without ckpt_path."
             )
-        check(checkpoint["callbacks"][key], trainer.max_epochs)
-    # mypy: set by Lightning's connectors
-    elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
-        state = checkpoint.get("callbacks", {}).get(key, {})
-        # mypy: set by Lightning's connectors
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        if "identity" in state and state["identity"]["samples"] != sample_hashes(data):
+        check(loop_state, trainer.max_epochs)
+    elif trainer.state.fn == "validate" and isinstance(data, FederatedDataModule):
+        saved_identity = (loop_state or {}).get("identity")
+        if saved_identity is not None and saved_identity["samples"] != sample_hashes(data):
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
                 "the samples that it is validated on.",
@@ -60,7 +59,7 @@ def check_state(
         readable=READABLE_CHECKPOINTS,
         written_by=state.get("versions", {}).get("flsv", state.get("version")),
     )
-    with complete():
+    with refuse_incomplete():
         versions = state["versions"]
         saved_identity = Identity(**state["identity"])
         saved_seed = state["seed"]
@@ -91,7 +90,7 @@ def check_state(
 
 
 @contextmanager
-def complete() -> Iterator[None]:
+def refuse_incomplete() -> Iterator[None]:
     """Convert a KeyError within this context into a ConfigurationError about an incomplete checkpoint."""
     try:
         yield

@@ -117,7 +117,9 @@ class FederationRun:
         """Make the coalition games in which metrics evaluate models, and try their evaluators."""
         measures = dict(self.metrics.performances)
         for role, strategy in self.config.strategies.items():
-            if any(VOCABULARY[name].plays for name in reads_of(strategy)):
+            # A strategy that reads utilities of coalitions plays their game.
+            plays_game = any(VOCABULARY[name].plays for name in reads_of(strategy))
+            if plays_game:
                 measure = attribute_of(strategy, "measured_by", "accuracy")
                 measures[f"{role} {strategy!r}"] = measure
 
@@ -253,10 +255,10 @@ class FederationRun:
                 state.trained[client] = model.clone()
 
         num_rounds = state.round_index + 1
-        is_last = num_rounds == self.rounds or bool(self.spent())
+        is_last_round = num_rounds == self.rounds or bool(self.spent())
         self.evaluated = False
         if evaluation.every > 0:
-            self.evaluated = is_last or num_rounds % evaluation.every == 0
+            self.evaluated = is_last_round or num_rounds % evaluation.every == 0
         if self.evaluated:
             state.client_scores = self.engine.own_scores(self._instruct)
 
@@ -264,7 +266,7 @@ class FederationRun:
         """Evaluate clients' own models after the run's last round, unless the round has done so. Return whether they
         are evaluated now.
         """
-        is_due = self.config.evaluation.every and self.engine.begun and not self.evaluated
+        is_due = self.config.evaluation.every and self.engine.has_begun and not self.evaluated
         if not is_due or not self.state.round_index:
             return False
 
@@ -329,7 +331,7 @@ class RunState:
         if engine is not None:
             configured_options = engine.options.configured_options
             shared = engine.space.described()
-            if engine.begun:
+            if engine.has_begun:
                 clients = engine.kept()
                 buffers = engine.local_training.state.buffers()
         return {
@@ -363,19 +365,18 @@ class RunState:
         if self.csv is None or checkpoint is None:
             return
         run_folder = Path(checkpoint).resolve().parent.parent
-        beside = run_folder / CONTRIBUTIONS
-        recorded = Path(self.csv)
-        for table in (beside, recorded):
-            is_readable = table.is_file() and self._is_of_this_run(table.parent, seed)
-            if is_readable:
+        moved_table = run_folder / CONTRIBUTIONS  # the run's folder may have been moved
+        recorded_table = Path(self.csv)
+        for table in (moved_table, recorded_table):
+            if table.is_file() and self._is_of_this_run(table.parent, seed):
                 self.csv = str(table)
                 return
-        if beside.is_file():
+        if moved_table.is_file():
             raise ConfigurationError(
                 f"{run_folder} holds another run than the one that saved {checkpoint}. Move the checkpoint into a "
                 "folder of its own, or resume this run's own checkpoint."
             )
-        self.csv = str(beside)
+        self.csv = str(moved_table)
 
     def _is_of_this_run(self, folder: Path, seed: int) -> bool:
         if not (folder / RECORD).is_file():

@@ -106,7 +106,7 @@ class Cohort:
         origins = [origin for origin in self.starts if origin is not None]
         if not self.updates or len(origins) < len(self.updates):
             return None
-        matrix = ClientMatrix(self.matrix, origins).until(self.num_parameters)
+        matrix = ClientMatrix(self.matrix, origins).first_columns(self.num_parameters)
         return matrix.gram().cpu()
 
     def keep(self, mask: Tensor) -> Cohort:

@@ -370,7 +370,7 @@ class CopyFilter(UpdateFilter):
         if model is not None and previous_model is not None:
             num_parameters = cohort.num_parameters
             step = (model - previous_model.to(model))[:num_parameters]
-            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).until(num_parameters)
+            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).first_columns(num_parameters)
             similarity = last_step_similarity(
                 gram,
                 products=updates.dot(step).cpu(),

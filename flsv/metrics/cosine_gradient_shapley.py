@@ -18,7 +18,7 @@ from flsv.utilities.declared import Momentum, Positive
 
 def parameters_of(round: Round) -> ClientMatrix:
     """Return the round's updates ``[k, P]`` without buffers."""
-    return round.matrix.until(round.space.num_parameters)
+    return round.matrix.first_columns(round.space.num_parameters)
 
 
 def cosines_with_sum(

@@ -109,12 +109,12 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 def _check_splits(data: FederatedDataModule, config: FederationConfig) -> None:
     """Check that clients have the test samples on which their own models are evaluated."""
-    every = config.evaluation.every
-    empty = _clients_without(data, "test")
-    if every and empty:
+    interval = config.evaluation.every
+    clients_without_test = _clients_without(data, "test")
+    if interval and clients_without_test:
         raise ConfigurationError(
-            f"ClientEvaluation(every={every}) needs a test split at every client; "
-            f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
+            f"ClientEvaluation(every={interval}) needs a test split at every client; clients {clients_without_test} "
+            "have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
         )
 
 
@@ -169,20 +169,20 @@ def _needs_validation(part: Any) -> bool:
 def _name_parts(
     metrics: ContributionMetrics,
     config: FederationConfig,
-    is_concerned: Callable[[Any], bool],
+    applies_to: Callable[[Any], bool],
 ) -> str:
-    """Name the metrics, strategies and filters for which ``is_concerned`` is true. Empty if there are none."""
-    words = []
-    names = [name for name, metric in metrics.metrics.items() if is_concerned(metric)]
-    if names:
-        words.append(f"metrics {names}")
+    """Name the metrics, strategies and filters for which ``applies_to`` is true. Empty if there are none."""
+    descriptions = []
+    metric_names = [name for name, metric in metrics.metrics.items() if applies_to(metric)]
+    if metric_names:
+        descriptions.append(f"metrics {metric_names}")
     for role, strategy in config.strategies.items():
-        if is_concerned(strategy):
-            words.append(f"{role} {strategy!r}")
+        if applies_to(strategy):
+            descriptions.append(f"{role} {strategy!r}")
     for update_filter in config.filters:
-        if is_concerned(update_filter):
-            words.append(f"filter {update_filter!r}")
-    return " and ".join(words)
+        if applies_to(update_filter):
+            descriptions.append(f"filter {update_filter!r}")
+    return " and ".join(descriptions)
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
@@ -190,21 +190,24 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    names_by_logs = [name for name, measure in measures.items() if is_logged(measure)]
-    names_by_forward = [name for name in measures if name not in names_by_logs]
+    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
+    metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
-    remedy = (
+    alternative = (
         "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
     )
-    if names_by_logs and not is_overridden("validation_step", module, L.LightningModule):
+    has_validation_step = is_overridden("validation_step", module, L.LightningModule)
+    if metrics_of_logs and not has_validation_step:
         raise ConfigurationError(
-            f"metrics {names_by_logs} ask for what {type(module).__name__} logs in validation_step, which is not "
-            f"defined. Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. {remedy}"
+            f"metrics {metrics_of_logs} ask for what {type(module).__name__} logs in validation_step, which is not "
+            "defined. Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. "
+            f"{alternative}"
         )
-    if names_by_forward and not is_overridden("forward", module, L.LightningModule):
+    has_forward = is_overridden("forward", module, L.LightningModule)
+    if metrics_of_forward and not has_forward:
         raise ConfigurationError(
-            f"metrics {names_by_forward} call {type(module).__name__}.forward(x), which is not defined. Let it return "
-            f"the logits [B, M], or name what validation_step logs as performance, with a mode. {remedy}"
+            f"metrics {metrics_of_forward} call {type(module).__name__}.forward(x), which is not defined. Let it "
+            f"return the logits [B, M], or name what validation_step logs as performance, with a mode. {alternative}"
         )
 
 
@@ -395,10 +398,10 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
     _check_averaging([callback for callback in callbacks if isinstance(callback, WeightAveraging)])
 
     finetuning = [callback for callback in callbacks if isinstance(callback, BaseFinetuning)]
-    if finetuning:
-        reordered = [callback for callback in callbacks if callback not in finetuning]
-        behind_loop = reordered.index(loop) + 1
-        reordered[behind_loop:behind_loop] = finetuning
+    if finetuning:  # these have to run directly after the loop
+        other_callbacks = [callback for callback in callbacks if callback not in finetuning]
+        position = other_callbacks.index(loop) + 1
+        reordered = other_callbacks[:position] + finetuning + other_callbacks[position:]
         # mypy: set by Lightning's connectors
         trainer.callbacks = reordered  # type: ignore[attr-defined]
 

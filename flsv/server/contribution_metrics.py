@@ -194,11 +194,11 @@ class ContributionMetrics:
         round: Round,
         stage: Stage,
     ) -> None:
-        known_round = read_by(metric, f"metric {name!r}", round, stage)
+        round_view = read_by(metric, f"metric {name!r}", round, stage)
         arguments = {}
         for argument, field in self.fields[name].items():
             if callable(field):
-                arguments[argument] = field(known_round)
+                arguments[argument] = field(round_view)
             else:
                 arguments[argument] = round.get(field)
         metric.update(**arguments)

@@ -91,15 +91,15 @@ class RoundServer:
     ) -> dict[int, Instruction]:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         instructions = {}
-        known_state = state.for_strategies()
+        visible_state = state.for_strategies()
         for client in clients:
-            initial_model: Tensor | None = known_state.model()
+            initial_model: Tensor | None = visible_state.model()
             if self.personalizer is not None:
-                initial_model = self.personalizer.start(client, known_state)
+                initial_model = self.personalizer.start(client, visible_state)
 
             tensors: dict[str, Tensor] = {}
             for strategy in self.strategies:
-                tensors |= strategy.send(client, initial_model, known_state)
+                tensors |= strategy.send(client, initial_model, visible_state)
 
             instructions[client] = Instruction(
                 state.round_index,
@@ -165,9 +165,9 @@ class RoundServer:
         )
         norms = cohort.norms.tolist()
         self.norms = dict(zip(cohort.ids, norms))
-        cohort = self._filtered(cohort)
+        cohort = self._apply_filters(cohort)
         updates = cohort.updates
-        starts, silent = self._starts(cohort, instructions, clients)
+        starts, silent = self._find_initial_models(cohort, instructions, clients)
         return Round(
             round_index=state.round_index,
             client_ids=from_host(cohort.ids, model.device),
@@ -197,9 +197,9 @@ class RoundServer:
         for name, value in update.reports.items():
             send(name, value)
 
-    def _filtered(self, cohort: Cohort) -> Cohort:
+    def _apply_filters(self, cohort: Cohort) -> Cohort:
         """Apply the filters one after the other, and issue their warnings."""
-        was_sent = bool(cohort.updates)
+        had_updates = bool(cohort.updates)
         for update_filter in self.filters:
             cohort = update_filter.apply(cohort)
             if not cohort.updates:
@@ -208,15 +208,15 @@ class RoundServer:
         if cohort.warnings:
             warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
-            excluded = ", or one that is far too large" if was_sent else ""
+            or_too_large = ", or one that is far too large" if had_updates else ""
             hints = [update_filter.hint() for update_filter in self.filters]
             raise NoModel(
                 f"round {cohort.round_index + 1}: every client of the cohort returned a model with NaN or infinite "
-                f"entries{excluded}. {' '.join(filter(None, hints))}"
+                f"entries{or_too_large}. {' '.join(filter(None, hints))}"
             )
         return cohort
 
-    def _starts(
+    def _find_initial_models(
         self,
         cohort: Cohort,
         instructions: Mapping[int, Instruction],
@@ -225,41 +225,40 @@ class RoundServer:
         """Return each client's initial model ``[P]``, or the client if it is asked when a strategy needs it. Return
         also the ids of clients that were asked and did not answer, whose updates then are 0.
         """
-        starts: list[Start] = []
+        models_or_clients: list[Start] = []
         for update in cohort.updates:
             initial_model = instructions[update.client_id].start
             if initial_model is None and self.personalizer is not None:
                 initial_model = self.personalizer.started(update)
             if initial_model is None:
-                starts.append(clients[update.client_id])
+                models_or_clients.append(clients[update.client_id])
             else:
-                starts.append(initial_model)
+                models_or_clients.append(initial_model)
 
-        is_personalized_alone = self.personalizer is not None and not self.personalizer.collaborates
-        if is_personalized_alone:
-            # Only this server asks: in the method nobody sends an initial model.
+        if self.personalizer is not None and not self.personalizer.collaborates:
+            # Only this server asks. In the method itself nobody sends a model: the messages do not count.
             with self.channel.uncounted():
-                return self._models_of_starts(starts, cohort)
+                return self._ask_for_models(models_or_clients, cohort)
         if self.metrics.start_metrics:
-            # Before any metric is updated, since a client that does not answer is left out of all of them.
-            return self._models_of_starts(starts, cohort)
-        return starts, []
+            # Asked before any metric is updated: a client that does not answer is left out of all metrics.
+            return self._ask_for_models(models_or_clients, cohort)
+        return models_or_clients, []
 
-    def _models_of_starts(
+    def _ask_for_models(
         self,
-        starts: Sequence[Start],
+        models_or_clients: Sequence[Start],
         cohort: Cohort,
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
-        silent: list[int] = []
-        answers = asked_starts(starts)
-        for client, vector, answer in zip(cohort.ids, cohort.matrix, answers):
-            if answer is None:
-                silent.append(client)
-                initial_models.append(vector)
+        silent_clients: list[int] = []
+        answers = asked_starts(models_or_clients)
+        for client, trained_model, initial_model in zip(cohort.ids, cohort.matrix, answers):
+            if initial_model is None:
+                silent_clients.append(client)
+                initial_models.append(trained_model)
             else:
-                initial_models.append(answer.to(vector))
-        return initial_models, silent
+                initial_models.append(initial_model.to(trained_model))
+        return initial_models, silent_clients
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.
@@ -281,7 +280,7 @@ class RoundServer:
         if self.games is not None:
             self.games.begin(round.measured())
         self._measure(round, "training")
-        vector, weights = self._aggregated(round)
+        vector, weights = self._aggregate(round)
         # One wait for both: the state keeps the weights on the host.
         vector_sum = copied([vector.sum(), weights])[0]
         is_finite = bool(vector_sum.isfinite()) or all_finite(vector)
@@ -293,12 +292,12 @@ class RoundServer:
         round = round.aggregated(vector, weights)
         if is_finite:
             self._measure(round, "aggregation")
-        round = self._personalized(round, state)
+        round = self._personalize(round, state)
         self._measure(round, "personalization")
         for strategy in self.strategies:
-            known_round = self._read_by(strategy, round, "personalization")
-            strategy.end_round(known_round)
-            trained = strategy.coalition_models(known_round)
+            round_view = self._round_view(strategy, round, "personalization")
+            strategy.end_round(round_view)
+            trained = strategy.coalition_models(round_view)
             if trained is not None:
                 round = round.with_coalitions(trained)
         self._measure(round, "exchange")
@@ -309,11 +308,11 @@ class RoundServer:
     def _measure(self, round: Round, stage: Stage) -> None:
         self.metrics.update(round.measured(), stage)
 
-    def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
+    def _aggregate(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]``, and the clients' weights in it, ``[k]``."""
-        known_round = self._read_by(self.aggregator, round, "training")
+        round_view = self._round_view(self.aggregator, round, "training")
         contributions = self.metrics.with_priors()
-        vector, weights = self.aggregator.aggregate(known_round, contributions)
+        vector, weights = self.aggregator.aggregate(round_view, contributions)
         server_lr = self.aggregator.server_lr
         if server_lr == 1:
             return vector, weights
@@ -330,7 +329,7 @@ class RoundServer:
             raise NoModel(f"{fault}, for the second time running.")
         warnings.warn(f"{fault}. The model stays that of the round before.", stacklevel=3)
 
-    def _personalized(
+    def _personalize(
         self,
         round: Round,
         state: FederationState,
@@ -338,20 +337,22 @@ class RoundServer:
         """Store the clients' next initial models in ``state``, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
-        known_round = self._read_by(self.personalizer, round, "aggregation")
+        round_view = self._round_view(self.personalizer, round, "aggregation")
         contributions = self.metrics.with_priors()
-        result = self.personalizer.personalize(known_round, contributions, state.starts)
-        if not isinstance(result, Personalized):
-            result = Personalized(result)
+        personalized = self.personalizer.personalize(round_view, contributions, state.starts)
+        if not isinstance(personalized, Personalized):
+            personalized = Personalized(personalized)
 
-        for client, model in result.starts.items():
-            model = model.detach()
-            if model._is_view():  # it would keep, and save, the whole tensor that it is a view of
-                model = model.clone()
-            state.starts[client] = model
-        return round.personalized(result.peer_values)
+        for client, initial_model in personalized.starts.items():
+            initial_model = initial_model.detach()
+            if (
+                initial_model._is_view()
+            ):  # it would keep, and save, the whole tensor that it is a view of
+                initial_model = initial_model.clone()
+            state.starts[client] = initial_model
+        return round.personalized(personalized.peer_values)
 
-    def _read_by(
+    def _round_view(
         self,
         strategy: Strategy,
         round: Round,
@@ -370,11 +371,11 @@ def _stacked_reports(
     reports = {}
     for name in updates[0].reports:
         values = [update.reports[name] for update in updates]
-        reports[name] = _stacked(values).to(device)
+        reports[name] = _stack_padded(values).to(device)
     return reports
 
 
-def _stacked(reports: Sequence[Tensor]) -> Tensor:
+def _stack_padded(reports: Sequence[Tensor]) -> Tensor:
     """Stack the clients' reports to ``[k, ...]``, padded with NaN where one is shorter."""
     lengths = [len(report) for report in reports if report.ndim]
     longest = max(lengths, default=0)
