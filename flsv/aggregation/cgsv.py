@@ -55,20 +55,20 @@ class CGSV(Aggregator):
         self.scale = scale
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        reputation = cohort_reputation(
+        merits = cohort_reputation(
             reputation=contributions.get(self.metric),
             client_ids=round.client_ids,
             num_samples=round.num_samples,
         )
-        return reputation / reputation.sum()
+        return merits / merits.sum()
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
         vector = round.combine(weights)  # for the buffers
         num_parameters = round.space.num_parameters
-        lengths = round.matrix.norms(num_parameters) + EPSILON
-        scaled_weights = self.scale * weights.double()
-        step = round.matrix.combine(scaled_weights / lengths, num_parameters)
-        parameters = round.global_vector[:num_parameters]
-        vector[:num_parameters] = parameters + step
+        # Updates are scaled to one length.
+        norms = round.matrix.norms(num_parameters) + EPSILON
+        factors = self.scale * weights.double() / norms
+        step = round.matrix.combine(factors, num_parameters)
+        vector[:num_parameters] = round.global_vector[:num_parameters] + step
         return vector, weights

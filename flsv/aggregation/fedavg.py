@@ -36,9 +36,7 @@ class FedAvg(Aggregator):
         self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        samples = round.num_samples.double()
-        return (
-            samples / samples.sum()
-            if self.weighting == "samples"
-            else torch.full_like(samples, 1 / len(samples))
-        )
+        num_samples = round.num_samples.double()
+        if self.weighting == "samples":
+            return num_samples / num_samples.sum()
+        return torch.full_like(num_samples, 1 / len(num_samples))

@@ -69,14 +69,14 @@ class ServerOptimizer(FedAvg):
         num_parameters = round.space.num_parameters
         # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
         # FedAvg.
-        starts = [round.global_vector] * len(round)
-        moves = ClientMatrix(round.client_vectors, starts)
+        initial_models = [round.global_vector] * len(round)
+        updates = ClientMatrix(round.client_vectors, initial_models)
 
-        # The step is taken in place.
-        parameters = vector[:num_parameters].copy_(round.global_vector[:num_parameters])
-        point = torch.nn.Parameter(parameters)
-        point.grad = moves.combine(weights, num_parameters).neg_()
-        optimizer = self.optimizer([point])
+        # The optimizer steps in place: this parameter shares the memory of `vector`.
+        vector[:num_parameters] = round.global_vector[:num_parameters]
+        parameter = torch.nn.Parameter(vector[:num_parameters])
+        parameter.grad = updates.combine(weights, num_parameters).neg_()
+        optimizer = self.optimizer([parameter])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.
         moments = deepcopy(self._moments)
@@ -230,13 +230,17 @@ class AdaptiveServer(Optimizer):
         # In pieces, so that intermediate results do not need the memory of a model.
         tensors = (parameter, gradient, state["m"], state["v"])
         pieces = [torch.atleast_1d(tensor).split(PIECE) for tensor in tensors]
-        for point, slope, m, v in zip(*pieces):
-            square = slope.square()
-            m.lerp_(-slope, 1 - group["beta1"])
+        for x, g, m, v in zip(*pieces):
+            # m <- beta1 m - (1 - beta1) g
+            m.lerp_(-g, 1 - group["beta1"])
+            square = g.square()
             if group["rule"] == "adam":
+                # v <- beta2 v + (1 - beta2) g^2
                 v.lerp_(square, 1 - group["beta2"])
             else:
-                direction = (v - square).sign_()
-                v.addcmul_(square, direction, value=group["beta2"] - 1)
-            deviation = v.sqrt().add_(group["tau"])
-            point.addcdiv_(m, deviation, value=group["lr"])
+                # v <- v - (1 - beta2) g^2 sign(v - g^2)
+                sign = (v - square).sign_()
+                v.addcmul_(square, sign, value=group["beta2"] - 1)
+            # x <- x + lr m / (sqrt(v) + tau)
+            divisor = v.sqrt().add_(group["tau"])
+            x.addcdiv_(m, divisor, value=group["lr"])

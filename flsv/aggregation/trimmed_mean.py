@@ -54,7 +54,7 @@ class TrimmedMean(Aggregator):
 
     def begin(self, federation: FederationInfo) -> None:
         clients = federation.num_clients
-        if self.trim > 0 and not self._cut(clients):
+        if self.trim > 0 and not self._num_trimmed(clients):
             advice = "It takes 3 clients"
             if clients > 2:
                 advice = f"The least trim that does is {rounded_up(1 / clients)}"
@@ -62,7 +62,7 @@ class TrimmedMean(Aggregator):
                 f"{self!r} leaves out nobody of {clients} clients. {advice}; 0 is the plain mean."
             )
 
-    def _cut(self, clients: int) -> int:
+    def _num_trimmed(self, clients: int) -> int:
         return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
@@ -78,8 +78,8 @@ class TrimmedMean(Aggregator):
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
         clients = len(round)
-        cut = self._cut(clients)
-        if self.trim > 0 and not cut:
+        num_trimmed = self._num_trimmed(clients)  # on each side
+        if self.trim > 0 and not num_trimmed:
             warnings.warn(
                 f"in round {round.round_index + 1} {self!r} is the plain mean: of {clients} clients none is left out. "
                 f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
@@ -89,9 +89,10 @@ class TrimmedMean(Aggregator):
         num_parameters = round.space.num_parameters
         trimmed = rows.new_empty(num_parameters)
         counts = rows.new_zeros(clients, dtype=torch.float64)
+        middle = slice(num_trimmed, clients - num_trimmed)
         for block in round.matrix.blocks(num_parameters):
             values, order = rows[:, block].sort(dim=0, stable=True)
-            trimmed[block] = values[cut : clients - cut].mean(0)
-            averaged_clients = order[cut : clients - cut].flatten()
+            trimmed[block] = values[middle].mean(0)
+            averaged_clients = order[middle].flatten()
             counts += torch.bincount(averaged_clients, minlength=clients)
         return trimmed, counts / counts.sum()

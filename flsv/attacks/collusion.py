@@ -93,9 +93,10 @@ class Collusion(ClientChoice, JointUpload):
             visible_updates, colluders=len(rows), cohort=len(cohort), generator=generator
         )
 
-        one_for_all, one_for_each = updates.shape[1:], updates[rows].shape
-        if false_updates.shape not in (one_for_all, one_for_each):
-            expected = f"{list(one_for_all)} or {list(one_for_each)}"
+        shape_of_common = updates.shape[1:]
+        shape_of_separate = updates[rows].shape
+        if false_updates.shape not in (shape_of_common, shape_of_separate):
+            expected = f"{list(shape_of_common)} or {list(shape_of_separate)}"
             raise ConfigurationError(
                 f"{self!r} made {list(false_updates.shape)}; expected {expected}."
             )
@@ -149,10 +150,10 @@ class InnerProductManipulation(Collusion):
         cohort: int,
         generator: torch.Generator,
     ) -> Tensor:
-        visible = updates.double()
-        mean = visible.mean(0)
-        lengths = torch.linalg.vector_norm(visible, dim=1)
-        length = -self.length * lengths.quantile(0.5)
+        visible_updates = updates.double()
+        mean = visible_updates.mean(0)
+        norms = torch.linalg.vector_norm(visible_updates, dim=1)
+        norm = self.length * norms.quantile(0.5)
         tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
-        factor = length / mean.norm().clamp_min(tiny)
-        return (mean * factor).to(updates)
+        factor = norm / mean.norm().clamp_min(tiny)
+        return (-factor * mean).to(updates)

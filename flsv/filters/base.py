@@ -95,10 +95,11 @@ class Cohort:
         if self.model is None:
             return torch.cat(to_host(lengths)), 0.0
 
-        origin = self.model.new_zeros(1)
-        model_length = distances(self.model[None, :num_parameters], origin)
-        host_lengths = torch.cat(to_host([*lengths, model_length]))
-        return host_lengths[:-1], host_lengths[-1].item()
+        zero = self.model.new_zeros(1)
+        model_norm = distances(self.model[None, :num_parameters], zero)
+        host_norms = torch.cat(to_host([*lengths, model_norm]))
+        norms, model_norm = host_norms.split([len(self.matrix), 1])
+        return norms, model_norm.item()
 
     @cached_property
     def gram(self) -> Tensor | None:

@@ -98,18 +98,18 @@ class NormCap(UpdateFilter):
             )
 
     def apply(self, cohort: Cohort) -> Cohort:
-        origins = [origin for origin in cohort.starts if origin is not None]
-        if len(origins) < len(cohort.updates):
+        initial_models = [model for model in cohort.starts if model is not None]
+        if len(initial_models) < len(cohort.updates):
             raise RuntimeError(
                 "updates have a known length only if the server knows all start points."
             )
-        origin = cohort.common_start
-        if origin is None:
-            origin = torch.stack(origins)
+        origins = cohort.common_start  # [P] of all clients, or [k, P]
+        if origins is None:
+            origins = torch.stack(initial_models)
         num_parameters = cohort.num_parameters
-        norms = distances(cohort.matrix[:, :num_parameters], origin[..., :num_parameters])
+        norms = distances(cohort.matrix[:, :num_parameters], origins[..., :num_parameters])
         factors = length_factors(norms, self.cap)
-        matrix = scale_updates(cohort.matrix, origin, factors, num_parameters)
+        matrix = scale_updates(cohort.matrix, origins, factors, num_parameters)
         return replace(cohort, matrix=matrix)
 
 

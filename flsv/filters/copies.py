@@ -86,11 +86,11 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     pairs_in_groups = torch.zeros_like(pairs)
     for group in groups_of(pairs):
         rows = torch.tensor(group)
-        square = rows[:, None], rows
-        pairs_of_group = pairs[square]
+        group_pairs = rows[:, None], rows
         num_pairs = len(group) * (len(group) - 1)
-        all_are_similar = int(pairs_of_group.sum()) == num_pairs
-        pairs_in_groups[square] = pairs_of_group & all_are_similar
+        all_are_similar = int(pairs[group_pairs].sum()) == num_pairs
+        if all_are_similar:
+            pairs_in_groups[group_pairs] = pairs[group_pairs]
     return pairs_in_groups
 
 
@@ -126,9 +126,9 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
         if len(group) > k / 2:
             continue
         outsiders = [row for row in range(k) if row not in group]
-        within = values[group][:, group].min()
-        outwards = values[group][:, outsiders].max()
-        if within - outwards >= gap:
+        lowest_inside = values[group][:, group].min()
+        highest_outside = values[group][:, outsiders].max()
+        if lowest_inside - highest_outside >= gap:
             rows = torch.tensor(group)
             is_isolated[rows[:, None], rows] = True
     return is_isolated.fill_diagonal_(False)
@@ -140,10 +140,11 @@ def _clusters(similar: Tensor) -> list[list[int]]:
     k = len(similar)
     distances = 1 - (similar + similar.T) / 2
     condensed = squareform(distances.clamp_min(0).numpy(), checks=False)
-    joined_pairs = linkage(condensed, "single")[:, :2]
+    steps = linkage(condensed, "single")
+    joined_pairs = steps[:, :2].astype(int).tolist()
     clusters = [[row] for row in range(k)]  # then one more with each step
-    for cluster, cluster2 in joined_pairs.astype(int).tolist():
-        clusters.append(clusters[cluster] + clusters[cluster2])
+    for cluster, other_cluster in joined_pairs:
+        clusters.append(clusters[cluster] + clusters[other_cluster])
     return clusters[k:]
 
 
@@ -196,17 +197,19 @@ def _similarity_to_step(
     weights: Tensor,
 ) -> Tensor:
     """Compute the updates' cosines ``[k]`` with the step, the last row, without the mean direction by ``weights``."""
+    # The mean direction of k updates and the step: the step counts as one of k + 1.
     k = len(weights)
     num_updates = is_valid[:k].sum()
     share_of_updates = num_updates / (1 + num_updates)
     shares = weights / weights.sum().clamp_min(1e-300)
     share_of_step = (1 - share_of_updates)[None]
-    center = torch.cat([shares * share_of_updates, share_of_step])
+    mean_weights = torch.cat([shares * share_of_updates, share_of_step])  # [k + 1]
 
-    identity = torch.eye(k + 1).double()
-    centering = identity - center
+    # Inner products of the directions without their mean, [k + 1, k + 1].
+    centering = torch.eye(k + 1).double() - mean_weights
     products = centering @ cosines @ centering.T
     lengths = products.diagonal().clamp_min(0).sqrt()
+
     products_of_lengths = lengths[:k] * lengths[k]
     both_valid = is_valid[:k] & is_valid[k]
     has_length = both_valid & (products_of_lengths > 1e-12)
@@ -215,6 +218,10 @@ def _similarity_to_step(
 
 
 ECHOING = "echo"
+Similarity = Annotated[float, Gt(0), Le(1)]
+SimilarityGap = Annotated[float, Gt(0), Le(2)]
+#: The numbers that CopyFilter stores for each pair.
+_NUM_STATISTICS = 4
 
 
 class CopyFilter(UpdateFilter):
@@ -265,41 +272,41 @@ class CopyFilter(UpdateFilter):
 
     def __init__(
         self,
-        threshold: Annotated[float, Gt(0), Le(1)] | None = ALIKE,
-        gap: Annotated[float, Gt(0), Le(2)] | None = GAP,
-        echo: Annotated[float, Gt(0), Le(1)] | None = ECHO,
+        threshold: Similarity | None = ALIKE,
+        gap: SimilarityGap | None = GAP,
+        echo: Similarity | None = ECHO,
     ) -> None:
         self.threshold = threshold
         self.gap = gap
         self.echo = echo
         # [4, n, n]: for each pair of clients the sum of its similarities, the number of common rounds, the number of
         # rounds with a high similarity, and whether the two were ever found to be copies.
-        self._pairs = torch.zeros(4, 0, 0, dtype=torch.float64)
+        self._pairs = torch.zeros(_NUM_STATISTICS, 0, 0, dtype=torch.float64)
         # [4, n]: the same four numbers for each client and the server's last step. _start is the last round's model.
-        self._echoes = torch.zeros(4, 0, dtype=torch.float64)
+        self._echoes = torch.zeros(_NUM_STATISTICS, 0, dtype=torch.float64)
         self._start: Tensor | None = None
 
     def begin(self, federation: FederationInfo) -> None:
-        self._pairs, self._echoes, self._start = (
-            self._pairs.new_zeros(4, 0, 0),
-            self._echoes.new_zeros(4, 0),
-            None,
-        )
+        self._pairs = self._pairs.new_zeros(_NUM_STATISTICS, 0, 0)
+        self._echoes = self._echoes.new_zeros(_NUM_STATISTICS, 0)
+        self._start = None
         super().begin(federation)
 
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         self._pairs = self._pairs.cpu()
         self._echoes = self._echoes.cpu()
+        num_clients = federation.num_clients
         if not self._pairs.numel():
-            self._pairs = self._pairs.new_zeros(4, federation.num_clients, federation.num_clients)
+            self._pairs = self._pairs.new_zeros(_NUM_STATISTICS, num_clients, num_clients)
         if not self._echoes.numel():
-            self._echoes = self._echoes.new_zeros(4, federation.num_clients)
+            self._echoes = self._echoes.new_zeros(_NUM_STATISTICS, num_clients)
 
     @property
     def groups(self) -> list[list[int]]:
         """List groups of clients that were found to be copies of each other, ascending."""
-        groups = groups_of(self._pairs[3] > 0)
+        _, _, _, is_copy = self._pairs
+        groups = groups_of(is_copy > 0)
         clients_in_groups: set[int] = set().union(*groups)
         for client in self._echoing_clients():
             if client not in clients_in_groups:
@@ -307,46 +314,41 @@ class CopyFilter(UpdateFilter):
         return sorted(groups)
 
     def _echoing_clients(self) -> list[int]:
-        is_echoing = self._echoes[3] > 0
+        _, _, _, is_echoing = self._echoes
         return is_echoing.nonzero().flatten().tolist()
 
     def apply(self, cohort: Cohort) -> Cohort:
         if cohort.gram is None:
             return cohort
         ids = torch.tensor(cohort.ids, dtype=torch.long)
-        similar = self._compare(ids, cohort.gram)
-        similar_to_step = self._compare_step(ids, cohort, cohort.gram)
+        similarity = self._compare(ids, cohort.gram)  # [n, n]
+        similarity_to_step = self._compare_step(ids, cohort, cohort.gram)  # [n]
 
         sentences = []
         for group in self.groups:
             members = [client for client in group if client in cohort.ids]
             if len(members) > 1 and self.notices.is_first(COPY, members):
-                of_pairs = similar[members][:, members]
-                of_pairs = of_pairs.fill_diagonal_(-1)
-                sentence = self._sentence(COPY, members, of_pairs, cohort)
-                sentences.append(sentence)
+                similarity_of_pairs = similarity[members][:, members].fill_diagonal_(-1)
+                highest = similarity_of_pairs.max().item()
+                sentences.append(self._sentence(COPY, members, highest, cohort))
 
-        echoing_clients = self._echoing_clients()
-        members = [client for client in echoing_clients if client in cohort.ids]
-        if members and self.notices.is_first(ECHOING, members):
-            to_step = similar_to_step[members]
-            sentence = self._sentence(ECHOING, members, to_step, cohort)
-            sentences.append(sentence)
+        echoing_clients = [client for client in self._echoing_clients() if client in cohort.ids]
+        if echoing_clients and self.notices.is_first(ECHOING, echoing_clients):
+            highest = similarity_to_step[echoing_clients].max().item()
+            sentences.append(self._sentence(ECHOING, echoing_clients, highest, cohort))
         return cohort.warn(*sentences)
 
     def _sentence(
         self,
         fault: str,
-        members: Sequence[int],
-        similar: Tensor,
+        clients: Sequence[int],
+        similarity: float,
         cohort: Cohort,
     ) -> str:
-        """Describe the fault of some clients, with the largest of their similarities."""
-        highest = similar.max().item()
         return (
-            f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
-            f"{highest:.2f}): still aggregated and measured. Look into it before you pay "
-            "anything; the report names these clients beside their amounts."
+            f"{self.notices.describe_fault(fault, clients)}, up to round {cohort.round_index + 1} (similarity "
+            f"{similarity:.2f}): still aggregated and measured. Look into it before you pay anything; the report names "
+            "these clients beside their amounts."
         )
 
     def _compare_step(
@@ -370,7 +372,8 @@ class CopyFilter(UpdateFilter):
         if model is not None and previous_model is not None:
             num_parameters = cohort.num_parameters
             step = (model - previous_model.to(model))[:num_parameters]
-            updates = ClientMatrix(cohort.matrix, [model] * len(ids)).first_columns(num_parameters)
+            initial_models = [model] * len(ids)
+            updates = ClientMatrix(cohort.matrix, initial_models).first_columns(num_parameters)
             similarity = last_step_similarity(
                 gram,
                 products=updates.dot(step).cpu(),
@@ -391,25 +394,27 @@ class CopyFilter(UpdateFilter):
 
     def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:
         """Add the similarities of a round's clients ``ids``. Return each pair's mean ``[n, n]``."""
-        total, num_rounds, num_high, is_copy = self._pairs
-        pairs = ids[:, None], ids
-        similar = torch.zeros_like(total)
+        total, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
+        cohort_pairs = ids[:, None], ids
+        mean_similarity = torch.zeros_like(total)  # 0 for clients outside the cohort
         if len(ids) > 2:  # two clients do not show a common direction
-            values = similarities(gram)
-            is_high = (values >= SPEAKING).double()
-            total = total.index_put(pairs, values, True)
-            num_rounds = num_rounds.index_put(pairs, torch.ones_like(values), True)
-            num_high = num_high.index_put(pairs, is_high, True)
+            similarity = similarities(gram)  # [k, k]
+            ones = torch.ones_like(similarity)
+            is_high = (similarity >= SPEAKING).double()
+            total = total.index_put(cohort_pairs, similarity, accumulate=True)
+            num_rounds = num_rounds.index_put(cohort_pairs, ones, accumulate=True)
+            num_high = num_high.index_put(cohort_pairs, is_high, accumulate=True)
             means = total / num_rounds.clamp_min(1)
-            similar[pairs] = means[pairs]  # of the others 0
+            mean_similarity[cohort_pairs] = means[cohort_pairs]
 
         is_suspicious = torch.zeros_like(total, dtype=torch.bool)
         if self.threshold is not None:
-            is_suspicious |= same_group_pairs(similar, self.threshold)
+            is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
         if self.gap is not None:
-            is_isolated = isolated_groups(similar[pairs], self.gap)
-            is_suspicious[pairs] |= is_isolated & (num_rounds[pairs] == ROUNDS)
+            is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
+            is_early = num_rounds[cohort_pairs] == ROUNDS
+            is_suspicious[cohort_pairs] |= is_isolated & is_early
         is_proven = is_suspicious & (num_high >= ROUNDS)
         is_copy = is_copy.masked_fill(is_proven, 1.0)
         self._pairs = torch.stack([total, num_rounds, num_high, is_copy])
-        return similar
+        return mean_similarity

@@ -88,38 +88,38 @@ class OutlierFilter(UpdateFilter):
             is_outlier_by_step = large_updates(norms_by_step, self.threshold)
             is_large = is_drowning | (is_outlier & is_outlier_by_step)
 
-        is_out = is_large if self.excludes else is_drowning
+        # Where large updates are aggregated, only those that drown all others are left out.
+        is_left_out = is_large if self.excludes else is_drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
-        excluded = ids[is_large & is_out].tolist()
-        unmeasured = ids[is_large & ~is_out].tolist()
+        excluded = ids[is_large & is_left_out].tolist()
+        unmeasured = ids[is_large & ~is_left_out].tolist()
         sentences = [
             *self._judge_broken(cohort),
             *self._judge_large(cohort, excluded, "left out of the round."),
             *self._judge_large(cohort, unmeasured, NOT_MEASURED),
         ]
         cohort = replace(cohort, unmeasured=unmeasured)
-        return cohort.warn(*sentences).keep(~is_out)
+        return cohort.warn(*sentences).keep(~is_left_out)
 
     def _judge_broken(self, cohort: Cohort) -> list[str]:
-        broken, index = cohort.broken, cohort.round_index
-        total = len(broken) + len(cohort.updates)
-        count = index + 1
-        if 2 * len(broken) > total:
+        broken = cohort.broken
+        round_number = cohort.round_index + 1
+        num_clients = len(broken) + len(cohort.updates)
+        if len(broken) > num_clients / 2:
             return [
-                f"in round {count} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
-                f"With so many, the cause is the model that they were sent. {self.hint()}"
+                f"in round {round_number} {len(broken)} of {num_clients} clients {self.faults[NOT_FINITE]}: left out "
+                f"of the round. With so many, the cause is the model that they were sent. {self.hint()}"
             ]
         if not self.notices.is_first(NOT_FINITE, broken):
             return []
-        return [
-            f"{self.notices.describe_fault(NOT_FINITE, broken)} in round {count}: left out of the round. {self.hint()}"
-        ]
+        description = self.notices.describe_fault(NOT_FINITE, broken)
+        return [f"{description} in round {round_number}: left out of the round. {self.hint()}"]
 
     def _judge_large(
         self,
         cohort: Cohort,
         outliers: list[int],
-        what_of_it: str,
+        consequence: str,
     ) -> list[str]:
         if not outliers:
             return []
@@ -132,11 +132,11 @@ class OutlierFilter(UpdateFilter):
             f"{self.notices.describe_fault(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
             f"{median:.3g})"
         )
-        if what_of_it is NOT_MEASURED:
+        if consequence is NOT_MEASURED:
             self._aggregated = description
         if not is_first:
             return []
-        return [f"{description}: {what_of_it}"]
+        return [f"{description}: {consequence}"]
 
     def hint(self) -> str:
         if self._aggregated:
@@ -157,10 +157,10 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
     if len(set(kinds)) < len(kinds):
         raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
     checks_finiteness = [issubclass(kind, OutlierFilter) for kind in kinds]
-    if True in checks_finiteness[1:]:
+    if any(checks_finiteness[1:]):
         raise ConfigurationError(
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
-    if True in checks_finiteness:
+    if any(checks_finiteness):
         return tuple(filters)
     return (OutlierFilter(threshold=None), *filters)

@@ -163,9 +163,10 @@ class UploadKeeper(Personalizer):
         assert round.clients is not None
         ids = on_host(round.client_ids)
         judgements = map_clients(round.clients, judge)
-        for row, (client, (downloads, worth)) in enumerate(zip(ids, judgements)):
-            if worth is not None:
-                values[row, [client, *downloads]] = worth.to(values)
+        for client, row_of_values, judgement in zip(ids, values, judgements):
+            peers, model_values = judgement
+            if model_values is not None:
+                row_of_values[[client, *peers]] = model_values.to(values)
                 continue
             del self._uploads[client]
             if client in previous_uploads:
@@ -196,9 +197,9 @@ def ask_model_values(
 def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:
     """Check that each client has validation samples, on which ``strategy`` evaluates models."""
     has_no_samples = federation.split_sizes["val"] == 0
-    empty = has_no_samples.nonzero().flatten().tolist()
-    if empty:
+    clients_without_val = has_no_samples.nonzero().flatten().tolist()
+    if clients_without_val:
         raise ConfigurationError(
-            f"{strategy!r} evaluates models on every client's own validation samples; clients {empty} have none. Set "
-            "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+            f"{strategy!r} evaluates models on every client's own validation samples; clients {clients_without_val} "
+            "have none. Set FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
         )

@@ -82,11 +82,13 @@ class SparsifiedReward(Personalizer):
         ranks = layer_ranks(update, sizes)
         next_models = {}
         for client in on_host(round.client_ids):
-            is_sent = ranks_below(ranks, sizes, float(shares[client]))
-            model = models.get(client, round.global_vector)
-            vector = round.server_vector.clone()
-            vector[:num_parameters] = model[:num_parameters] + update * is_sent
-            next_models[client] = vector
+            client_model = models.get(client, round.global_vector)
+            mask = largest_entries(ranks, sizes, float(shares[client]))  # [P]
+            sent_update = update * mask
+            # Buffers are the server's.
+            next_model = round.server_vector.clone()
+            next_model[:num_parameters] = client_model[:num_parameters] + sent_update
+            next_models[client] = next_model
         return next_models
 
 
@@ -102,22 +104,22 @@ def layer_ranks(
     return ranks
 
 
-def ranks_below(
+def largest_entries(
     ranks: Sequence[Tensor],
     sizes: Sequence[int],
     share: float,
 ) -> Tensor:
     """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``."""
-    is_below = []
-    for rank, size in zip(ranks, sizes):
+    masks = []
+    for ranks_of_layer, size in zip(ranks, sizes):
         limit = max(size - 1, 1)
-        count = min(math.ceil(share * size), limit)
-        is_below.append(rank < count)
-    return torch.cat(is_below)
+        num_selected = min(math.ceil(share * size), limit)
+        masks.append(ranks_of_layer < num_selected)
+    return torch.cat(masks)
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
     """Return the numbers of entries of all parameter tensors, in the order of a vector."""
-    sizes = [math.prod(shape) for shape in space.shapes]
+    sizes = [math.prod(shape) for shape in space.shapes]  # the buffers' sizes are the last
     sums = accumulate(sizes)
-    return [size for size, end in zip(sizes, sums) if end <= space.num_parameters]
+    return [size for size, total in zip(sizes, sums) if total <= space.num_parameters]

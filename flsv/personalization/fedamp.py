@@ -63,14 +63,15 @@ class FedAMP(UploadKeeper):
         Row i has the weights of all models in client i's start point. It sums to 1.
         """
         points = parameters.double()
-        squared = torch.cdist(points, points, compute_mode=_EXACT) ** 2
-        similarities = torch.exp(-squared / self.sigma)
-        step = self.alpha / self.sigma
-        other_weights = (step * similarities).fill_diagonal_(0)
-        totals = other_weights.sum(1, keepdim=True)
-        other_weights = other_weights / totals.clamp_min(1)
-        self_weights = 1 - other_weights.sum(1)
-        return other_weights + torch.diag(self_weights)
+        distances = torch.cdist(points, points, compute_mode=_EXACT)  # [k, k]
+        similarities = torch.exp(-(distances**2) / self.sigma)
+        weights = (self.alpha / self.sigma * similarities).fill_diagonal_(0)  # of the others
+        totals = weights.sum(1, keepdim=True)
+        weights = weights / totals.clamp_min(
+            1
+        )  # their sum is at most 1, and the rest is a client's own
+        self_weights = 1 - weights.sum(1)
+        return weights + torch.diag(self_weights)
 
     def personalize(
         self,

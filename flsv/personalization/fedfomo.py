@@ -118,49 +118,52 @@ class FedFomo(UploadKeeper):
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
         previous_uploads = self.store_uploads(round)
-        question = partial(mix_models, performance=self.performance)
-
-        def mix(
-            client: Client,
-        ) -> tuple[list[int], Tensor | None]:
-            chosen = self._choose(client.id, round)
-            downloads = []
-            for peer in chosen:
-                upload = self._uploads[peer]
-                downloads.append(upload.to(round.client_vectors))
-            weights = ask_model_values(client, question, downloads, round.space.num_parameters)
-            return chosen, weights
-
         shape = (len(round), len(self._affinity))
         no_values = torch.full(shape, float("nan"), dtype=torch.float64)
         values = self.collect_values(
             no_values,
             round,
-            judge=mix,
+            judge=partial(self._mix_at_client, round=round),
             previous_uploads=previous_uploads,
         )
         ids = round.client_ids.cpu()
-        self._affinity = self._affinity.index_add(0, ids, values.nan_to_num(0.0))
+        new_affinity = values.nan_to_num(0.0)
+        self._affinity = self._affinity.index_add(0, ids, new_affinity)
         return Personalized(peer_values=values.to(round.client_ids.device))
 
-    def _choose(self, client: int, round: Round) -> list[int]:
+    def _mix_at_client(
+        self,
+        client: Client,
+        round: Round,
+    ) -> tuple[list[int], Tensor | None]:
+        peers = self._choose_peers(client.id, round)
+        downloads = []
+        for peer in peers:
+            upload = self._uploads[peer]
+            downloads.append(upload.to(round.client_vectors))
+        question = partial(mix_models, performance=self.performance)
+        weights = ask_model_values(client, question, downloads, round.space.num_parameters)
+        return peers, weights
+
+    def _choose_peers(self, client: int, round: Round) -> list[int]:
         """Choose the clients whose models ``client`` downloads in this round."""
-        draw = generator_for(round.seed, "fedfomo", round.round_index, client)
+        generator = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         peers = sorted(peer for peer in self._uploads if peer != client)
         # A random order, then a stable sort by affinity: equal peers stay in random order.
-        order = torch.randperm(len(peers), generator=draw).tolist()
-        ranked = [peers[position] for position in order]
-        ranked.sort(key=lambda peer: -float(self._affinity[client, peer]))
+        order = torch.randperm(len(peers), generator=generator).tolist()
+        candidates = [peers[position] for position in order]
+        affinity = self._affinity[client].tolist()
+        candidates.sort(key=lambda peer: -affinity[peer])
 
-        chosen: list[int] = []
-        while ranked and len(chosen) < self.num_downloads:
-            position = 0
-            luck = float(torch.rand((), generator=draw))
-            if luck < epsilon:
-                position = int(torch.randint(len(ranked), (), generator=draw))
-            chosen.append(ranked.pop(position))
-        return chosen
+        chosen_peers: list[int] = []
+        while candidates and len(chosen_peers) < self.num_downloads:
+            position = 0  # the peer of the highest affinity
+            explores = float(torch.rand((), generator=generator)) < epsilon
+            if explores:
+                position = int(torch.randint(len(candidates), (), generator=generator))
+            chosen_peers.append(candidates.pop(position))
+        return chosen_peers
 
 
 def _signed_weights(
@@ -186,25 +189,25 @@ def mix_models(
     assert local.model is not None
     assert local.start is not None
     initial_model = local.start
-    models = torch.stack([local.model, *downloads])
-    evaluated = torch.cat([initial_model[None], models])
-    losses = -local.utility(evaluated, performance)
-    updates = models - initial_model
-    steps = updates[:, :num_parameters]
-    distances = torch.linalg.vector_norm(steps, dim=1)
-    signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
+    models = torch.stack([local.model, *downloads])  # [s, P]
+    evaluated_models = torch.cat([initial_model[None], models])
+    losses = -local.utility(evaluated_models, performance)
+    updates = (models - initial_model)[:, :num_parameters]
+    distances = torch.linalg.vector_norm(updates, dim=1)
+    signed_weights = first_order_weights(losses[0], losses[1:], distances.to(losses))
 
-    weights = signed.clamp_min(0)
+    weights = signed_weights.clamp_min(0)
     total = weights.sum()
     if total > 0:
         shares = (weights / total).to(models)
-        mixed = keep_common(shares @ models, models)
-    else:
-        mixed = initial_model.clone()
-    local.state[OWN_MODEL] = mixed
-    tiny = torch.finfo(signed.dtype).tiny
-    absolute_total = signed.abs().sum().clamp_min(tiny)
-    return signed / absolute_total
+        mixture = keep_common(shares @ models, models)
+    else:  # no model is better than the initial one
+        mixture = initial_model.clone()
+    local.state[OWN_MODEL] = mixture
+
+    tiny = torch.finfo(signed_weights.dtype).tiny  # avoids 0 / 0
+    sum_of_magnitudes = signed_weights.abs().sum().clamp_min(tiny)
+    return signed_weights / sum_of_magnitudes
 
 
 declare_answer(mix_models, _signed_weights)

@@ -145,17 +145,22 @@ class PFedHN(Personalizer):
         network = self._network
         writer = network.writer
         num_parameters = round.space.num_parameters
-        small: list[Tensor] = [*network.embedding.parameters(), *network.features.parameters()]
+        # All parameters but the last layer's.
+        parameters: list[Tensor] = [
+            *network.embedding.parameters(),
+            *network.features.parameters(),
+        ]
         for row, client in enumerate(round.client_ids):
-            delta = -round.matrix.update(row)[:num_parameters]
+            # The gradient of the last layer's output, which is the client's model.
+            output_gradient = -round.matrix.update(row)[:num_parameters]
             features = network.features(network.embedding(client))
-            slope = delta @ writer.weight.detach()
-            gradients = torch.autograd.grad(features, small, grad_outputs=slope)
+            feature_gradient = output_gradient @ writer.weight.detach()
+            gradients = torch.autograd.grad(features, parameters, grad_outputs=feature_gradient)
             with torch.no_grad():
                 # The last layer's gradient is this outer product, as large as the layer; it is never stored.
-                writer.weight.addr_(delta, features, alpha=-self.lr)
-                writer.bias.add_(delta, alpha=-self.lr)
-                torch._foreach_add_(small, gradients, alpha=-self.lr)
+                writer.weight.addr_(output_gradient, features, alpha=-self.lr)
+                writer.bias.add_(output_gradient, alpha=-self.lr)
+                torch._foreach_add_(parameters, gradients, alpha=-self.lr)
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -64,6 +64,10 @@ ROUNDING = 1e-9
 _CHUNK = 2**26  # largest number of entries in the coalition models that exist at the same time
 
 
+#: Models among which the best one of the line from a client's own model to the mixture is chosen.
+_POINTS_ON_LINE = 11
+
+
 def _model_values(
     client: AnsweringClient,
     downloads: Sequence[Tensor],
@@ -120,11 +124,13 @@ def collaborate(
             utilities[rows] = evaluate(shares.to(models) @ models)
         return utilities
 
-    values = _values(utility, len(models), joins, permutations_factor, generator)
-    cut = num_parameters
+    num_marginals = permutations_factor * len(models) * (len(models) - 1)
+    shapley_values = _values_of_joining if joins else _values_of_all
+    values = shapley_values(utility, len(models), budget=num_marginals + 2, generator=generator)
+    num_mixed_parameters = num_parameters
     if personal is not None:
-        cut = int(personal[:num_parameters].sum())
-    distances = (models - models[0])[:, :cut].norm(dim=1)
+        num_mixed_parameters = int(personal[:num_parameters].sum())
+    distances = (models - models[0])[:, :num_mixed_parameters].norm(dim=1)
     if joins:
         self_weight = "exclude"
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
@@ -150,37 +156,38 @@ def _best_on_line(
     """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
     mixture.
     """
-    steps = torch.linspace(0, 1, 11).to(models)[:, None]
-    client_models = models[0].expand(11, -1)
-    path = torch.lerp(client_models, mixed.expand(11, -1), steps)
-    path = keep_common(path, models)
-    # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
-    best = int(evaluate(path, "negative_loss").argmax())
-    return path[best].clone()
+    fractions = torch.linspace(0, 1, _POINTS_ON_LINE).to(models)
+    client_model = models[0]
+    line = torch.lerp(client_model, mixed, fractions[:, None])  # [11, Q]
+    line = keep_common(line, models)
+    # Of equal losses, argmax takes the smallest fraction. A clone, since a view would keep the whole line in memory.
+    best = int(evaluate(line, "negative_loss").argmax())
+    return line[best].clone()
 
 
-def _values(
-    utility: Utility,
-    players: int,
-    joins: bool,
-    orders: int,
-    generator: Generator,
+def _values_of_all(
+    utility: Utility, num_models: int, *, budget: int, generator: Generator
 ) -> Tensor:
-    """Compute the models' Shapley values ``[players]``, the client's own model first."""
-    num_marginals = orders * players * (players - 1)
-    budget = num_marginals + 2
-    if not joins:
-        estimate = permutation_shapley(utility, players, budget=budget, generator=generator)
-        return estimate.values
+    estimate = permutation_shapley(utility, num_models, budget=budget, generator=generator)
+    return estimate.values
 
-    def joined(masks: Tensor) -> Tensor:
-        client_is_in = torch.ones(len(masks), 1, dtype=torch.bool)
-        return utility(torch.cat([client_is_in, masks], dim=1))
 
-    client_value = utility(torch.eye(1, players).bool())
-    if players == 1:
+def _values_of_joining(
+    utility: Utility, num_models: int, *, budget: int, generator: Generator
+) -> Tensor:
+    # The client's own model, the first, is in every coalition, and the downloads are the players.
+    client_model_alone = torch.eye(1, num_models).bool()
+    client_value = utility(client_model_alone)
+    if num_models == 1:
         return client_value
-    estimate = permutation_shapley(joined, players - 1, budget=budget, generator=generator)
+
+    def utility_with_client(masks: Tensor) -> Tensor:
+        has_client_model = torch.ones(len(masks), 1, dtype=torch.bool)
+        return utility(torch.cat([has_client_model, masks], dim=1))
+
+    estimate = permutation_shapley(
+        utility_with_client, num_models - 1, budget=budget, generator=generator
+    )
     return torch.cat([client_value, estimate.values])
 
 
@@ -214,20 +221,20 @@ def layer_mask(
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
-    missing = []
+    unknown_layers = []
     for layer, prefix in zip(layers, prefixes):
         if not any(name.startswith(prefix) for name in space.names):
-            missing.append(layer)
-    if missing or not layers:
+            unknown_layers.append(layer)
+    if unknown_layers or not layers:
         raise ConfigurationError(
-            f"classifier={list(layers)}: {missing} are no layers with parameters of the module."
+            f"classifier={list(layers)}: {unknown_layers} are no layers with parameters of the module."
         )
 
-    parts = []
+    masks_of_tensors = []
     for name, shape in zip(space.names, space.shapes):
-        belongs = name.startswith(tuple(prefixes))
-        parts.append(torch.full((math.prod(shape),), belongs))
-    return torch.cat(parts)
+        is_in_layers = name.startswith(tuple(prefixes))
+        masks_of_tensors.append(torch.full((math.prod(shape),), is_in_layers))
+    return torch.cat(masks_of_tensors)
 
 
 def _head_of(space: ParameterSpace) -> str:
@@ -404,38 +411,48 @@ class PFedSV(UploadKeeper):
         previous_uploads = self.store_uploads(
             round, lambda vector: select_entries(vector, self._personal)
         )
-        has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
-        has_upload[list(self._uploads)] = True
         extractor = None
         if self._personal is not None:
             extractor = round.server_vector[~self._personal.to(client_vectors.device)]
-        question = self.question(round.space.num_parameters)
-        relevance_by_client = dict(zip(cohort, self._relevance(contributions)[cohort]))
-
-        def ask_of_peers(client: Client) -> tuple[list[int], Tensor | None]:
-            generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
-            relevance = relevance_by_client[client.id]
-            if self.game == "joining":  # a model that adds nothing now may add accuracy later
-                relevance = relevance.clamp_min(0)
-            peers = top_k_download(
-                relevance,
-                has_upload,
-                client.id,
-                k=self.k,
-                explore=self.explore,
-                generator=generator,
-            ).tolist()
-
-            # On the device and of the type of the round's models.
-            models = [self._uploads[peer].to(client_vectors) for peer in peers]
-            values = ask_model_values(client, question, models, extractor, generator=generator)
-            return peers, values
-
+        value_peers = partial(
+            self._value_peers,
+            round=round,
+            relevance=self._relevance(contributions),
+            extractor=extractor,
+        )
         shape = (len(cohort), self._num_clients)
         no_values = torch.full(shape, float("nan"), device=client_vectors.device)
         self._cohort = cohort
-        peer_values = self.collect_values(no_values, round, ask_of_peers, previous_uploads)
+        peer_values = self.collect_values(no_values, round, value_peers, previous_uploads)
         return Personalized(peer_values=peer_values)
+
+    def _value_peers(
+        self, client: Client, round: Round, relevance: Tensor, extractor: Tensor | None
+    ) -> tuple[list[int], Tensor | None]:
+        """Choose the peers whose models a client downloads, and ask the client for the models' values.
+
+        ``relevance [n, n]`` has a score for every pair of clients.
+        """
+        generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
+        scores = relevance[client.id]
+        if self.game == "joining":  # a model that adds nothing now may add accuracy later
+            scores = scores.clamp_min(0)
+        has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
+        has_upload[list(self._uploads)] = True
+        peers = top_k_download(
+            scores,
+            has_upload,
+            own=client.id,
+            k=self.k,
+            explore=self.explore,
+            generator=generator,
+        ).tolist()
+
+        # On the device and of the type of the round's models.
+        models = [self._uploads[peer].to(round.client_vectors) for peer in peers]
+        question = self.question(round.space.num_parameters)
+        values = ask_model_values(client, question, models, extractor, generator=generator)
+        return peers, values
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
         """Return :func:`collaborate` with the arguments bound that clients know from the configuration. These do not

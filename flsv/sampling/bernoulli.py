@@ -91,10 +91,9 @@ class BernoulliSampler(ClientSampler):
     ) -> Tensor:
         coins = self.coins(num_clients, contributions)
         p = coins.double()
-        table = _probabilities(p.tolist(), self.min_cohort)
-        large_enough = table[0][self.min_cohort]
+        p_large_enough = _probability_of_at_least(self.min_cohort, p.tolist())
         if self.min_cohort == 1:
-            return (p / large_enough).to(coins)
+            return (p / p_large_enough).to(coins)
 
         # The probability that another client takes part; in logarithms, since it may be tiny. Sums before and after
         # each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
@@ -104,8 +103,8 @@ class BernoulliSampler(ClientSampler):
         sums_from = log_absent.flip(0).cumsum(0).flip(0)
         sums_before = torch.cat([zero, sums_to[:-1]])
         sums_after = torch.cat([sums_from[1:], zero])
-        another_present = -torch.expm1(sums_before + sums_after)
-        return (p * another_present / large_enough).to(coins)
+        p_another_present = -torch.expm1(sums_before + sums_after)
+        return (p * p_another_present / p_large_enough).to(coins)
 
     def check(self, num_clients: int) -> None:
         if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
@@ -113,28 +112,33 @@ class BernoulliSampler(ClientSampler):
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
             )
-        valid = _probabilities([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[
-            0
-        ][self.min_cohort]
-        if valid < _RAREST:
+        coin = self.expected_cohort / num_clients
+        share_of_draws = _probability_of_at_least(self.min_cohort, [coin] * num_clients)
+        if share_of_draws < _RAREST:
             raise ConfigurationError(
-                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {valid:.1g} of all draws "
-                f"only. Raise expected_cohort, for example to {self.min_cohort}."
+                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {share_of_draws:.1g} of all "
+                f"draws only. Raise expected_cohort, for example to {self.min_cohort}."
             )
 
 
-def _probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
+def _probability_of_at_least(count: int, coins: Sequence[float]) -> float:
+    table = _tail_probabilities(coins, count)
+    return table[0][count]
+
+
+def _tail_probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
     """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
     of the clients i, ..., n - 1.
     """
-    table = [[1.0] + [0.0] * count]
+    no_clients = [1.0] + [0.0] * count
+    table = [no_clients]
     for coin in reversed(coins):
-        later = table[-1]
+        of_later_clients = table[-1]
         row = [1.0]
-        for missing in range(1, count + 1):
-            with_client = coin * later[missing - 1]
-            without_client = (1 - coin) * later[missing]
-            row.append(with_client + without_client)
+        for num_drawn in range(1, count + 1):
+            p_with_client = coin * of_later_clients[num_drawn - 1]
+            p_without_client = (1 - coin) * of_later_clients[num_drawn]
+            row.append(p_with_client + p_without_client)
         table.append(row)
     return table[::-1]
 
@@ -145,15 +149,16 @@ def _draw_conditional(
     generator: torch.Generator,
 ) -> Tensor:
     """Draw a cohort by a flip per client with probabilities ``coins``, conditional on at least ``count`` clients."""
-    table = _probabilities(coins, count)
+    table = _tail_probabilities(coins, count)
     numbers = torch.rand(len(coins), generator=generator).tolist()
     cohort = []
-    missing = count
+    num_missing = count
     for client, coin in enumerate(coins):
-        missing_with_client = max(missing - 1, 0)
-        large_enough = table[client][missing]
-        large_enough_with_client = coin * table[client + 1][missing_with_client]
-        if numbers[client] * large_enough < large_enough_with_client:
+        num_missing_with_client = max(num_missing - 1, 0)
+        p_enough = table[client][num_missing]
+        p_drawn_and_enough = coin * table[client + 1][num_missing_with_client]
+        # The client takes part with the conditional probability, their ratio.
+        if numbers[client] * p_enough < p_drawn_and_enough:
             cohort.append(client)
-            missing = missing_with_client
+            num_missing = num_missing_with_client
     return torch.tensor(cohort)

@@ -93,11 +93,11 @@ class PowerOfChoice(ClientSampler):
     ) -> Tensor:
         candidates = self.sample(len(clients), contributions, generator, round_index)
         candidate_clients = [clients[client] for client in candidates.tolist()]
-        answers = map_clients(candidate_clients, partial(_answered, model))
+        answers = map_clients(candidate_clients, partial(_ask_for_loss, model))
         losses = torch.tensor(answers, dtype=torch.float64).nan_to_num(-torch.inf)
-        order = losses.argsort(descending=True, stable=True)
-        chosen = candidates[order[: self.cohort_size]]
-        return chosen.sort().values
+        highest_first = losses.argsort(descending=True, stable=True)
+        cohort = candidates[highest_first[: self.cohort_size]]
+        return cohort.sort().values
 
     def inclusion_probabilities(
         self,
@@ -120,10 +120,10 @@ def local_loss(local: LocalData, model: Tensor) -> float:
 declare_answer(local_loss, lambda client, model: Numbers(float, lowest=0))
 
 
-def _answered(model: Tensor, client: Client) -> float:
+def _ask_for_loss(model: Tensor, client: Client) -> float:
     try:
         return client.ask(local_loss, model)
-    except NoAnswer as why:
+    except NoAnswer as error:
         client.take_back()
-        warnings.warn(f"{why} It is chosen last.", stacklevel=2)
+        warnings.warn(f"{error} It is chosen last.", stacklevel=2)
         return float("nan")

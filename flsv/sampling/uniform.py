@@ -60,9 +60,9 @@ class FixedCohort(ClientSampler):
         return chances
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        drawn_members = {*self.clients} & {*members}
+        drawn_members = set(self.clients) & set(members)
         if drawn_members:
-            return FixedCohort([*drawn_members])
+            return FixedCohort(list(drawn_members))
         raise ConfigurationError(
             f"{self!r} draws none of the clients {list(members)} in any round, so that a coalition of these alone has "
             "no round. Leave them out of the data, or draw them."
