@@ -101,7 +101,8 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         for name in BASELINES:
             entries[name] = METRICS[name]
     out = options.out
-    seeds = options.seeds or (1 if options.quick else 3)
+    default_seeds = 1 if options.quick else 3
+    seeds = options.seeds or default_seeds
     with FolderLock(out):
         federations = _federations(options, say)
         results = bench(
@@ -116,7 +117,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         if not options.quick:
             cost = _costs(federations, entries, out / "costs.csv", say)
             files.insert(2, "costs.csv")
-        summary = _report(out, results, federations, entries, cost)
+        summary = _write_tables(out, results, federations, entries=entries, cost=cost)
         if not quiet:
             _show(summary, federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
@@ -128,8 +129,10 @@ def _federations(
     say: Callable[[str], None],
 ) -> FederationTruths:
     """Return the requested federations and their true values, ``{name: (federation, truth)}``."""
-    default_names = QUICK if options.quick else SETS
-    requested = available_federations(options.federations or default_names, say)
+    requested_names = options.federations or SETS
+    if options.quick and not options.federations:
+        requested_names = QUICK
+    requested = available_federations(requested_names, say)
     packaged_names = names()
     for candidate in requested:
         if candidate.name not in packaged_names:
@@ -156,21 +159,26 @@ def _truth(candidate: Federation, out: Path, seeds: int) -> Truth:
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
     """Print the first error of each metric that failed or has no value, and return the exit status."""
-    valued = {metric for _, _, metric in results.values}
-    refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
-    wrong: dict[str, str] = {}
-    for (name, seed, metric), why in (results.failed | refused).items():
-        if metric in entries:
-            wrong.setdefault(metric, f"{metric} has no value in {name}, seed {seed}: {why}")
-    for text in wrong.values():
-        print(f"flsv: error: {text}", file=sys.stderr)
-    return 1 if wrong else 0
+    metrics_with_value = {metric for _federation, _seed, metric in results.values}
+    reasons = dict(results.failed)
+    for (name, seed, metric), reason in results.refused.items():
+        if metric not in metrics_with_value:
+            reasons[name, seed, metric] = reason
+
+    errors: dict[str, str] = {}
+    for (name, seed, metric), reason in reasons.items():
+        if metric in entries and metric not in errors:
+            errors[metric] = f"{metric} has no value in {name}, seed {seed}: {reason}"
+    for error in errors.values():
+        print(f"flsv: error: {error}", file=sys.stderr)
+    return 1 if errors else 0
 
 
-def _report(
+def _write_tables(
     out: Path,
     results: BenchResults,
     federations: FederationTruths,
+    *,
     entries: Mapping[str, Entry],
     cost: Mapping[str, Cost],
 ) -> DataFrame:
@@ -179,12 +187,11 @@ def _report(
     table = by_set(results, federations, entries, cost)
     table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
-    correlations = by_federation(scores_of(results, federations))
-    ceilings = {}
-    for name, (_, truth) in federations.items():
-        ceilings[name] = truth.ceiling
-    by_name = correlations.T.assign(ceiling=ceilings)
-    by_name.to_csv(out / "federations.csv", float_format="%.3f")
+    scores = scores_of(results, federations)
+    correlations = by_federation(scores).T  # a row per federation
+    ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
+    with_ceilings = correlations.assign(ceiling=ceilings)
+    with_ceilings.to_csv(out / "federations.csv", float_format="%.3f")
     return summary
 
 
@@ -197,12 +204,12 @@ def _costs(
     """Measure each metric's cost, ``{metric: cost}``, in the federation :data:`COSTS_IN`, or else the user's own."""
     users_names = [name for name in federations if name not in names()]
     if COSTS_IN in federations:
-        measured, _ = federations[COSTS_IN]
+        measured_federation, _truth = federations[COSTS_IN]
     elif users_names:
-        measured, _ = federations[users_names[0]]
+        measured_federation, _truth = federations[users_names[0]]
     else:
-        measured = federation(COSTS_IN)
-    return costs(measured, entries, path, say=say)
+        measured_federation = federation(COSTS_IN)
+    return costs(measured_federation, entries, path, say=say)
 
 
 def _list() -> None:
@@ -221,18 +228,24 @@ def _list() -> None:
 
 
 def _show(summary: DataFrame, federations: FederationTruths) -> None:
-    count = f"{len(federations)} federations" if len(federations) > 1 else "1 federation"
+    count = "1 federation"
+    if len(federations) > 1:
+        count = f"{len(federations)} federations"
     title = f"Rank correlation with the retrained Shapley values, {count}"
-    ceilings = [truth.ceiling for _, truth in federations.values()]
-    ceiling = sum(ceilings) / len(federations)
+    set_names = {member.set for member, _truth in federations.values()}
+    ceilings = [truth.ceiling for _federation, truth in federations.values()]
+    mean_ceiling = sum(ceilings) / len(federations)
 
+    # The first row is the truth's.
+    row_names = ["the truth, one other seed", *summary.index]
     columns: dict[str, list[str]] = {}
-    set_names = {member.set for member, _ in federations.values()}
     for set_name in SETS:
         if set_name in set_names:
-            columns[set_name.replace("_", " ")] = ["", *summary[set_name].map(two_digits)]
-    columns["all"] = [two_digits(ceiling), *summary["all"].map(two_digits)]
+            head = set_name.replace("_", " ")
+            columns[head] = ["", *summary[set_name].map(two_digits)]
+    columns["all"] = [two_digits(mean_ceiling), *summary["all"].map(two_digits)]
     columns["worst"] = [""]
     for _, row in summary.iterrows():
-        columns["worst"].append(f"{two_digits(row['worst'])} {row['where']}")
-    print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")
+        worst = two_digits(row["worst"])
+        columns["worst"].append(f"{worst} {row['where']}")
+    print_table(title, row_names, columns, corner="metric")

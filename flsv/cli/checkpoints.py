@@ -41,21 +41,26 @@ class BestCheckpoint(ModelCheckpoint):
         return "BestCheckpoint"  # Lightning's key contains the monitor, which is not known when a run is resumed
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._judges(trainer):
+        if self._has_monitored_value(trainer):
             super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._judges(trainer):
+        if self._has_monitored_value(trainer):
             super().on_train_epoch_end(trainer, pl_module)
 
-    def _judges(self, trainer: L.Trainer) -> bool:
+    def _has_monitored_value(self, trainer: L.Trainer) -> bool:
         """Return whether the monitored value is logged. The first call chooses which value is monitored."""
         if self.monitor is None:
-            self.monitor = next(
-                (name for name in MONITORS if name in trainer.callback_metrics), None
-            )
-            self.mode = MONITORS.get(str(self.monitor), "min")
+            self._choose_monitor(trainer)
         return self.monitor in trainer.callback_metrics
+
+    def _choose_monitor(self, trainer: L.Trainer) -> None:
+        for name, mode in MONITORS.items():
+            if name in trainer.callback_metrics:
+                self.monitor = name
+                self.mode = mode
+                return
+        self.mode = "min"
 
     def on_load_checkpoint(
         self,
@@ -80,13 +85,14 @@ class BestCheckpoint(ModelCheckpoint):
             return
         # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
         score = state_dict["best_model_score"]
-        moved = {
+        relocated_state = {
+            **state_dict,
             "dirpath": self.dirpath,
             "best_model_path": str(best),
             "kth_best_model_path": str(best),
             "best_k_models": {str(best): score},
         }
-        super().load_state_dict({**state_dict, **moved})
+        super().load_state_dict(relocated_state)
         self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
 
 
@@ -103,8 +109,9 @@ def find_checkpoint(
     weights_only: bool | None = None,
 ) -> Path:
     """Return the path of the newest run's last checkpoint (``"last"``), or of its best one (``"best"``)."""
-    folders = _searched_folders(trainer)
-    paths = [path for folder in folders for path in folder.glob("*.ckpt")]
+    paths: list[Path] = []
+    for folder in _searched_folders(trainer):
+        paths += folder.glob("*.ckpt")
     if not paths:
         roots = [runs_folder(trainer), *checkpoint_folders(trainer)]
         places = " or ".join(str(root.resolve()) for root in roots)
@@ -120,7 +127,7 @@ def find_checkpoint(
         return DurableCheckpointIO().load_checkpoint(path, **options)
 
     newest = max(paths, key=_modified)
-    last_path = _last_beside(newest, load)
+    last_path = _furthest_trained(newest, load)
     if word == "last":
         return last_path
     return _best_of(load(last_path), last_path, load)
@@ -136,7 +143,7 @@ def _modified(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _last_beside(newest: Path, load: Load) -> Path:
+def _furthest_trained(newest: Path, load: Load) -> Path:
     """Return the furthest trained one of the newest checkpoint and ``last*.ckpt`` beside it."""
     # The files of a copied folder are as new as the order in which they were copied.
     candidates = {newest, *newest.parent.glob("last*.ckpt")}
@@ -156,7 +163,8 @@ def _best_of(checkpoint: dict[str, Any], path: Path, load: Load) -> Path:
     folders = {state["dirpath"] for state in callback_states}
     reasons: dict[str, None] = {}
     for state in callback_states:
-        if not (state["monitor"] and state["best_model_path"]):
+        has_best = state["monitor"] and state["best_model_path"]
+        if not has_best:
             continue
         for folder in filter(None, folders):
             best = _relocated(state, folder, path)
@@ -206,11 +214,10 @@ def _is_same_best(
     state: Mapping[str, Any],
 ) -> bool:
     """Return whether ``best`` is of the run of ``checkpoint``, with the score that a callback's state has."""
-    scores = [
-        saved["best_model_score"]
-        for saved in _callback_states(best)
-        if saved["monitor"] == state["monitor"]
-    ]
+    scores = []
+    for state_of_best in _callback_states(best):
+        if state_of_best["monitor"] == state["monitor"]:
+            scores.append(state_of_best["best_model_score"])
     is_same_run = _federation_of(best) == _federation_of(checkpoint)
     return is_same_run and state["best_model_score"] in scores
 
@@ -301,10 +308,13 @@ def _columns_of_outputs(outputs: Tensor, data: FederatedDataModule) -> DataFrame
     columns: dict[str, Any] = {}
     if outputs.is_floating_point() and has_classes:
         names = [str(name) for name in data.class_names or range(num_columns)]
-        likeliest = []
+        predictions = []
         for row in outputs:
-            likeliest.append(names[int(row.argmax())] if row.isfinite().all() else "")
-        columns["prediction"] = likeliest
+            prediction = ""
+            if row.isfinite().all():
+                prediction = names[int(row.argmax())]
+            predictions.append(prediction)
+        columns["prediction"] = predictions
     else:
         names = [f"output_{position}" for position in range(num_columns)]
     for name, column in zip(names, outputs.T):

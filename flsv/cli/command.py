@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,26 +29,26 @@ class Terminated(KeyboardInterrupt):
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
     # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
-    stops = [Terminated]
+    errors_to_raise = [Terminated]
     previous_hook = sys.unraisablehook
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if stops:
-            raise stops.pop()
+    def raise_once(number: int, frame: FrameType | None) -> None:
+        if errors_to_raise:
+            raise errors_to_raise.pop()
 
-    def again(ignored: Any) -> None:
+    def send_signal_again(unraisable: Any) -> None:
         # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many.
-        if ignored.exc_type is Terminated:
-            stops.append(Terminated)
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        else:
-            previous_hook(ignored)
+        if unraisable.exc_type is not Terminated:
+            previous_hook(unraisable)
+            return
+        errors_to_raise.append(Terminated)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
-    is_main_thread = (
-        threading.current_thread() is threading.main_thread()
-    )  # other threads cannot handle signals
-    previous_handler = signal.signal(signal.SIGTERM, stop) if is_main_thread else None
-    sys.unraisablehook = again
+    # Other threads cannot handle signals.
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:
+        previous_handler = signal.signal(signal.SIGTERM, raise_once)
+    sys.unraisablehook = send_signal_again
     try:
         yield
     finally:
@@ -63,9 +64,9 @@ class Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, self.fileno())
+            os.close(null_device)
             return len(data)
 
 
@@ -109,4 +110,6 @@ def from_1(text: str) -> int:
 
 def printer(quiet: bool) -> Callable[[str], None]:
     """Return a function that prints a text at once, or with ``quiet`` does nothing."""
-    return (lambda text: None) if quiet else lambda text: print(text, flush=True)
+    if quiet:
+        return lambda text: None
+    return partial(print, flush=True)

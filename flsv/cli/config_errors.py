@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -65,47 +66,52 @@ def explain(error: OptionError, files: Sequence[Path]) -> str:
     message = str(error)
     unknown_option = _UNKNOWN_OPTION.search(message)
     if unknown_option is not None:
-        key, text = _explain_option(unknown_option["key"], error.options)
-        word = key.rpartition(".")[2]
+        key, explanation = _explain_option(unknown_option["key"], error.options)
+        _, _, wrong_word = key.rpartition(".")
     else:
-        of_key = _KEY.search(message)
-        if of_key is None:
+        key_match = _KEY.search(message)
+        if key_match is None:
             return message
-        key = of_key["key"]
-        word, text = _explain_value(message, error.class_names)
+        key = key_match["key"]
+        wrong_word, explanation = _explain_value(message, error.class_names)
 
-    origin = _origin(files, key.split("."), word)
-    return f"{origin}{key}: {text}"
+    origin = _origin(files, key.split("."), wrong_word)
+    return f"{origin}{key}: {explanation}"
 
 
 def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
     """Return the part of a key that is no option's, and what to do."""
-    sections = {""}
+    known_keys = {""}  # of the options, and of the sections that they are in
     for option in options:
-        parts = option.split(".")
-        sections |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        known_keys |= set(_prefixes(option))
 
     section = ""
-    unknown = key
-    for name in key.split("."):
-        unknown = f"{section}.{name}".lstrip(".")
-        if unknown not in sections:
+    unknown_key = key
+    for prefix in _prefixes(key):
+        unknown_key = prefix
+        if prefix not in known_keys:
             break
-        section = unknown
-    last_name = unknown.rpartition(".")[2]
-    neighbours = []
-    elsewhere = []
-    for option in sections:
-        parent, _, name = option.rpartition(".")
+        section = prefix
+    _, _, unknown_name = unknown_key.rpartition(".")
+
+    names_in_section = []
+    keys_with_same_name = []
+    for known_key in known_keys:
+        parent, _, name = known_key.rpartition(".")
         if parent == section:
-            neighbours.append(name)
-        if name == last_name:
-            elsewhere.append(option)
-    similar = sorted(elsewhere)
+            names_in_section.append(name)
+        if name == unknown_name:
+            keys_with_same_name.append(known_key)
+    similar = sorted(keys_with_same_name)
     if not similar:
-        for name in get_close_matches(last_name, neighbours):
+        for name in get_close_matches(unknown_name, names_in_section):
             similar.append(f"{section}.{name}".lstrip("."))
-    return unknown, f"there is no such option.{_question(similar)}"
+    return unknown_key, f"there is no such option.{_question(similar)}"
+
+
+def _prefixes(key: str) -> Iterator[str]:
+    """Yield ``a``, ``a.b`` and ``a.b.c`` for the key ``a.b.c``."""
+    return accumulate(key.split("."), "{}.{}".format)
 
 
 def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str]:
@@ -157,12 +163,14 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
 
 def _reasons(message: str) -> Iterator[str]:
     """Yield what jsonargparse expected, without that nothing would do as well."""
-    body = message.partition("\n")[2].partition("Given value")[0]
-    _, _, listed = body.rpartition("Errors:")
-    for line in (listed or body).splitlines():
+    _first_line, _, later_lines = message.partition("\n")
+    body, _, _value = later_lines.partition("Given value")
+    _, _, error_list = body.rpartition("Errors:")
+    lines = error_list or body
+    for line in lines.splitlines():
         reason = line.strip(" -")
-        is_frame = reason.startswith(("Does not validate", "Subtypes"))
-        if reason and reason != _NOTHING and not is_frame:
+        is_heading = reason.startswith(("Does not validate", "Subtypes"))
+        if reason and reason != _NOTHING and not is_heading:
             yield re.sub(r"<class '([\w.]+)'>", r"\1", reason)
 
 
@@ -193,18 +201,27 @@ def _line(node: Any, keys: Sequence[str], word: str) -> int | None:
     """Return the number of the line where the mappings' ``keys`` lead, and ``word`` in it, or None."""
     mark = None
     for key in keys:
-        children = node.value if isinstance(node, yaml.MappingNode) else []
-        for key_node, value_node in children:
-            if key_node.value == key:
-                mark, node = key_node.start_mark, value_node
-                break
-        else:
+        entry = _entry_of_mapping(node, key)
+        if entry is None:
             return None
+        key_node, node = entry
+        mark = key_node.start_mark
     for descendant in _scalars(node):
         if descendant.value == word or descendant.value.endswith(f".{word}"):
             mark = descendant.start_mark
             break
-    return None if mark is None else int(mark.line) + 1
+    if mark is None:
+        return None
+    return int(mark.line) + 1
+
+
+def _entry_of_mapping(node: Any, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Return the nodes of a mapping's key and of its value, or None."""
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            if key_node.value == key:
+                return key_node, value_node
+    return None
 
 
 def origin_of(message: str, files: Sequence[Path]) -> str:
@@ -236,7 +253,10 @@ def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
     if not isinstance(node, yaml.CollectionNode):
         return
     for child in node.value:
-        key_node, value_node = child if isinstance(child, tuple) else (child, child)
+        if isinstance(child, tuple):
+            key_node, value_node = child
+        else:
+            key_node = value_node = child
         yield key_node, value_node
         yield from _entries(value_node)
 
@@ -267,5 +287,9 @@ def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
         yield node
         return
     for child in node.value:
-        for part in child if isinstance(child, tuple) else (child,):
-            yield from _scalars(part)
+        if isinstance(child, tuple):
+            key_node, value_node = child
+            yield from _scalars(key_node)
+            yield from _scalars(value_node)
+        else:
+            yield from _scalars(child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,11 @@ def config_files(words: Sequence[str]) -> list[Path]:
         ConfigurationError: a file does not exist.
     """
     files = []
-    for option, following_word in zip(words, [*words[1:], ""], strict=True):
-        name, is_assigned, value = option.partition("=")
+    for option, following_word in pairwise([*words, ""]):
+        name, equals_sign, value = option.partition("=")
         if name not in ("--config", "-c"):
             continue
-        if not is_assigned:
+        if not equals_sign:
             value = following_word
         is_yaml_text = "{" in value or "\n" in value
         if value and not is_yaml_text:
@@ -72,7 +73,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
+            name = str(key.value)
+            line = key.start_mark.line + 1
             if name in lines:
                 raise ConfigurationError(
                     f"line {line}: the key {name!r} is in line {lines[name]} already. Keep one."

@@ -17,8 +17,9 @@ is trained, and other sections of the file are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 
@@ -40,20 +41,21 @@ _SHOWN = 10
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each client's numbers of samples by split, and fractions of the classes."""
-    frame = pd.DataFrame(
-        {"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client")
-    )
-    for split, title in (("val", "own validation"), ("test", "own test")):
-        # mypy: both are splits
-        counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]  # type: ignore[arg-type]
+    clients = pd.Index(data.client_names, name="client")
+    frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=clients)
+    titles: dict[Literal["val", "test"], str] = {"val": "own validation", "test": "own test"}
+    for split, title in titles.items():
+        counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]
         if any(counts):
             frame[title] = counts
     if data.no_classes is None:
-        shares = (data.class_counts / data.num_samples[:, None]).T.tolist()
-        for name, column in list(zip(data.class_names, shares))[:_SHOWN]:
+        shares = data.class_counts / data.num_samples[:, None]  # [n, M]
+        class_columns = zip(data.class_names, shares.T.tolist())
+        for name, column in islice(class_columns, _SHOWN):
             frame[name] = column
-        if len(shares) > _SHOWN:
-            frame["classes"] = (data.class_counts > 0).sum(1).tolist()
+        if data.num_classes > _SHOWN:
+            has_class = data.class_counts > 0
+            frame["classes"] = has_class.sum(1).tolist()
     return frame
 
 
@@ -75,48 +77,59 @@ def missing(data: FederatedDataModule) -> pd.DataFrame:
 
 def describe_values(data: FederatedDataModule) -> pd.DataFrame:
     """Return pandas' description of each column at each client, one row per column and client."""
-    described = {
-        (card.name, name): card.values.iloc[data.client_indices(client).numpy()].describe()
-        for card in data.column_cards
-        for client, name in enumerate(data.client_names)
-    }
-    return pd.DataFrame(described).T.rename_axis(["column", "client"])
+    descriptions = {}
+    for card in data.column_cards:
+        for client, name in enumerate(data.client_names):
+            rows = data.client_indices(client).numpy()
+            descriptions[card.name, name] = card.values.iloc[rows].describe()
+    return pd.DataFrame(descriptions).T.rename_axis(["column", "client"])
 
 
 def positive(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
-    why = (
-        "the rarer one (set data.pos_label to confirm it or to choose the other one)"
-        if data.by_rarity
-        else "class 1"
+    reason = "class 1"
+    if data.by_rarity:
+        reason = "the rarer one (set data.pos_label to confirm it or to choose the other one)"
+    return (
+        f"Positive class: {data.positive_class}, {reason}. Average precision and F1 are its scores."
     )
-    return f"Positive class: {data.positive_class}, {why}. Average precision and F1 are its scores."
 
 
 def notes(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data, each a sentence or two."""
     texts = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
-        counts = pd.DataFrame(
-            data.class_counts.tolist(), index=data.client_names, columns=data.class_names
+        texts += _notes_on_classes(data)
+    missing_shares = missing(data).drop(columns=READ_AS)
+    for column, shares in missing_shares.iterrows():
+        is_mostly_missing = shares - shares.min() > 0.5
+        clients = shares.index[is_mostly_missing]
+        if len(clients):
+            texts.append(
+                f"{column} is missing mostly at {listed(clients)}: missing values tell the model where a row is from."
+            )
+    return texts
+
+
+def _notes_on_classes(data: FederatedDataModule) -> list[str]:
+    texts = []
+    counts = pd.DataFrame(
+        data.class_counts.tolist(), index=data.client_names, columns=data.class_names
+    )
+    class_sizes = counts.sum()
+    shares = class_sizes / class_sizes.sum()
+    rare_classes = [
+        f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE
+    ]
+    if rare_classes and len(shares) <= 1 / RARE:
+        texts.append(
+            f"Rare: {listed(rare_classes)}. Accuracy is not informative. Use performance: auroc, average_precision or "
+            "balanced_accuracy, and train with class_weights: balanced."
         )
-        shares = counts.sum() / counts.sum().sum()
-        rare = [f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE]
-        if rare and len(shares) <= 1 / RARE:
-            texts.append(
-                f"Rare: {listed(rare)}. Accuracy is not informative. Use performance: auroc, average_precision or "
-                "balanced_accuracy, and train with class_weights: balanced."
-            )
-        for name in counts:
-            without = counts.index[counts[name] == 0]
-            if len(without):
-                texts.append(f"No training sample of {name}: {listed(without)}.")
-    for name, shares in missing(data).drop(columns=READ_AS).iterrows():
-        mostly = shares.index[shares - shares.min() > 0.5]
-        if len(mostly):
-            texts.append(
-                f"{name} is missing mostly at {listed(mostly)}: missing values tell the model where a row is from."
-            )
+    for name in counts:
+        clients_without = counts.index[counts[name] == 0]
+        if len(clients_without):
+            texts.append(f"No training sample of {name}: {listed(clients_without)}.")
     return texts
 
 

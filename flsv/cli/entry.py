@@ -20,13 +20,13 @@ from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
-OF_LIGHTNING = {
+LIGHTNING_COMMANDS = {
     "fit": "train a federation, and measure what every client contributes",
     "validate": "evaluate a checkpoint on the server's validation set",
     "test": "evaluate a checkpoint on the test set",
     "predict": "predict the test set with a checkpoint, and write the predictions",
 }
-OWN = {
+FLSV_COMMANDS = {
     "repeat": "repeat a run with other seeds, and average each client's values",
     "data": "show each client's samples, classes, columns and missing values, without training",
     "value": "value clients and their samples, without training",
@@ -39,17 +39,17 @@ OWN = {
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
 MANY_FITS = ("retrain", "repeat", "bench")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
-AT_ONCE = ("init", "new", "report")
+WITHOUT_PYTORCH = ("init", "new", "report")
 QUIET = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
-QUIETLY = {
+QUIET_ARGUMENTS = {
     "fit": (*NO_BARS, "--federation.reporting.table=false"),
     "validate": (*NO_BARS, "--verbose=false"),
     "test": (*NO_BARS, "--verbose=false"),
     "predict": NO_BARS,
 }
 #: Warnings that users cannot act on.
-UNSAID = (
+HIDDEN_WARNINGS = (
     "LightningCLI's args parameter",  # given: without --quiet
     ".*isinstance\\(treespec, LeafSpec\\)",  # Lightning's use of torch
     "Couldn't infer the batch indices",  # our samples come in order
@@ -119,20 +119,19 @@ def _run(words: list[str]) -> int:
     """Run the subcommand that a command line names."""
     quiet = any(word in QUIET for word in words)
     words = [word for word in words if word not in QUIET]
-    command = "--help"
-    if words:
-        command = words[0]
+    command = next(iter(words), "--help")
     if not command.startswith("-") or command in ("-h", "--help", "--version"):
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])
 
-    if command not in AT_ONCE:
+    if command not in WITHOUT_PYTORCH:
         for path in config_files(words):
             check_file(path)
-        if not quiet and int(os.environ.get("RANK", 0)) == 0:
+        is_first_rank = int(os.environ.get("RANK", 0)) == 0
+        if not quiet and is_first_rank:
             print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
     try:
-        if command in OWN:
+        if command in FLSV_COMMANDS:
             return _run_own(command, words[1:], quiet)
         return _run_lightning(words, command, quiet)
     except OptionError as error:
@@ -142,17 +141,20 @@ def _run(words: list[str]) -> int:
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command not in AT_ONCE:
-        _leave_out(quiet or command in MANY_FITS)
+    if command not in WITHOUT_PYTORCH:
+        _hide_messages(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
     return int(main(args, quiet) or 0)
 
 
 def _run_lightning(args: list[str], command: str, quiet: bool) -> int:
-    _leave_out(quiet)
+    _hide_messages(quiet)
     from flsv.cli.parser import make_cli
 
-    cli = make_cli([*args, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
+    arguments = list(args)
+    if quiet:
+        arguments += QUIET_ARGUMENTS.get(command, ())
+    cli = make_cli(arguments, quiet=quiet)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
@@ -174,18 +176,19 @@ def _parser() -> argparse.ArgumentParser:
         *QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only"
     )
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
-    for name, description in {**OF_LIGHTNING, **OWN}.items():
+    for name, description in {**LIGHTNING_COMMANDS, **FLSV_COMMANDS}.items():
         subcommands.add_parser(name, help=description)
     return parser
 
 
-def _leave_out(quiet: bool) -> None:
+def _hide_messages(quiet: bool) -> None:
     """Hide messages of Lightning that users cannot act on, or with ``quiet`` all except warnings."""
     importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
+    level = logging.WARNING if quiet else logging.INFO
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
+        logging.getLogger(name).setLevel(level)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)
-    for message in UNSAID:
+    for message in HIDDEN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = _format_warning
 
@@ -194,7 +197,10 @@ def _format_warning(
     message: Any, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> str:
     """Format a warning as one line, without its place in the code if it is a UserWarning."""
-    return f"{'warning' if category is UserWarning else f'{filename}:{lineno}: {category.__name__}'}: {message}\n"
+    origin = "warning"
+    if category is not UserWarning:
+        origin = f"{filename}:{lineno}: {category.__name__}"
+    return f"{origin}: {message}\n"
 
 
 def _no_tip(record: logging.LogRecord) -> bool:

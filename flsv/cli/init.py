@@ -54,10 +54,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 def _copy_configs(names: Sequence[str], folder: Path) -> str:
     copies = {folder / path.name: path for path in map(find_config, names)}
-    there = [str(copy) for copy in copies if copy.exists()]
-    if there:
+    existing_files = [str(copy) for copy in copies if copy.exists()]
+    if existing_files:
         raise ConfigurationError(
-            f"{', '.join(there)} is there already: name another folder, or use what is there."
+            f"{', '.join(existing_files)} is there already: name another folder, or use what is there."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for copy, path in copies.items():

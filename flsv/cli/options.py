@@ -78,9 +78,11 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
     remaining_words = iter(words)
     for word in remaining_words:
         option, equals_sign, text = word.partition("=")
-        keys = option.removeprefix("--").removesuffix(".class_path").split(".")
-        is_part = ".".join(keys) in _PARTS or keys[-1] in _OPTIMIZERS
-        if not option.startswith("--") or not (is_part or option == f"--{BY_NAME}"):
+        key = option.removeprefix("--").removesuffix(".class_path")
+        keys = key.split(".")
+        is_part = key in _PARTS or keys[-1] in _OPTIMIZERS
+        may_be_merged = is_part or option == f"--{BY_NAME}"
+        if not option.startswith("--") or not may_be_merged:
             merged.append(word)
             continue
 
@@ -109,7 +111,7 @@ def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(config, Mapping):
         return
     for name, section in config.items():
-        key = f"{path}.{name}" if path else str(name)
+        key = f"{path}.{name}".lstrip(".")
         is_part = key in _PARTS or name in _OPTIMIZERS
         if is_part and _class_of(section) is not None:
             yield key, section
@@ -146,7 +148,9 @@ class OptionParser(ArgumentParser):
         options = [*self.get_defaults(skip_validation=True).keys()]
         for subparser in _subparsers(self):
             options += subparser.get_defaults(skip_validation=True).keys()
-        class_names = [name for package in PACKAGES for name in _names_in(package)]
+        class_names: list[str] = []
+        for package in PACKAGES:
+            class_names += _names_in(package)
         raise OptionError(message, options, class_names) from ex
 
 
@@ -163,11 +167,11 @@ class FitParser(OptionParser, LightningArgumentParser):
     """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        classes = []
+        dotted_names = []
         if "correspond to a subclass" in message:
-            classes = re.findall(r"([\w.]+)\.(\w+)", message)
-        for package, name in classes:
-            check_lightning(getattr(sys.modules.get(package), name, None))
+            dotted_names = re.findall(r"([\w.]+)\.(\w+)", message)
+        for module, name in dotted_names:
+            check_lightning(getattr(sys.modules.get(module), name, None))
         return super().error(message, ex)
 
 

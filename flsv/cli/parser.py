@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -85,13 +86,10 @@ class SavedConfig(SaveConfigCallback):
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Warn before the first round of a monitor whose name is nearly that of a value which is logged."""
         logged_names = list(trainer.callback_metrics)
-        for callback in callbacks_of(trainer):
-            monitor = getattr(callback, "monitor", None)
-            if not isinstance(monitor, str) or monitor in logged_names:
-                continue
+        for callback_name, monitor in _unlogged_monitors(trainer):
             if get_close_matches(monitor, logged_names, cutoff=0.8):
                 warnings.warn(
-                    f"{type(callback).__name__}(monitor={monitor!r}): validation logs no such value."
+                    f"{callback_name}(monitor={monitor!r}): validation logs no such value."
                     f"{nearest(monitor, logged_names)} Unless training logs it, the first round is the last.",
                     stacklevel=2,
                 )
@@ -137,13 +135,20 @@ def check_unused(folder: Path, checkpoint: str | None) -> None:
 def raise_if_of_a_monitor(error: Exception, trainer: L.Trainer) -> None:
     """Raise a short ConfigurationError if a callback has found no value of the name that it monitors."""
     logged_names = list(trainer.callback_metrics)
-    for callback in callbacks_of(trainer):
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor not in logged_names and monitor in str(error):
+    for callback_name, monitor in _unlogged_monitors(trainer):
+        if monitor in str(error):
             raise ConfigurationError(
-                f"{type(callback).__name__}(monitor={monitor!r}): no such value is logged."
+                f"{callback_name}(monitor={monitor!r}): no such value is logged."
                 f"{nearest(monitor, logged_names)} Logged are {listed(logged_names, 10)}."
             ) from error
+
+
+def _unlogged_monitors(trainer: L.Trainer) -> Iterator[tuple[str, str]]:
+    """Yield the class of each callback that monitors a value which is not logged, and the value's name."""
+    for callback in callbacks_of(trainer):
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor not in trainer.callback_metrics:
+            yield type(callback).__name__, monitor
 
 
 class FederatedCLI(LightningCLI):
@@ -170,8 +175,10 @@ class FederatedCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
         """Return only the subcommand that is used, because a parser is slow to make."""
-        every = LightningCLI.subcommands()
-        return {self._command: every[self._command]} if self._command in every else every
+        subcommands = LightningCLI.subcommands()
+        if self._command in subcommands:
+            return {self._command: subcommands[self._command]}
+        return subcommands
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = FitParser(
@@ -213,20 +220,21 @@ class FederatedCLI(LightningCLI):
             callbacks = trainer.callbacks or []
             if not isinstance(callbacks, list):
                 callbacks = [callbacks]
-            kwargs.setdefault("callbacks", [*callbacks, *default_checkpoints(callbacks)])
+            with_checkpoints = [*callbacks, *default_checkpoints(callbacks)]
+            kwargs.setdefault("callbacks", with_checkpoints)
         if self.subcommand is not None and trainer.strategy == "auto":
-            kwargs |= self._on_ranks(trainer)
+            kwargs.update(self._arguments_for_torchrun(trainer))
         try:
             built_trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
         # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not built_trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self.written = WritePredictions()
-            callbacks_of(built_trainer).append(self.written)
+            self.prediction_writer = WritePredictions()
+            callbacks_of(built_trainer).append(self.prediction_writer)
         return built_trainer
 
-    def _on_ranks(self, trainer: Any) -> dict[str, Any]:
+    def _arguments_for_torchrun(self, trainer: Any) -> dict[str, Any]:
         """Return Trainer arguments that divide the clients among the processes of ``torchrun``, if it is used."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
@@ -235,13 +243,13 @@ class FederatedCLI(LightningCLI):
                 f"flsv {self.subcommand} would do the same work in every process of torchrun. Start "
                 "it without torchrun."
             )
+        arguments: dict[str, Any] = {"strategy": FederatedStrategy.strategy_name}
         processes_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // processes_per_node
-        return {
-            "strategy": FederatedStrategy.strategy_name,
-            "devices": processes_per_node if trainer.devices == "auto" else trainer.devices,
-            "num_nodes": nodes if trainer.num_nodes == 1 else trainer.num_nodes,
-        }
+        if trainer.devices == "auto":
+            arguments["devices"] = processes_per_node
+        if trainer.num_nodes == 1:
+            arguments["num_nodes"] = int(os.environ["WORLD_SIZE"]) // processes_per_node
+        return arguments
 
     @property
     def loop(self) -> FederatedLoop:
@@ -271,15 +279,19 @@ class FederatedCLI(LightningCLI):
             if not isinstance(stop, KeyboardInterrupt):
                 raise
             if started_by_script():
-                time.sleep(
-                    PATIENCE
-                )  # the script, which ends this rank, is killed once a rank has failed
+                # The script, which ends this rank, is killed once a rank has failed.
+                time.sleep(PATIENCE)
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
-                if not self.loop.reporting.table:
-                    self.say_where(1)
-                if any(list(folder.glob("*.ckpt")) for folder in checkpoint_folders(self.trainer)):
-                    print("Go on:   the same command with --ckpt_path last", flush=True)
+                self._say_how_to_go_on()
             raise stop from None
+
+    def _say_how_to_go_on(self) -> None:
+        if not self.loop.reporting.table:
+            self.say_where(1)
+        for folder in checkpoint_folders(self.trainer):
+            if any(folder.glob("*.ckpt")):
+                print("Go on:   the same command with --ckpt_path last", flush=True)
+                break
 
     def say_where(self, lines: int | None = None) -> None:
         """Print where the results are, and further commands. With ``lines``, print only so many lines."""
@@ -304,9 +316,10 @@ class FederatedCLI(LightningCLI):
         if path in ("last", "best"):
             checkpoint = find_checkpoint(path, self.trainer, config.get("weights_only"))
             config.ckpt_path = str(checkpoint)
-            if not self.quiet:
-                word = "Resuming" if self.subcommand == "fit" else "Weights"
-                print(f"{word} from {checkpoint}")
+            if not self.quiet and self.subcommand == "fit":
+                print(f"Resuming from {checkpoint}")
+            elif not self.quiet:
+                print(f"Weights from {checkpoint}")
         elif path is None and self.subcommand != "fit":
             warnings.warn(
                 f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
@@ -342,13 +355,14 @@ class FederatedCLI(LightningCLI):
         """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
-        self.trainer.loggers = [
-            logger
-            for logger in self.trainer.loggers
-            if not isinstance(logger, CSVLogger | TensorBoardLogger)
-        ]
-        if hasattr(self, "written"):
-            self.written.folder = self._folder_of_predictions(config.ckpt_path)
+        remaining_loggers = []
+        for logger in self.trainer.loggers:
+            if not isinstance(logger, CSVLogger | TensorBoardLogger):
+                remaining_loggers.append(logger)
+        self.trainer.loggers = remaining_loggers
+        if hasattr(self, "prediction_writer"):
+            folder = self._folder_of_predictions(config.ckpt_path)
+            self.prediction_writer.folder = folder
 
     def _folder_of_predictions(self, checkpoint: str | None) -> Path:
         """Return the folder of the checkpoint's run, or else the trainer's, where no other file is overwritten."""
@@ -370,7 +384,7 @@ class FederatedCLI(LightningCLI):
     def after_predict(self) -> None:
         # mypy: set by Lightning's connectors
         if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            print(f"Predictions: {self.written.where}")
+            print(f"Predictions: {self.prediction_writer.where}")
 
 
 def make_cli(

@@ -62,7 +62,7 @@ def repeat(
     config = yaml.safe_load(config_text)
     seeds = range(max(runs, finished_runs))
     with dealt_once(config, 0, out) as file:
-        repetitions = _runs(seeds, file, run_list, out, bars, say)
+        repetitions = _fit_or_read_runs(seeds, file, run_list=run_list, out=out, bars=bars, say=say)
     if not repetitions[0].metrics:
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
@@ -72,9 +72,10 @@ def repeat(
     return summary, out / SUMMARY
 
 
-def _runs(
+def _fit_or_read_runs(
     seeds: Sequence[int],
     arguments: Sequence[str],
+    *,
     run_list: ResultFile,
     out: Path,
     bars: bool,
@@ -146,22 +147,23 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 def _show(summary: DataFrame) -> None:
     """Print a table for each metric, first for metrics that are suitable for payment."""
-    for is_payable in (True, False):
-        for metric, rows in summary.groupby("metric", sort=False):
-            if rows["share"].notna().any() != is_payable:
-                continue
-            title = f"{metric}, mean of {rows['runs'].max()} runs"
-            if not is_payable:
-                title += ". Do not base payments on these values"
-            client_names = rows["client_name"].tolist()
-            print_table(title, client_names, _columns_shown(rows, is_payable))
+    tables = dict(iter(summary.groupby("metric", sort=False)))
+    payable = [metric for metric, rows in tables.items() if rows["share"].notna().any()]
+    not_payable = [metric for metric in tables if metric not in payable]
+    for metric in [*payable, *not_payable]:
+        rows = tables[metric]
+        title = f"{metric}, mean of {rows['runs'].max()} runs"
+        if metric in not_payable:
+            title += ". Do not base payments on these values"
+        columns = _shown_columns(rows, has_shares=metric in payable)
+        print_table(title, rows["client_name"].tolist(), columns)
     print(BRACKETS)
 
 
-def _columns_shown(rows: DataFrame, is_payable: bool) -> dict[str, list[str]]:
+def _shown_columns(rows: DataFrame, has_shares: bool) -> dict[str, list[str]]:
     values = rows.to_dict("list")
     means = with_intervals(values["mean"], values["low"], values["high"])
     columns = {"mean": means, "std of runs": numbers(values["std"])}
-    if is_payable:
+    if has_shares:
         columns["share"] = rows["share"].map(percent).tolist()
     return columns

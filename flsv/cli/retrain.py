@@ -247,7 +247,9 @@ def _processes(
 ) -> FitsInProcesses:
     """Return an object that trains coalitions in child processes."""
     if jobs is None:
-        jobs = cores() if summary.on_cpu else 1
+        jobs = 1
+        if summary.on_cpu:
+            jobs = cores()
     if threads is None:
         threads = max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -271,8 +273,10 @@ def _limit_s(run: Path, changes: Sequence[str]) -> float | None:
     record = read_record(run / RECORD)
     if changes or not record.get("ended"):
         return None
-    started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
-    return LEAST_S + LONGER * (ended - started).total_seconds()
+    started = datetime.fromisoformat(record["started"])
+    ended = datetime.fromisoformat(record["ended"])
+    duration = ended - started
+    return LEAST_S + LONGER * duration.total_seconds()
 
 
 def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataFrame:
@@ -326,14 +330,14 @@ def _workers_of(backend: str | None) -> Iterator[None]:
     if backend is None:
         yield
         return
+    connection: Any = nullcontext()
     try:
-        client = (
-            importlib.import_module("distributed").Client() if backend == "dask" else nullcontext()
-        )
-        configured = joblib.parallel_config(backend)
+        if backend == "dask":
+            connection = importlib.import_module("distributed").Client()
+        configured_backend = joblib.parallel_config(backend)
     except (ImportError, ValueError, OSError) as error:
         raise ConfigurationError(f"--backend {backend}: {error}") from error
-    with client, configured:
+    with connection, configured_backend:
         yield
 
 

@@ -267,12 +267,13 @@ def _check_data(
 ) -> None:
     """Raise ConfigurationError unless the clients and their samples are the run's."""
     names_in_run = record["clients"]
-    if [*names] != names_in_run:
+    if list(names) != names_in_run:
         differences = [
             f"its clients are {', '.join(names_in_run)}, and these are {', '.join(names)}"
         ]
     else:
-        differences = identity.differences(Identity(identity.settings, record["hashes"]))
+        identity_of_run = Identity(identity.settings, record["hashes"])
+        differences = identity.differences(identity_of_run)
     if differences:
         raise ConfigurationError(
             f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(differences)}. Give it the data that "
@@ -284,16 +285,18 @@ def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]
     """Describe each setting that differs from the run's, except the number of rounds."""
     run_config = Path(arguments[1]).read_text()  # with the seeds of data and federation
     run_settings = config_settings(yaml.safe_load(run_config))
-    silent = {"trainer.max_epochs"}
+    settings_without_effect = {"trainer.max_epochs"}
     for argument in QUIET:
-        name = argument.partition("=")[0]
-        silent.add(name.lstrip("-"))
+        name, _, _value = argument.partition("=")
+        settings_without_effect.add(name.lstrip("-"))
 
-    changed = []
-    for text in identity.other_settings(Identity(run_settings, {}), "{} instead of {}"):
-        if text.split()[0] not in silent:
-            changed.append(text)
-    return changed
+    changes = []
+    identity_of_run = Identity(run_settings, {})
+    for change in identity.other_settings(identity_of_run, "{} instead of {}"):
+        setting, *_ = change.split()
+        if setting not in settings_without_effect:
+            changes.append(change)
+    return changes
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
@@ -304,23 +307,29 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             performances[metric_name] = metric.performance
     performances |= loop.contribution_metrics.performances
 
-    arguments: list[tuple[Any, str | None]] = []
+    choices: list[tuple[Any, str | None]] = []
     for performance in performances.values():
-        name = performance if isinstance(performance, str) else performance.called
-        if name == "per_class_accuracy":
-            pair = ("balanced_accuracy", None)
-        elif name:
-            pair = (name, None)
-        else:
-            pair = (performance.of, performance.mode)
-        if pair not in arguments:
-            arguments.append(pair)
-    if not arguments:
+        choice = _performance_and_mode(performance)
+        if choice not in choices:
+            choices.append(choice)
+    if not choices:
         return "accuracy", None
-    if len(arguments) > 1 or not isinstance(arguments[0][0], str):
-        names = ", ".join(str(name) for name, _ in arguments)
+    name, mode = choices[0]
+    if len(choices) > 1 or not isinstance(name, str):
+        names = ", ".join(str(name) for name, _mode in choices)
         raise ConfigurationError(f"the run's metrics value by {names}: choose one with --metric.")
-    return arguments[0]
+    return name, mode
+
+
+def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
+    name = performance
+    if not isinstance(performance, str):
+        name = performance.called
+    if name == "per_class_accuracy":
+        return "balanced_accuracy", None
+    if name:
+        return name, None
+    return performance.of, performance.mode
 
 
 def _judges_of(loop: FederatedLoop) -> Judges:
@@ -328,7 +337,9 @@ def _judges_of(loop: FederatedLoop) -> Judges:
     judges = set()
     for name in loop.contribution_metrics.performances:
         judges.add(getattr(loop.metrics[name], "judges", "server"))
-    return "clients" if judges == {"clients"} else "server"
+    if judges == {"clients"}:
+        return "clients"
+    return "server"
 
 
 def _checkpoint(
@@ -338,20 +349,19 @@ def _checkpoint(
     if changed:
         return None, "; ".join(changed)
     folder = run / "checkpoints"
-    saved = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    if not saved:
+    oldest_first = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not oldest_first:
         return None, f"{folder} has no last.ckpt"
 
-    path = saved[-1]
+    path = oldest_first[-1]
     try:
         checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        return (
-            None,
-            f"{path.name} holds objects that may run code of their own when they are loaded",
-        )
+        reason = f"{path.name} holds objects that may run code of their own when they are loaded"
+        return None, reason
     saved_rounds = checkpoint["epoch"] + 1
-    saved_seed = checkpoint["callbacks"].get("FederatedLoop", {}).get("seed")
+    loop_state = checkpoint["callbacks"].get("FederatedLoop", {})
+    saved_seed = loop_state.get("seed")
     if saved_rounds != rounds:
         return None, f"{path.name} was saved after {saved_rounds} rounds, and they have {rounds}"
     if saved_seed != seed:
@@ -361,10 +371,10 @@ def _checkpoint(
 
 def _majority(cli: FederatedCLI) -> float:
     """Return the fraction of the validation set's most frequent class."""
-    cli.trainer.strategy.connect(
-        cli.model
-    )  # the module's hooks may turn the loaders' batches into pairs (x, y)
-    labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
+    # The module's hooks may turn the loaders' batches into pairs (x, y).
+    cli.trainer.strategy.connect(cli.model)
+    batches = all_on_device(cli.trainer, cli.datamodule.val_dataloader())
+    labels = torch.cat([y for _, y in batches])
     return float(labels.bincount().max()) / len(labels)
 
 
@@ -413,7 +423,7 @@ def summarized_run(
     """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
         task = partial(_answer_of, summarize, run, arguments, seed, question, coalitions)
-        ((_, summary),) = in_children([(None, task)])
+        ((_name, summary),) = in_children([(None, task)])
         if isinstance(summary, ConfigurationError):
             raise summary
         if isinstance(summary, ChildFailed):

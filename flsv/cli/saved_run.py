@@ -78,5 +78,8 @@ def _with_seed(config: Any, seed: int) -> Any:
     options = {}
     for name, value in config.items():
         is_missing_seed = name == "seed" and value is None
-        options[name] = seed if is_missing_seed else _with_seed(value, seed)
+        if is_missing_seed:
+            options[name] = seed
+        else:
+            options[name] = _with_seed(value, seed)
     return options

@@ -121,7 +121,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)
     check_writable(objects.out)
-    value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
+    chosen_options = {name: objects[name] for name in options}
+    value(objects.data, objects.value, table=not quiet, **chosen_options)
     print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
         print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")

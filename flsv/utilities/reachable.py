@@ -201,8 +201,7 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
             # An object of C code: what the garbage collector sees.
             for index, referent in enumerate(gc.get_referents(value)):
                 yield f"{path}<{index}>", referent
-    if not isinstance(value, type):
-        yield from _attributes(value, path)
+    yield from _attributes(value, path)
 
 
 def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:

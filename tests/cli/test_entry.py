@@ -12,7 +12,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
-from flsv.cli.entry import OWN
+from flsv.cli.entry import FLSV_COMMANDS
 from flsv.results.folder import FolderLock
 from helpers.runs import written
 
@@ -23,7 +23,7 @@ def test_help_lists_every_subcommand(capsys):
     text = capsys.readouterr().out
     assert [
         name
-        for name in ("fit", "validate", "test", "predict", *OWN)
+        for name in ("fit", "validate", "test", "predict", *FLSV_COMMANDS)
         if f"\n    {name} " not in text
     ] == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flsv.cli import main
-from flsv.cli.entry import OF_LIGHTNING, OWN
+from flsv.cli.entry import FLSV_COMMANDS, LIGHTNING_COMMANDS
 from helpers.runs import written
 
 #: ``{command: (arguments, files that it may write)}``. ``RUN`` stands for the folder of a run.
@@ -73,7 +73,7 @@ def copy(project, tmp_path, monkeypatch):
 
 
 def test_commands_whose_writes_are_watched_are_all_commands():
-    assert set(COMMANDS) == {*OF_LIGHTNING, *OWN}
+    assert set(COMMANDS) == {*LIGHTNING_COMMANDS, *FLSV_COMMANDS}
 
 
 @pytest.mark.slow
