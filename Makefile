@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints flower flower-oldest cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -116,9 +116,19 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 
-flower: ## the tests of Flower, whose pins are its own, in an environment of their own
-	$(FLOWER_ENVIRONMENT) 'flwr[simulation]'
-	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
+# One environment for both networks: the second with torch would cost minutes.
+.venv-networks/made: pyproject.toml
+	rm -rf .venv-networks
+	python3 -m venv .venv-networks
+	.venv-networks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower,nvflare]' 'flwr[simulation]'
+	touch $@
+
+NVFLARE ?= nvflare
+nvflare: .venv-networks/made ## the tests of NVIDIA FLARE, in the environment of Flower's
+	.venv-networks/bin/python -m pytest -m "$(NVFLARE)" tests/engines/nvflare
+
+flower: .venv-networks/made ## the tests of Flower, whose pins are its own, in an environment of their own
+	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
 
 # Not part of ci: two minutes, mostly of installing.
 flower-oldest: ## a real deployment on the oldest release of Flower that flsv allows
@@ -137,5 +147,5 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 # holds 6 GB of torch: what is done with is removed.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower device readme slow SLOW="slow and not long"
-	rm -rf .venv-flower
+	$(MAKE) --jobs=2 --output-sync=target flower device nvflare readme slow SLOW="slow and not long" NVFLARE="nvflare and not long"
+	rm -rf .venv-networks

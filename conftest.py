@@ -9,6 +9,8 @@ from lightning_utilities.core.imports import RequirementCache
 collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/*"]
 if not RequirementCache("flwr"):
     collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
+if not RequirementCache("nvflare"):
+    collect_ignore_glob += ["flsv/engines/nvflare.py"]
 
 gc.disable()  # while they are imported
 

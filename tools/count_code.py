@@ -32,10 +32,10 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (372_000, 290_000),
+    "tokens of flsv": (376_500, 290_000),
     "tokens of the core": (128_500, 125_000),
     "modules of the core": (124, 110),
-    "words of all pages": (32_700, 30_000),
+    "words of all pages": (33_200, 30_000),
     "words of guides": (12_100, 12_000),
     "words of docstrings": (100_700, 90_000),
 }

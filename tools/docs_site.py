@@ -83,7 +83,9 @@ PACKAGES = {
     "flsv.contrib": "Methods that others bring",
     "flsv.report": "A run's folder, its report, shares of a budget",
     "flsv.engines.ranks": "Several processes",
+    "flsv.engines.remote": "Sites, on any network",
     "flsv.engines.flower": "Flower",
+    "flsv.engines.nvflare": "NVIDIA FLARE",
     "flsv.testing": "Checks of parts of one's own",
     "flsv.functional": "The mathematics, as functions",
 }

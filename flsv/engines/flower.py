@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
+from flsv.engines.remote.deployment import answer_or_failure
 from flsv.engines.remote.messages import Reply
 from flsv.engines.remote.transport import MOST_SAMPLES
 from flsv.outside.flower import Contributions
@@ -130,12 +130,12 @@ def client_app(
     )
 
     def reply(message: Message, context: Context) -> Message:
-        packet = client.answer(
-            partial(from_record, message.content),
-            context.node_config,
-            sender=f"Flower run {message.metadata.run_id}",
-        )
-        return Message(content=to_record(packet), reply_to=message)
+        def answer() -> Packet:
+            packet = from_record(message.content)
+            sender = f"Flower run {message.metadata.run_id}"
+            return client.answer(packet, context.node_config, sender)
+
+        return Message(content=to_record(answer_or_failure(answer)), reply_to=message)
 
     for register in (app.train(), app.query(), app.evaluate()):
         register(reply)

@@ -33,7 +33,8 @@ before, filters, loggers = there(), list(warnings.filters), logs()
 import flsv
 
 for each in pkgutil.walk_packages(flsv.__path__, "flsv."):
-    if not each.name.startswith(("flsv.engines.flower", "flsv.outside.flower", "flsv.__main__")):
+    networks = ("flsv.engines.flower", "flsv.engines.nvflare", "flsv.outside.flower")
+    if not each.name.startswith((*networks, "flsv.__main__")):
         importlib.import_module(each.name)
 after = there()
 assert len(before) > 5000 and sum(name.startswith("flsv.") for name in sys.modules) > 150

@@ -21,6 +21,7 @@ LEAVES = (
     "flsv.benchmark",
     "flsv.contrib",
     "flsv.engines.flower",
+    "flsv.engines.nvflare",
     "flsv.engines.remote",
     "flsv.engines.vmap",
     "flsv.outside",

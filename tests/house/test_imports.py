@@ -44,11 +44,11 @@ def imported() -> dict[str, list[str]]:
 def declared() -> set[str]:
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
-        r"^(?:dependencies|privacy|flower|lora|parquet|testing) = \[(.*?)\]$",
+        r"^(?:dependencies|privacy|flower|nvflare|lora|parquet|testing) = \[(.*?)\]$",
         text,
         flags=re.MULTILINE | re.DOTALL,
     )
-    assert len(lists) == 6
+    assert len(lists) == 7
     return {
         name.lower()
         for text_of_list in lists

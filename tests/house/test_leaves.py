@@ -30,5 +30,5 @@ def test_federations_train_without_any_leaf(tmp_path: Path) -> None:
             packages, _, status = line.rpartition(" ")
             statuses[packages] = status
 
-    assert len(statuses) == 15, finished.stderr[-3000:]
+    assert len(statuses) == 16, finished.stderr[-3000:]
     assert set(statuses.values()) == {"0"}, f"{statuses} {finished.stderr[-3000:]}"

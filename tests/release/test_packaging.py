@@ -97,7 +97,7 @@ def test_built_metadata_have_versions_and_links() -> None:
 def test_constraints_have_all_that_ci_installs() -> None:
     """`make constraints` after a new requirement; what has an environment of its own in CI is not among them."""
     extras = re.sub(
-        r"^(flower|conformance) = .*$",
+        r"^(flower|nvflare|conformance) = .*$",
         "",
         (ROOT / "pyproject.toml").read_text(),
         flags=re.MULTILINE,

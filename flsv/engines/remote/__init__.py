@@ -1,4 +1,7 @@
-"""Federations whose clients are other processes (sites), reached over any transport."""
+"""Federations whose clients are other processes (sites), reached over any transport.
+
+Tier: provisional.
+"""
 
 import lazy_loader
 

@@ -183,24 +183,16 @@ class SiteClient:
     questions: Sequence[str] = ()
     _site: Site | None = field(default=None, init=False)
 
-    def answer(self, read: Callable[[], Packet], node: Mapping[str, Any], sender: str) -> Packet:
-        """Reply to a message. An error is a reply, too, without its text, which may quote samples.
+    def answer(self, packet: Packet, node: Mapping[str, Any], sender: str) -> Packet:
+        """Reply to a message, within :func:`answer_or_failure`.
 
         Args:
-            read: a function that reads the message.
+            packet: the message.
             node: the configuration by the site's owner. ``folder`` is the folder in which the site keeps its state
                 between rounds, ``policy`` the path of the file with the owner's limits, if any. All other entries are
                 for ``make_datamodule``.
             sender: who has sent the message, for the site's log.
         """
-        try:
-            site = self._prepared(node)
-            return site.answer(read(), sender)
-        except Exception as error:
-            _log.exception("a message could not be answered")
-            return failure_packet(error)
-
-    def _prepared(self, node: Mapping[str, Any]) -> Site:
         # The policy is read at every message: the owner may change the file while this process runs.
         policy = SitePolicy()
         if "policy" in node:
@@ -215,4 +207,13 @@ class SiteClient:
                 self.questions,
             )
         self._site.policy = policy
-        return self._site
+        return self._site.answer(packet, sender)
+
+
+def answer_or_failure(answer: Callable[[], Packet]) -> Packet:
+    """Return what ``answer`` returns, or the report of its error, without the text, which may quote samples."""
+    try:
+        return answer()
+    except Exception as error:
+        _log.exception("a message could not be answered")
+        return failure_packet(error)

@@ -66,6 +66,10 @@ from flsv.utilities.errors import ConfigurationError
 STEPS_BY_HAND = 1000
 
 
+class Stopped(Exception):
+    """Error: the network's operator ends the run, which its next start continues."""
+
+
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
@@ -251,8 +255,9 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
 
     def write(status: str, why: str | None = None) -> None:
         path = folder / "status.json"
-        said = path.read_text() if path.is_file() else ""
-        if run is not None and '"stopped"' in said and f'"{run}"' in said:
+        earlier_status = path.read_text() if path.is_file() else ""
+        is_stopped = '"stopped"' in earlier_status
+        if run is not None and is_stopped and f'"{run}"' in earlier_status:
             return
         since = (begun if status == "running" else datetime.now(UTC)).isoformat(timespec="seconds")
         with replacing(path) as file:
@@ -264,16 +269,19 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
 
-    last: list[str | None] = [None]
+    reasons: list[str | None] = [None]
 
     def running(why: str | None) -> None:
-        last.append(why)
+        reasons.append(why)
         write("running", why)
 
     try:
         write("running")
         yield running
-        write("finished", last[-1])
+        write("finished", reasons[-1])
+    except Stopped as error:
+        write("stopped", str(error))
+        raise
     except (
         Exception
     ) as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone

@@ -52,7 +52,8 @@ from flsv.engines.remote.tables import (
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
-Address = int
+#: A number on Flower, a name on NVFlare.
+Address = Any
 #: Seconds between two log lines about the sites for which the server waits.
 PAUSE = 15.0
 #: Largest number of samples of a site in a split, unless the operator sets another one.

@@ -1,0 +1,255 @@
+"""Federations on NVIDIA FLARE (``pip install "nvflare>=2.9,<3"``): a Controller for the server, an Executor for sites.
+
+Tier: provisional.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from lightning_utilities.core.imports import RequirementCache
+
+if not (_nvflare := RequirementCache("nvflare>=2.9,<3")):
+    raise ModuleNotFoundError(
+        f"flsv.engines.nvflare needs NVFlare: pip install 'nvflare>=2.9,<3'. {_nvflare}"
+    )
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from flsv.engines.remote import Packet, RemoteServer, SiteClient
+from flsv.engines.remote.deployment import SITE_FOLDER, answer_or_failure
+from flsv.engines.remote.federation import Stopped
+from flsv.engines.remote.messages import Refused, Reply
+from flsv.engines.remote.transport import Address
+from flsv.utilities.errors import ConfigurationError
+
+__all__ = ["FlsvController", "FlsvExecutor"]
+
+# NVFlare sends tensors in chunks, however large they are.
+fobs.register(TensorDecomposer)
+
+#: Seconds between two questions of an idle site for a task, and between two checks for replies.
+POLL = 0.2
+#: Files of a site's owner, in the folder ``local`` of the site's workspace.
+NODE_FILE = "flsv-node.toml"
+POLICY_FILE = "flsv-site.toml"
+
+
+def to_shareable(packet: Packet) -> Shareable:
+    """Convert a packet into a Shareable of NVFlare."""
+    shareable = Shareable()
+    shareable["kind"] = packet.kind
+    shareable["plain"] = json.dumps(packet.plain)
+    shareable["tensors"] = {name: tensor.contiguous() for name, tensor in packet.tensors.items()}
+    return shareable
+
+
+def from_shareable(shareable: Any) -> Packet:
+    """Convert a Shareable of NVFlare into a packet, or raise ValueError."""
+    try:
+        return Packet(shareable["kind"], json.loads(shareable["plain"]), shareable["tensors"])
+    except Exception as error:  # what a stranger has sent may raise any error
+        raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
+
+
+def check_filters(fl_ctx: FLContext, config: Any) -> None:
+    """Raise Refused if NVFlare has filters for a job's messages, in the job's ``config`` or by the site's owner."""
+    # They pass over flsv's messages without a word, and somebody would take for private what is not.
+    chains = [config.task_data_filters, config.task_result_filters]
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    if scope is not None:
+        chains += [scope.task_data_filters, scope.task_result_filters]
+    names: set[str] = set()
+    for chain in chains:
+        for filters in chain.values():
+            names.update(type(item).__name__ for item in filters)
+    if names:
+        raise Refused(
+            f"NVFlare's filters {sorted(names)} would not change flsv's messages: take them out of the job and of "
+            "privacy.json. For noise use flsv.privacy.GaussianPrivacy, for limits a site's policy"
+        )
+
+
+class NvflareTransport:
+    """Transport of packets to sites as tasks of a Controller.
+
+    A site asks for a task when it is ready with the task before. A task that it does not fetch in time expires.
+    """
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        self._controller = controller
+        self._fl_ctx = fl_ctx
+        self._abort_signal = abort_signal
+
+    def present(self) -> dict[Address, str]:
+        self._check_abort()
+        sites: dict[Address, str] = {}
+        for client in self._fl_ctx.get_engine().get_clients():
+            if self._controller.get_client_disconnect_time(client.name) is None:
+                sites[client.name] = client.name
+        return sites
+
+    def exchange(
+        self, packets: Mapping[Address, Packet], seconds: float
+    ) -> Iterator[tuple[Address, Reply]]:
+        deadline = time.monotonic() + seconds
+        replies: queue.SimpleQueue[tuple[Address, Reply]] = queue.SimpleQueue()
+        tasks = []
+        for site, packet in packets.items():
+            timed = replace(packet, plain={**packet.plain, "seconds": seconds})
+            task = Task(
+                name=packet.kind,
+                data=to_shareable(timed),
+                timeout=int(seconds) + 1,
+                result_received_cb=partial(_receive, replies, site),
+            )
+            tasks.append(task)
+            self._controller.send(task, self._fl_ctx, targets=[site])
+
+        missing = set(packets)
+        try:
+            while missing and time.monotonic() < deadline:
+                self._check_abort()
+                try:
+                    site, reply = replies.get(timeout=POLL)
+                except queue.Empty:
+                    continue
+                missing.discard(site)
+                yield site, reply
+        finally:
+            for task in tasks:
+                if task.completion_status is None:
+                    self._controller.cancel_task(task)
+
+    def _check_abort(self) -> None:
+        if self._abort_signal.triggered:
+            raise Stopped("the job was aborted")
+
+
+def _receive(
+    replies: queue.SimpleQueue[tuple[Address, Reply]],
+    site: Address,
+    client_task: ClientTask,
+    fl_ctx: FLContext,
+) -> None:
+    result = client_task.result
+    client_task.result = None  # only one copy of a model stays in memory
+    code = result.get_return_code(ReturnCode.OK)
+    if code != ReturnCode.OK:
+        replies.put((site, f"NVFlare: {code}"))
+        return
+    try:
+        replies.put((site, from_shareable(result)))
+    except ValueError as error:
+        replies.put((site, str(error)))
+
+
+class FlsvController(Controller):
+    """Controller of NVFlare that runs the rounds of a :class:`flsv.engines.remote.RemoteServer`.
+
+    A relative ``folder`` of the RemoteServer is in the workspace of NVFlare's server, beside the jobs' folders. A job
+    that finds a checkpoint there continues its run, so give each run its own folder.
+
+    Args:
+        server: the place to import the RemoteServer from, as ``"federation:server"``.
+
+    Example:
+        >>> from nvflare.job_config.api import FedJob
+        >>> job = FedJob("digits")
+        >>> _ = job.to_server(FlsvController("federation:server"))
+        >>> _ = job.to_clients(FlsvExecutor("federation:client"))
+    """
+
+    def __init__(self, server: str) -> None:
+        super().__init__(task_check_period=POLL)
+        self.server = server
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+        super().add_to_fed_job(job, ctx, **kwargs)
+        # Without this the job would carry a part of flsv's sources, and sites would import that.
+        job.set_app_packages([*job.job.app_packages, "flsv"])
+        job.add_params({"server": {"task_request_interval": POLL}}, ctx)
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        pass
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self.cancel_all_tasks()
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        server = resolve_name(self.server)
+        if not isinstance(server, RemoteServer):
+            raise ConfigurationError(f"{self.server} is no flsv.engines.remote.RemoteServer.")
+        check_filters(fl_ctx, fl_ctx.get_prop(FLContextKey.RUNNER).config)
+
+        workspace = Path(fl_ctx.get_workspace().get_root_dir())
+        server = replace(server, folder=workspace / server.folder)
+        try:
+            server.serve(NvflareTransport(self, fl_ctx, abort_signal), fl_ctx.get_job_id())
+        except Stopped as error:
+            self.log_info(fl_ctx, f"{error}: the next job continues from {server.folder}")
+
+    def process_result_of_unknown_task(self, *arguments: Any, **options: Any) -> None:
+        """Ignore the result of a late site."""
+
+
+class FlsvExecutor(Executor):
+    """Executor of NVFlare that answers messages by a :class:`flsv.engines.remote.SiteClient`.
+
+    The site's owner has two files in ``local`` of the site's workspace, neither of which a job brings.
+    ``flsv-node.toml`` is the configuration for ``make_datamodule``, beside ``site``, the site's name. Its entry
+    ``folder`` is the folder in which the site keeps its state between rounds (default: ``flsv-site`` in the workspace).
+    ``flsv-site.toml`` has the limits of :class:`flsv.engines.remote.SitePolicy`, and is read at every message.
+
+    Args:
+        client: the place to import the SiteClient from, as ``"federation:client"``.
+    """
+
+    def __init__(self, client: str) -> None:
+        super().__init__()
+        self.client = client
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        return to_shareable(answer_or_failure(partial(self._answer, shareable, fl_ctx)))
+
+    def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Packet:
+        check_filters(fl_ctx, fl_ctx.get_prop(FLContextKey.RUNNER))
+        client = resolve_name(self.client)
+        if not isinstance(client, SiteClient):
+            raise ConfigurationError(f"{self.client} is no flsv.engines.remote.SiteClient.")
+        packet = from_shareable(shareable)
+        return client.answer(packet, node_of(fl_ctx), f"NVFlare job {fl_ctx.get_job_id()}")
+
+
+def node_of(fl_ctx: FLContext) -> dict[str, Any]:
+    """Return the configuration of a site by its owner."""
+    workspace = fl_ctx.get_workspace()
+    local = Path(workspace.get_site_config_dir())
+    node = {
+        "site": fl_ctx.get_identity_name(),
+        "folder": str(Path(workspace.get_root_dir(), SITE_FOLDER)),
+    }
+    if (local / POLICY_FILE).exists():
+        node["policy"] = str(local / POLICY_FILE)
+    if (local / NODE_FILE).exists():
+        node |= tomllib.loads((local / NODE_FILE).read_text())
+    return node

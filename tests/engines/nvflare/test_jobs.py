@@ -1,0 +1,240 @@
+"""Jobs of NVFlare without processes: how they end and continue, and what a site's owner decides."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
+
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.fuel.utils import fobs
+from nvflare.job_config.api import FedJob
+
+from flsv.engines.nvflare import FlsvController, FlsvExecutor, from_shareable, to_shareable
+from flsv.engines.remote import Packet, RemoteServer
+from flsv.utilities.errors import ConfigurationError
+from helpers.nvflare_jobs import Job
+from helpers.sites import NAMES, ServerData, module, one_process, shapfed
+
+pytestmark = pytest.mark.nvflare
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    code = ModuleType("code_of_job")
+    monkeypatch.setitem(sys.modules, code.__name__, code)
+    return Job(tmp_path, code)
+
+
+def server_of(
+    rounds: int,
+    *callbacks: L.Callback,
+    timeout: float = 60.0,
+) -> RemoteServer:
+    return RemoteServer(
+        module,
+        shapfed,
+        NAMES,
+        rounds=rounds,
+        num_classes=10,
+        datamodule=ServerData,
+        timeout=timeout,
+        trainer={
+            "accelerator": "cpu",
+            "callbacks": callbacks,
+            "enable_progress_bar": False,
+        },
+    )
+
+
+class AbortAfter(L.Callback):
+    """Somebody who aborts the job after a round."""
+
+    def __init__(self, round_index: int, abort_signal: Signal) -> None:
+        self._round_index = round_index
+        self._abort_signal = abort_signal
+
+    def on_train_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        if trainer.current_epoch == self._round_index:
+            self._abort_signal.trigger(True)
+
+
+def status_of(run_folder: Path) -> str:
+    text = (run_folder / "status.json").read_text()
+    return str(json.loads(text)["status"])
+
+
+def trainings(job: Job) -> list[int]:
+    """The rounds of all messages that ask for training."""
+    packets = [from_shareable(task.data) for task in job.tasks]
+    return [packet.plain["round"] for packet in packets if packet.kind == "train"]
+
+
+def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
+    job: Job,
+    tmp_path: Path,
+) -> None:
+    run_folder = tmp_path / "server" / "flsv-runs"
+    job.run(server_of(3, AbortAfter(1, job.abort_signal)))
+    assert status_of(run_folder) == "stopped"
+    assert trainings(job) == [0, 0, 0, 1, 1, 1]
+
+    job.tasks.clear()
+    job.abort_signal = Signal()
+    job.run(server_of(3))
+    assert status_of(run_folder) == "finished"
+    assert trainings(job) == [2, 2, 2]
+
+    checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
+    loop = one_process(tmp_path / "one_process", shapfed)
+    weights = []
+    for name, _ in module().named_parameters():
+        weights.append(checkpoint["state_dict"][name].flatten())
+    assert torch.equal(torch.cat(weights), loop.state.model())
+
+
+def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
+    job: Job,
+    tmp_path: Path,
+) -> None:
+    def answers(site: str, task: Task) -> bool:
+        round_index = from_shareable(task.data).plain.get("round")
+        job.present = set(NAMES)
+        if round_index == 1:  # for the next round Boston is deemed disconnected
+            job.present.remove("Boston")
+        is_late = site == "Lyon" and round_index == 1
+        return not is_late
+
+    job.answers = answers
+    with pytest.warns(UserWarning, match="'Lyon' .* is left out of round 2: no reply within 1 s"):
+        job.run(server_of(4, timeout=1.0))
+
+    weighed: list[set[str]] = [set() for _ in range(4)]
+    with (tmp_path / "server" / "flsv-runs" / "contributions.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "weight":
+                site = NAMES[int(row["client"])]
+                weighed[int(row["round"])].add(site)
+    assert weighed[0] == set(NAMES)
+    assert weighed[1] == {"Boston", "Osaka"}
+    assert weighed[2] == {"Lyon", "Osaka"}
+    assert weighed[3] == set(NAMES)
+
+
+def greeted(job: Job, context: Any = None) -> dict[str, Any]:
+    """What Lyon replies to a greeting."""
+    agreement = from_shareable(job.tasks[0].data).plain["agreement"]
+    greeting = Packet("hello", {"client": 1, "agreement": agreement})
+    reply = job.execute("Lyon", to_shareable(greeting), context)
+    return dict(from_shareable(reply).plain)
+
+
+def test_owners_policy_and_node_file_are_read_at_every_message(
+    job: Job,
+    tmp_path: Path,
+) -> None:
+    job.run(server_of(0))
+    local = tmp_path / "Lyon" / "local"
+    policy = local / "flsv-site.toml"
+    assert greeted(job)["sizes"]["train"] > 0
+
+    policy.write_text("max_epsilon = 3\n")
+    assert "its policy wants max_epsilon=3" in greeted(job)["error"]
+    policy.write_text("max_epsylon = 3\n")
+    assert f"its policy {policy} cannot be read" in greeted(job)["error"]
+    policy.unlink()
+    assert "sizes" in greeted(job)
+
+    (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
+    assert "its policy /nowhere.toml cannot be read" in greeted(job)["error"]
+
+
+def test_filters_of_nvflare_which_would_change_nothing_are_refused(job: Job) -> None:
+    job.run(server_of(0))
+    privacy = PercentilePrivacy()
+    context = job.context("Lyon")
+
+    message = to_shareable(Packet("update", {}, {"vector": torch.ones(3)}))
+    filtered = from_shareable(privacy.process(message, context))
+    assert torch.equal(filtered.tensors["vector"], torch.ones(3))
+
+    runner = context.get_prop(FLContextKey.RUNNER)
+    runner.task_result_filters["train/out"] = [privacy]
+    reply = greeted(job, context)
+    assert "filters ['PercentilePrivacy'] would not change flsv's messages" in reply["error"]
+    assert reply["unwilling"] is True
+
+
+def test_errors_of_a_site_are_sent_without_their_words(
+    job: Job,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_data(node: Any) -> Any:
+        raise ValueError(f"{node['site']}: could not convert 'John Smith'")
+
+    job.run(server_of(0))
+    job.code.Lyon.make_datamodule = no_data
+    job.code.Lyon._site = None
+    assert greeted(job)["error"].startswith("it failed with ValueError at test_jobs.py:")
+    assert "Lyon: could not convert 'John Smith'" in caplog.text
+
+
+def test_name_of_something_else_in_a_job_is_refused(job: Job) -> None:
+    with pytest.raises(ConfigurationError, match="is no flsv.engines.remote.RemoteServer"):
+        job.run("a server")  # type: ignore[arg-type]
+    job.run(server_of(0))
+    job.executors["Lyon"] = FlsvExecutor("os:path")
+    assert greeted(job)["error"].startswith("it failed with ConfigurationError")
+
+
+def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path: Path) -> None:
+    job = FedJob("digits")
+    job.to_server(FlsvController("federation:server"))
+    job.to_clients(FlsvExecutor("federation:client"))
+    job.export_job(str(tmp_path))
+
+    (server_file,) = tmp_path.rglob("config_fed_server.json")
+    server = json.loads(server_file.read_text())
+    assert server["workflows"][0]["args"] == {"server": "federation:server"}
+    assert server["server"]["task_request_interval"] <= 0.5
+
+    (client_file,) = tmp_path.rglob("config_fed_client.json")
+    client = json.loads(client_file.read_text())
+    assert client["executors"][0]["executor"]["args"] == {"client": "federation:client"}
+    assert not list(tmp_path.rglob("*.py"))
+
+
+def test_packet_converted_to_a_shareable_and_back_is_equal() -> None:
+    tensors = {
+        "transposed": torch.randn(3, 2).T,
+        "scalar": torch.tensor(2.0),
+    }
+    for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.uint8):
+        tensors[str(dtype)] = torch.arange(4).to(dtype)
+    packet = Packet("train", {"a": [1, None, "x"]}, tensors)
+
+    message = fobs.loads(fobs.dumps(to_shareable(packet)))
+    packet_read = from_shareable(message)
+
+    assert packet_read.kind == packet.kind
+    assert packet_read.plain == packet.plain
+    for name, tensor in packet.tensors.items():
+        assert packet_read.tensors[name].dtype == tensor.dtype
+        assert torch.equal(packet_read.tensors[name], tensor)
+    with pytest.raises(ValueError, match="this is no packet"):
+        from_shareable(Shareable())

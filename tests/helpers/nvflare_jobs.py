@@ -1,0 +1,110 @@
+"""NVFlare without its processes: a Controller whose tasks an Executor of each site answers at once."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils import fobs
+
+from flsv.engines.nvflare import FlsvController, FlsvExecutor
+from flsv.engines.remote import RemoteServer, SiteClient
+from helpers.sites import NAMES, SiteData, module, shapfed
+
+
+class Job:
+    """A server and its sites, with workspaces below a folder. ``code`` is the module of the job's own code."""
+
+    def __init__(self, folder: Path, code: ModuleType) -> None:
+        self.folder = folder
+        self.code = code
+        self.number = 0
+        self.abort_signal = Signal()
+        self.tasks: list[Task] = []
+        #: The sites that the server can reach.
+        self.present = set(NAMES)
+        #: Whether a site answers a task.
+        self.answers: Callable[[str, Task], bool] = lambda site, task: True
+        self.executors: dict[str, FlsvExecutor] = {}
+        for part, site in enumerate(NAMES):
+            client = SiteClient(module, partial(site_data, part), shapfed)
+            setattr(code, site, client)
+            self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
+
+    def run(self, server: RemoteServer) -> None:
+        """Run the rounds that are left, as another job."""
+        self.number += 1
+        self.code.server = server  # type: ignore[attr-defined]
+        controller = FlsvController(f"{self.code.__name__}:server")
+        controller.communicator = Wire(self)
+        controller.control_flow(self.abort_signal, self.context("server"))
+
+    def context(self, name: str) -> FLContext:
+        """Make the context of the server or of a site."""
+        root = self.folder / name
+        for part in ("local", "startup"):
+            (root / part).mkdir(parents=True, exist_ok=True)
+        workspace = Workspace(str(root), name)
+        clients = [SimpleNamespace(name=site) for site in NAMES]
+        engine = SimpleNamespace(
+            get_clients=lambda: clients,
+            get_workspace=lambda: workspace,
+        )
+        runner = SimpleNamespace(task_data_filters={}, task_result_filters={})
+        runner.config = runner
+        manager = FLContextManager(
+            engine=engine,
+            identity_name=name,
+            job_id=f"job {self.number}",
+            public_stickers={},
+            private_stickers={FLContextKey.RUNNER: runner},
+        )
+        return manager.new_context()
+
+    def execute(self, site: str, message: Shareable, context: FLContext | None = None) -> Shareable:
+        """Let a site answer a message."""
+        fl_ctx = context or self.context(site)
+        return self.executors[site].execute("any", message, fl_ctx, Signal())
+
+
+class Wire:
+    """The Controller's communicator: it serializes both ways, as NVFlare does."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def send(
+        self,
+        task: Task,
+        fl_ctx: FLContext,
+        targets: list[str],
+        *options: Any,
+    ) -> None:
+        (site,) = targets
+        self._job.tasks.append(task)
+        if not self._job.answers(site, task):
+            return
+        message = fobs.loads(fobs.dumps(task.data))
+        reply = self._job.execute(site, message)
+        client_task = ClientTask(SimpleNamespace(name=site), task)
+        client_task.result = fobs.loads(fobs.dumps(reply))
+        task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
+
+    def cancel_task(self, task: Task, *options: Any) -> None:
+        pass
+
+    def get_client_disconnect_time(self, name: str) -> float | None:
+        if name in self._job.present:
+            return None
+        return 1.0
+
+
+def site_data(part: int, node: Any) -> SiteData:
+    return SiteData(part)
