@@ -154,11 +154,12 @@ def _once(
 def _missing(column: pd.Series, other_values: pd.Series) -> Found:
     if min(len(column), len(other_values)) < FEWEST:
         return
-    difference = float(column.isna().mean() - other_values.isna().mean())
+    share = float(column.isna().mean())
+    usual_share = float(other_values.isna().mean())
+    difference = share - usual_share
     if difference > MOST_MISSING:
-        share = f"{100 * column.isna().mean():.0f} %"
-        usual_share = f"{100 * other_values.isna().mean():.0f} %"
-        yield difference / MOST_MISSING, f"{share} are missing, {usual_share} at the other sites"
+        text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
+        yield difference / MOST_MISSING, text
 
 
 def _values(column: pd.Series, other_column: pd.Series) -> Found:
@@ -168,21 +169,18 @@ def _values(column: pd.Series, other_column: pd.Series) -> Found:
     if min(len(own_values), len(other_values)) < FEWEST:
         return
     if own_values.nunique() == 1 and other_values.nunique() > 1:
-        share = float((other_values == own_values.iloc[0]).mean())
-        # A rare value may be absent by chance: so probable is one value only.
-        if share ** len(own_values) < 1e-3:
-            yield (
-                2 * STRONG,
-                f"all values are {own_values.iloc[0]}, at the other sites they differ",
-            )
+        constant = own_values.iloc[0]
+        usual_share = float((other_values == constant).mean())
+        # Other values may be absent by chance.
+        probability = usual_share ** len(own_values)
+        if probability < 1e-3:
+            yield 2 * STRONG, f"all values are {constant}, at the other sites they differ"
         return
-    if pd.api.types.is_numeric_dtype(own_values) and pd.api.types.is_numeric_dtype(other_values):
-        yield from _scale(
-            own_values.astype(float),
-            other_values.astype(float),
-        )
-        return
-    yield from _own_categories(own_values.astype(str), other_values.astype(str))
+    are_numbers = map(pd.api.types.is_numeric_dtype, (own_values, other_values))
+    if all(are_numbers):
+        yield from _scale(own_values.astype(float), other_values.astype(float))
+    else:
+        yield from _own_categories(own_values.astype(str), other_values.astype(str))
 
 
 def _scale(

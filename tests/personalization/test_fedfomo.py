@@ -146,7 +146,7 @@ def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
     personalizer._affinity = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]])
     counts = np.zeros(5)
     for index in rounds:
-        counts[personalizer._choose(0, SimpleNamespace(seed=0, round_index=index))] += 1  # type: ignore[arg-type]
+        counts[personalizer._choose_peers(0, SimpleNamespace(seed=0, round_index=index))] += 1  # type: ignore[arg-type]
     return counts / len(rounds)
 
 

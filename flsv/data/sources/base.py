@@ -181,15 +181,17 @@ def is_array(value: Any) -> bool:
 
 def is_pair_of_arrays(value: Any) -> bool:
     """Return whether ``value`` is ``(X, y)``, an array of inputs and an array or list of targets."""
-    if not isinstance(value, list | tuple) or len(value) != 2 or not is_array(value[0]):
+    if not isinstance(value, list | tuple) or len(value) != 2:
         return False
-    y = value[1]
+    x, y = value
+    if not is_array(x):
+        return False
     if isinstance(y, list | tuple):
         return not any(is_array(entry) or isinstance(entry, list | tuple) for entry in y)
-    # A pandas Series has a shape, too.
-    return is_array(y) or (
-        hasattr(y, "shape") and not isinstance(y, Dataset) and not is_columnar(y)
-    )
+    if is_array(y):
+        return True
+    is_table_or_dataset = isinstance(y, Dataset) or is_columnar(y)
+    return hasattr(y, "shape") and not is_table_or_dataset  # such as a pandas Series
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:
@@ -232,9 +234,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         raise ConfigurationError(
             f"{description}. Expected classes, one each, or numbers, none of them NaN or infinite."
         )
-    classes, numbers = np.unique(targets.astype(str), return_inverse=True)
-    data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
-    data.classes, data.by_name = tuple(classes.tolist()), True  # type: ignore[attr-defined]  # attributes of ours
+    class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
+    labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    data: Any = TensorDataset(inputs, labels)
+    data.classes = tuple(class_names.tolist())
+    data.by_name = True
     return data
 
 
@@ -291,17 +295,17 @@ def one_numbering(
 
     Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
     """
-    everybody = dict(parts)
+    all_parts = dict(parts)
     for name, part in held_out.items():
         if part is not None:
-            everybody[name] = part
+            all_parts[name] = part
     names_by_part = {}
-    for name, part in everybody.items():
+    for name, part in all_parts.items():
         names_by_part[name] = class_names_of(part)
     union = _union_of_names(parts, names_by_part, pos_label)
 
     renumbered = {}
-    for name, part in everybody.items():
+    for name, part in all_parts.items():
         names = names_by_part[name]
         if names and union:
             new_numbers = _numbers_of_names(name, names, union)
@@ -328,29 +332,29 @@ def _union_of_names(
     If flsv numbers the classes, the positive one of two is last.
     """
     numberings: set[Any] = set()
-    owners: dict[str, list[str]] = {}
+    clients_by_class: dict[str, list[str]] = {}
     for name in parts:
         names = names_by_part[name]
-        numberings.add(names)
-        for label in names:
-            owners.setdefault(label, []).append(name)
-    if not owners:
+        if names:
+            numberings.add(names)
+        for class_name in names:
+            clients_by_class.setdefault(class_name, []).append(name)
+    if not clients_by_class:
         return ()
-    numberings.discard(())
-    check_spelling(owners, "The data", owners)
+    check_spelling(clients_by_class, "The data", clients_by_class)
 
-    union = in_order(owners)
+    sorted_names = in_order(clients_by_class)
     if not all(map(by_name, parts.values())):
         if len(numberings) == 1:
-            union = numberings.pop()  # the user has numbered the classes
-        return union
+            return numberings.pop()  # the user has numbered the classes
+        return sorted_names
 
-    counts = dict.fromkeys(union, 0)
+    counts = dict.fromkeys(sorted_names, 0)
     for name, part in parts.items():
-        samples = torch.bincount(dataset_labels(part)).tolist()
-        for label, count in zip(names_by_part[name], samples):
-            counts[label] += count
-    return positive_last(union, list(counts.values()), pos_label)
+        class_counts = torch.bincount(dataset_labels(part)).tolist()
+        for class_name, count in zip(names_by_part[name], class_counts):
+            counts[class_name] += count
+    return positive_last(sorted_names, list(counts.values()), pos_label)
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
@@ -459,21 +463,21 @@ def _renumbered(
     if all(number == new_number for number, new_number in new_numbers.items()):
         return dataset
 
-    changed: Any
+    renumbered: Any
     if _has_integer_labels(dataset):
-        changed = _with_new_numbers(dataset, new_numbers)
-    elif getattr(dataset, "target_transform", "none") is None:
+        renumbered = _with_new_numbers(dataset, new_numbers)
+    elif getattr(dataset, "target_transform", "no such attribute") is None:
         # torchvision's: copied, the original stays unchanged
-        changed = copy.copy(dataset)
-        changed.target_transform = dict(new_numbers).__getitem__
+        renumbered = copy.copy(dataset)
+        renumbered.target_transform = dict(new_numbers).__getitem__
     else:
         raise ConfigurationError(
             f"{name!r} has other numbers for the classes {listed(union, 8)}, in the order of all. The labels of a "
             f"{type(dataset).__name__} cannot be renumbered: use the same numbers at all clients, and an attribute "
             "`classes` of all."
         )
-    changed.classes = tuple(union)
-    return changed
+    renumbered.classes = tuple(union)
+    return renumbered
 
 
 def _has_integer_labels(dataset: Any) -> bool:

@@ -343,8 +343,8 @@ def has_class_folders(path: Path) -> bool:
     Each has images directly in it or is empty, and at least one has images.
     """
     have_images = False
-    for folder in _entries(path):
-        entries = _entries(folder) if folder.is_dir() else []
+    for folder in filter(Path.is_dir, _entries(path)):
+        entries = _entries(folder)
         if any(map(_is_image, entries)):
             have_images = True
         elif entries:
@@ -361,8 +361,9 @@ def folder_by_client(path: Path) -> dict[str, Path]:
     tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
-    with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]
-    if bool(tables) == bool(folders) or with_images:
+    has_one_kind = bool(tables) != bool(folders)
+    have_images = any(_is_image(entry) for folder in folders.values() for entry in _entries(folder))
+    if not has_one_kind or have_images:
         raise ConfigurationError(
             f"{path} has {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. What can be "
             "read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
@@ -379,13 +380,18 @@ def _is_image(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    shown = (entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
-    return sorted(shown, key=lambda entry: natural_key(entry.name))
+    entries = []
+    for entry in folder.iterdir():
+        is_hidden = entry.name.startswith((".", "__MACOSX"))
+        if not is_hidden:
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: natural_key(entry.name))
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
     """Return a sorting key that puts clinic 2 before clinic 10."""
-    parts = re.split(r"(\d+)", name)
-    return [
-        int(part) if position % 2 else part.casefold() for position, part in enumerate(parts)
-    ], name
+    key: list[str | int] = []
+    for position, part in enumerate(re.split(r"(\d+)", name)):
+        is_number = position % 2 == 1  # words and numbers take turns
+        key.append(int(part) if is_number else part.casefold())
+    return key, name

@@ -41,26 +41,34 @@ def parsed(
 
     With a decimal comma, a point that cannot separate thousands is read as decimal, too.
     """
+    numbers = []
+    for value in values:
+        numbers.append(_number(value, decimal, thousands))
+    array = np.array(numbers, dtype=np.float64)
+    return np.where(np.isfinite(array), array, np.nan)
 
-    def number(value: Any) -> float:
-        try:
-            if not isinstance(value, str):
-                return float(value)
-            # Python reads 1_000 as a number, which is hardly meant in a table.
-            if "_" in value:
-                return np.nan
-            text = value
-            if thousands is not None:
-                text = _without_separators(text, decimal, thousands)
-            if decimal == "," and "." in text:
-                is_ambiguous = "," in text or _GROUPED["."].fullmatch(text)
-                return np.nan if is_ambiguous else float(text)
-            return float(text.replace(decimal, "."))
-        except (TypeError, ValueError):
+
+def _number(
+    value: Any,
+    decimal: str,
+    thousands: str | None,
+) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+        if "_" in value:  # Python reads 1_000 as a number, which is hardly meant in a table
             return np.nan
-
-    numbers = np.array(list(map(number, values)), dtype=np.float64)
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+        text = value
+        if thousands is not None:
+            text = _without_separators(text, decimal, thousands)
+        if decimal == "," and "." in text:
+            separates_thousands = _GROUPED["."].fullmatch(text) is not None
+            if "," in text or separates_thousands:
+                return np.nan
+            return float(text)
+        return float(text.replace(decimal, "."))
+    except (TypeError, ValueError):
+        return np.nan
 
 
 def _without_separators(
@@ -106,12 +114,12 @@ def ambiguous_point(texts: Iterable[str]) -> str | None:
         >>> ambiguous_point(["25.548", "873"]), ambiguous_point(["25.548", "873", "0.5"])
         ('25.548', None)
     """
-    distinct = set(texts)
-    grouped = set(filter(_GROUPED["."].fullmatch, distinct))
-    below_1000 = set(filter(_BELOW_1000.fullmatch, distinct))
-    is_explained = distinct == grouped | below_1000
-    if is_explained and grouped and below_1000:
-        return max(grouped)
+    distinct_texts = set(texts)
+    with_point = set(filter(_GROUPED["."].fullmatch, distinct_texts))
+    below_1000 = set(filter(_BELOW_1000.fullmatch, distinct_texts))
+    has_both = bool(with_point) and bool(below_1000)
+    if has_both and distinct_texts == with_point | below_1000:
+        return max(with_point)
     return None
 
 
@@ -124,28 +132,29 @@ def other_notations(
 
     Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
     """
-    not_read = set[str]()
+    texts_not_read = set[str]()
     for texts in parts:
-        is_missing = np.isnan(column_numbers(texts, decimal, thousands))
-        not_read.update(compress(texts, is_missing))
-    numbers_not_read = sorted(filter(_is_number, not_read))
-    words = not_read.difference(numbers_not_read)
+        is_nan = np.isnan(column_numbers(texts, decimal, thousands))
+        texts_not_read.update(compress(texts, is_nan))
+    numbers_not_read = sorted(filter(_is_number, texts_not_read))
+    words = texts_not_read.difference(numbers_not_read)
     all_texts = set().union(*parts)
-    if not numbers_not_read or 2 * len(words) > len(all_texts):
+    are_mostly_words = len(words) > len(all_texts) / 2
+    if not numbers_not_read or are_mostly_words:
         return [], []
 
-    numbers = []
+    parts_without_words = []
     for texts in parts:
-        numbers.append([text for text in texts if text not in words])
-    notations = _readings(numbers, decimal, thousands)
+        parts_without_words.append([text for text in texts if text not in words])
+    notations = _fitting_notations(parts_without_words, decimal, thousands)
     if len(notations) == 1:
         options = {"decimal": decimal, **notations[0]}
-        if not _is_shown(numbers, options):
+        if not _show_separator(parts_without_words, options):
             return numbers_not_read, []  # of 12.500 and 0,5 alone, the first may be 12.5
     return numbers_not_read, notations
 
 
-def _readings(
+def _fitting_notations(
     parts: Sequence[Sequence[str]],
     decimal: str,
     thousands: str | None,
@@ -156,9 +165,8 @@ def _readings(
     """
     options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
     for mark, separator in _NOTATIONS:
-        keeps_decimal = decimal in (".", mark)
-        keeps_thousands = thousands in (None, separator)
-        if not (keeps_decimal and keeps_thousands):
+        # What the user has set is not changed: only the defaults, "." and None, are.
+        if decimal not in (".", mark) or thousands not in (None, separator):
             continue
 
         options = {}
@@ -181,7 +189,7 @@ def _is_number(text: str) -> bool:
     return any(np.isfinite(parsed([text], *notation))[0] for notation in _NOTATIONS)
 
 
-def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
+def _show_separator(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
     """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
 
     A text shows this by two of them, or by one beside a decimal mark.
@@ -191,7 +199,8 @@ def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> boo
         return True
     for text in chain.from_iterable(parts):
         num_separators = text.count(separator)
-        if num_separators > 1 or (num_separators == 1 and options["decimal"] in text):
+        has_decimal_mark = options["decimal"] in text
+        if num_separators > 1 or (num_separators == 1 and has_decimal_mark):
             return True
     return False
 
@@ -214,30 +223,30 @@ def date_formats(
 
     Return None if a file does not show the order of day and month.
     """
-    # The texts of each file by the mark after the first number.
-    texts_by_mark: dict[str, list[list[str]]] = {".": [], "/": [], "-": []}
-    for texts in parts:
-        other_than_iso = list(filterfalse(_ISO.fullmatch, texts))
-        for mark, texts_of_files in texts_by_mark.items():
-            texts_of_files.append(
-                [text for text in other_than_iso if text.lstrip("0123456789").startswith(mark)]
-            )
-
+    parts_not_iso = [list(filterfalse(_ISO.fullmatch, texts)) for texts in parts]
     formats: list[str] = []
-    for mark, texts_of_files in texts_by_mark.items():
-        orders = {_order(texts, mark, known_formats) for texts in texts_of_files if texts}
+    for mark in (".", "/", "-"):
+        orders = set()
+        numbers_of_colons: set[int] = set()
+        for texts in parts_not_iso:
+            texts_with_mark = []
+            for text in texts:
+                after_first_number = text.lstrip("0123456789")
+                if after_first_number.startswith(mark):
+                    texts_with_mark.append(text)
+                    numbers_of_colons.add(text.count(":"))
+            if texts_with_mark:
+                orders.add(_day_order(texts_with_mark, mark, known_formats))
         if None in orders or len(orders) > 1:
             return None
-        texts_with_mark = chain.from_iterable(texts_of_files)
-        num_colons = {text.count(":") for text in texts_with_mark}
         for order in orders:
-            for count, time in enumerate(_TIMES):
-                if count in num_colons:
+            for num_colons, time in enumerate(_TIMES):
+                if num_colons in numbers_of_colons:
                     formats.append(f"{order}{time}")
     return formats
 
 
-def _order(
+def _day_order(
     texts: Sequence[str],
     mark: str,
     known_formats: Sequence[str],
@@ -250,14 +259,16 @@ def _order(
     if mark != ".":
         orders.append(f"%m{mark}%d{mark}%Y")
     column = pd.Series(texts, dtype=object)
-    fitting = []
+    possible_orders = []
     for order in orders:
         dates = dated(column, [order + time for time in _TIMES])
         if dates.notna().all():
-            fitting.append(order)
+            possible_orders.append(order)
         elif any(known_format.startswith(order) for known_format in known_formats):
             return None  # another column has dates in this order
-    return fitting[0] if len(fitting) == 1 else None
+    if len(possible_orders) > 1:
+        return None
+    return next(iter(possible_orders), None)
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:

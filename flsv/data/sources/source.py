@@ -69,7 +69,9 @@ def read_part(
             part = read_path(source, reading, whole, KINDS)
         else:
             part = _read_object(source, reading)
-        samples: Any = part.train if isinstance(part, SourceData) else part
+        samples = part
+        if isinstance(part, SourceData):
+            samples = part.train
         if len(samples) == 0:
             raise ConfigurationError("there are no samples.")
         return part

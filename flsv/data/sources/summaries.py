@@ -33,20 +33,22 @@ def summarize_column(
     """Return what a client tells about a column, ``rows`` being the positions of its training rows."""
     values = card.values.iloc[rows]
     num_missing = int(values.isna().sum())
+    if num_missing < min_rows:  # a number of few rows is not told
+        num_missing = 0
     kind = card.kind
     if card.values.isna().all():
         kind = ""
-    present = values.dropna()
 
     moments = None
     categories = None
+    values = values.dropna()
     if card.kind == WORDS:
-        categories = frequent(present, min_rows)
+        categories = frequent(values, min_rows)
     else:
-        moments = moments_of_enough(present.to_numpy(dtype=np.float64), min_rows)
+        moments = moments_of_enough(values.to_numpy(dtype=np.float64), min_rows)
     return ColumnSummary(
         kind=kind,
-        missing=num_missing if num_missing >= min_rows else 0,
+        missing=num_missing,
         moments=moments,
         categories=categories,
     )

@@ -67,13 +67,13 @@ class Table:
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
-        columns = {"client": group, **{name: name for name in ids}}
         lines = self.frame.index.tolist()
         texts = {"line": list(map(str, lines))}
-        for title, name in columns.items():
+        columns_by_title = {"client": group}
+        columns_by_title |= {name: name for name in ids}
+        for title, name in columns_by_title.items():
             if name in self.frame:
-                column = self.frame[name]
-                texts[title] = column.astype(str).tolist()
+                texts[title] = self.frame[name].astype(str).tolist()
         return texts
 
     def column(self, name: str, argument: str) -> pd.Series:
