@@ -106,9 +106,13 @@ def equation_3(
     loop: FederatedLoop, data: Any, client: int, initial: torch.Tensor, peers: list[torch.Tensor]
 ) -> tuple[np.ndarray, torch.Tensor]:
     """What each peer's model gains by distance, and the mixture of those that gain something."""
-    cut = loop.space.num_parameters
-    loss, *peer_losses = losses(loop, data, client, [initial, *peers])
-    distances = [float((model - initial)[:cut].double().norm()) for model in peers]
+    num_parameters = loop.space.num_parameters
+    models = [initial, *peers]
+    loss, *peer_losses = losses(loop, data, client, models)
+    distances = []
+    for model in peers:
+        update = (model - initial)[:num_parameters]
+        distances.append(float(update.double().norm()))
     signed = (loss - np.array(peer_losses)) / np.array(distances)
 
     weights = np.maximum(signed, 0)
@@ -134,7 +138,8 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
         utility=lambda vectors, performance: -losses,
     )
 
-    values = mix_models(local, [model, 2 * model, 3 * model], 3)  # type: ignore[arg-type]
+    downloads = [model, 2 * model, 3 * model]
+    values = mix_models(local, downloads, num_parameters=3)  # type: ignore[arg-type]
 
     assert torch.equal(local.state[OWN_MODEL], model)
     assert values.tolist() == [0, 1, 0, 0]
@@ -142,11 +147,13 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
 
 def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
     """How often client 0, to whom only client 1 is worth something, downloads each of the others."""
-    personalizer._uploads = {client: torch.zeros(1) for client in range(5)}
-    personalizer._affinity = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]])
+    personalizer._uploads = dict.fromkeys(range(5), torch.zeros(1))
+    personalizer._affinity = torch.eye(5)[1:2]  # [0, 1, 0, 0, 0]
     counts = np.zeros(5)
     for index in rounds:
-        counts[personalizer._choose_peers(0, SimpleNamespace(seed=0, round_index=index))] += 1  # type: ignore[arg-type]
+        round: Any = SimpleNamespace(seed=0, round_index=index)
+        peers = personalizer._choose_peers(0, round)
+        counts[peers] += 1
     return counts / len(rounds)
 
 
