@@ -97,10 +97,10 @@ def _rows_by_share(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndar
     """Return the indices of each class's first samples: its fraction in ``keep``, at least two."""
     if keep is None:
         return np.arange(len(targets))
-    classes = int(targets.max()) + 1
-    if len(keep) != classes:
+    num_classes = int(targets.max()) + 1
+    if len(keep) != num_classes:
         raise ConfigurationError(
-            f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes."
+            f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {num_classes} classes."
         )
     rows = []
     for class_index, share in enumerate(keep):
@@ -149,9 +149,10 @@ class Duplicates(Corruption):
     ) -> tuple[Tensor, Tensor]:
         num_unique = max(1, math.ceil(self.unique * len(x)))
         order = torch.randperm(len(x), generator=generator)
-        # Each sample is replaced by one of the first in this order.
-        source = order.clone()
-        source[order] = order[torch.arange(len(x)) % num_unique]
+        # The first samples in this order replace the others, in turn.
+        turns = torch.arange(len(x)) % num_unique
+        source = torch.empty_like(order)
+        source[order] = order[turns]
         return x[source], y[source]
 
 

@@ -161,8 +161,8 @@ class Federation:
             section["files"] = {**section.get("files", {}), "root": root}
             source = section.get("source")
             if isinstance(source, dict):
-                source.setdefault("init_args", {})["root"] = root
-        data = self._built(FederatedDataModule, section)
+                source["init_args"] = {**source.get("init_args", {}), "root": root}
+        data = self._instantiate(FederatedDataModule, section)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -179,11 +179,11 @@ class Federation:
 
     def module(self) -> L.LightningModule:
         """Return a new LightningModule, whose network is built when training starts."""
-        return self._built(L.LightningModule, dict(self.model))
+        return self._instantiate(L.LightningModule, dict(self.model))
 
     def attackers(self) -> list[Attack | Collusion]:
         """Return new objects of the federation's attacks."""
-        return self._built(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
+        return self._instantiate(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:
         """Return a new trainer for all rounds on the CPU, which writes no files."""
@@ -197,7 +197,7 @@ class Federation:
             **QUIET,  # type: ignore[arg-type]  # all are bool options
         )
 
-    def badness(self) -> dict[str, torch.Tensor]:
+    def bad_client_masks(self) -> dict[str, torch.Tensor]:
         """Return ``{kind: mask}``, each bool ``[n]``, True for clients with this kind of fault."""
         masks = {}
         for kind, clients in self.bad.items():
@@ -206,17 +206,18 @@ class Federation:
             masks[kind] = mask
         return masks
 
-    def _built(self, kind: Any, section: Any) -> Any:
-        """Build the object of type ``kind`` that a section of the file describes."""
+    def _instantiate(self, expected_type: Any, section: Any) -> Any:
+        """Build the object of the type that a section of the file describes."""
         parser = ArgumentParser(exit_on_error=False)
-        if kind is FederatedDataModule:
-            parser.add_class_arguments(kind, "part")
+        if expected_type is FederatedDataModule:
+            parser.add_class_arguments(expected_type, "part")
         else:
-            parser.add_argument("--part", type=kind)
+            parser.add_argument("--part", type=expected_type)
         # The second name before jsonargparse 4.49.
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
         try:
-            return instantiate(parser.parse_object({"part": section})).part
+            config = parser.parse_object({"part": section})
+            return instantiate(config).part
         except ArgumentError as error:
             raise ConfigurationError(f"the federation {self.name}: {error}") from error
 
@@ -265,7 +266,9 @@ def available_federations(
     """Read federations by names, sets and files. Leave out those without data, and ``say`` which."""
     requested_names: dict[str, None] = {}
     for name_or_set in requested:
-        members = names(name_or_set) if name_or_set in SETS else [name_or_set]
+        members = [name_or_set]
+        if name_or_set in SETS:
+            members = names(name_or_set)
         requested_names.update(dict.fromkeys(members))
 
     federations = []

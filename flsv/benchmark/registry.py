@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def _made_by(self) -> Any:
-        return _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        return _import_class(self.made_by) if isinstance(self.made_by, str) else self.made_by
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Entry:
         """Return the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
         if self.client_algorithm is None:
             return {}
-        algorithm_class = _located(self.client_algorithm)
+        algorithm_class = _import_class(self.client_algorithm)
         return {"client_algorithm": algorithm_class()}
 
     def build(self, federation: Federation) -> Metric:
@@ -191,7 +191,7 @@ def identity_of(
     return identity
 
 
-def _located(path: str) -> Any:
+def _import_class(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -221,7 +221,7 @@ def entry(name: str) -> tuple[str, Entry]:
             f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5)."
         ) from error
     path = name.partition("(")[0]
-    _located(path)
+    _import_class(path)
     # What another entry of the class needs, this one needs, too.
     needs: tuple[str, ...] = ()
     client_algorithm = None

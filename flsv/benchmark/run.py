@@ -29,7 +29,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
     groups: dict[tuple[str, bool], dict[str, Entry]] = {}
     for name, entry in entries.items():
         try:
-            key = _run_of_metric(entry, federation)
+            key = _requirements(entry, federation)
         except WrongArguments:
             raise
         except Exception as error:
@@ -55,7 +55,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
     return result
 
 
-def _run_of_metric(entry: Entry, federation: Federation) -> tuple[str, bool]:
+def _requirements(entry: Entry, federation: Federation) -> tuple[str, bool]:
     """Return the client algorithm or coalitions that a metric requires, and whether clients evaluate models for it."""
     metric = entry.build(federation)
     requirement = entry.client_algorithm or ""
@@ -137,14 +137,14 @@ def bench(
     for name, federation in federation_by_name.items():
         for seed in range(seeds):
             run_number += 1
-            missing = {}
+            unfinished = {}
             for metric, entry in entries.items():
                 if (name, seed, metric) not in results.values:
-                    missing[metric] = entry
-            if not missing:
+                    unfinished[metric] = entry
+            if not unfinished:
                 continue
 
-            run = run_metrics(federation, missing, seed)
+            run = run_metrics(federation, unfinished, seed)
             results.add(name, seed, run)
             progress = f"{run_number} of {num_runs}: {name}, seed {seed}"
             say(f"{progress}: {len(run.values)} metrics, {run.fit:.1f} s")

@@ -62,8 +62,8 @@ def shares(values: Tensor) -> Tensor:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
         tensor([0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
-    finite = values.double().nan_to_num(0, 0, 0)
-    positive = finite.clamp(min=0)
+    finite_values = values.double().nan_to_num(nan=0, posinf=0, neginf=0)
+    positive = finite_values.clamp(min=0)
     total = positive.sum()
     if total > 0:
         return positive / total

@@ -151,7 +151,7 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
             "spearman": spearman(values, truth.mean),
             "error": share_error(values, truth.mean),
         }
-        for kind, is_bad in federation.badness().items():
+        for kind, is_bad in federation.bad_client_masks().items():
             row[f"auroc {kind}"] = auroc(values, is_bad)
         rows.append(row)
 
@@ -179,28 +179,30 @@ def costs(
     for name, entry in entries.items():
         identities[name] = f"{entry.identity()} {federation.identity.key}"
 
-    measured: dict[str, Cost] = {}
-    file = None if path is None else ResultFile(path, COST_COLUMNS)
-    for row in [] if file is None else file.rows:
-        name = row["metric"]
-        if row["identity"] == identities.get(name):
-            measured[name] = Cost(row["seconds"], row["evaluations"], row["training"])
+    cost_of_metric: dict[str, Cost] = {}
+    file = None
+    if path is not None:
+        file = ResultFile(path, COST_COLUMNS)
+        for row in file.rows:
+            name = row["metric"]
+            if row["identity"] == identities.get(name):
+                cost_of_metric[name] = Cost(row["seconds"], row["evaluations"], row["training"])
 
     for name, entry in entries.items():
-        if name in measured:
+        if name in cost_of_metric:
             continue
-        cost = _cost_of(name, entry, federation)
+        cost = _measure_cost(name, entry, federation)
         if cost is None:
             continue
-        measured[name] = cost
+        cost_of_metric[name] = cost
         say(f"{name}: {1000 * cost.seconds:.1f} ms a round")
         if file is not None:
             numbers = [f"{number:.6g}" for number in astuple(cost)]
             file.add([[name, *numbers, identities[name]]])
-    return measured
+    return cost_of_metric
 
 
-def _cost_of(name: str, entry: Entry, federation: Federation) -> Cost | None:
+def _measure_cost(name: str, entry: Entry, federation: Federation) -> Cost | None:
     """Measure a metric's cost, None if it has no values in this federation."""
     run = run_metrics(federation, {name: entry}, seed=0)
     if name in run.refused or name in run.failed:
@@ -210,7 +212,7 @@ def _cost_of(name: str, entry: Entry, federation: Federation) -> Cost | None:
         # The metric's cost at the clients is part of the training.
         plain_run = run_metrics(federation, {}, seed=0)
         seconds = max(seconds, run.fit - plain_run.fit)
-    training = max(run.fit - run.seconds.get(name, 0.0), 0.0) if run.fit else 0.0
+    training = max(run.fit - run.seconds.get(name, 0.0), 0.0)
 
     rounds = federation.rounds
     return Cost(
@@ -230,4 +232,5 @@ def _interval(runs: DataFrame) -> float:
     variances = spreads.fillna(spreads.mean()) / counts
     freedom = int((counts - 1).sum())
     quantile = stats.t.ppf(0.95, freedom)
-    return float(quantile * variances.sum() ** 0.5 / len(counts))
+    stderr_of_mean = variances.sum() ** 0.5 / len(counts)
+    return float(quantile * stderr_of_mean)

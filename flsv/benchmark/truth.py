@@ -205,15 +205,11 @@ def _train(
     store: UtilityStore,
 ) -> None:
     """Train the coalitions that are missing in a store, each in a process of its own."""
-    measure = performance_of(
-        "make_truth",
-        federation.performance,
-        federation.mode,
-    )
+    measure = performance_of("make_truth", federation.performance, federation.mode)
     data = federation.datamodule()
     samples = federation.num_samples.tolist()
 
-    def work(request: FitOrder | Prediction) -> Any:
+    def work_in_new_federation(request: FitOrder | Prediction) -> Any:
         # The loop's own seed: with the same seed it starts from the same weights.
         with isolated_rngs(request.seed, "benchmark"), quiet(), own_folder() as folder:
             loop = FederatedLoop(
@@ -221,11 +217,7 @@ def _train(
                 filters=[OutlierFilter(threshold=None)],
                 local_epochs=federation.local_epochs,
                 seed=request.seed,
-                reporting=Reporting(
-                    table=False,
-                    figures=0,
-                    files=False,
-                ),
+                reporting=Reporting(table=False, figures=0, files=False),
             )
             retrainable = Retrainable(
                 federation.trainer(loop),
@@ -239,7 +231,7 @@ def _train(
     if why_not_fork() is None:
         run = supervise
     processes = FitsInProcesses(
-        lambda request: partial(work, request),
+        lambda request: partial(work_in_new_federation, request),
         cores(),
         run=run,
     )

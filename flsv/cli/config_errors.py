@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from pydoc import locate
@@ -228,21 +229,21 @@ def origin_of(message: str, files: Sequence[Path]) -> str:
     """Return the file and line of the argument or text that a message is about, if it stands in one line, or ""."""
     if any(message.startswith(str(path)) for path in files):
         return ""
-    roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
+    searches: list[Callable[[Any], Iterator[int]]] = []
     argument = _ARGUMENT.search(message)
     if argument is not None:
         value = argument["text"] or argument["number"]
-        origins = []
-        for path, root in roots.items():
-            for line in _lines_of_entry(root, argument["name"], value, message):
-                origins.append(f"{path}, line {line}: ")
-        if len(origins) == 1:
-            return origins[0]
-
+        searches.append(
+            partial(_lines_of_entry, name=argument["name"], value=value, message=message)
+        )
     for text in _QUOTED.findall(message):
+        searches.append(partial(_lines_of_value, text=text))
+
+    roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
+    for lines_in in searches:
         origins = []
         for path, root in roots.items():
-            origins += [f"{path}, line {line}: " for line in _lines_of_value(root, text)]
+            origins += [f"{path}, line {line}: " for line in lines_in(root)]
         if len(origins) == 1:
             return origins[0]
     return ""

@@ -217,14 +217,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", samples(data).reset_index())
         if data.column_cards:
-            save_table(
-                out / "columns.csv",
-                missing(data).reset_index(),
-            )
-            save_table(
-                out / "summary.csv",
-                describe_values(data).reset_index(),
-            )
+            save_table(out / "columns.csv", missing(data).reset_index())
+            save_table(out / "summary.csv", describe_values(data).reset_index())
         if len(doubts):
             save_table(out / "doubts.csv", doubts)
         print(f"Written: {display_path(out)}")

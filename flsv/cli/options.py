@@ -226,15 +226,7 @@ def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
 #: Arguments of all parsers that are made here by jsonargparse.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 #: Sections of the configuration files of all commands.
-SECTIONS = (
-    "trainer",
-    "federation",
-    "model",
-    "optimizer",
-    "lr_scheduler",
-    "ckpt_path",
-    "value",
-)
+SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")
 #: The first line of their help, instead of a list of all options.
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 

@@ -59,11 +59,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="the file, .html. Default: report.html in the run's folder",
     )
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument(
-        "--budget",
-        type=float,
-        help="amount to share out, such as 10000",
-    )
+    terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
     terms.add_argument(
         "--by",
         metavar="METRIC",
@@ -87,18 +83,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
     signing = parser.add_argument_group("signatures")
-    signing.add_argument(
-        "--sign",
-        metavar="KEY",
-        type=Path,
-        help="SSH key that signs the page",
-    )
-    signing.add_argument(
-        "--verify",
-        metavar="PAGE",
-        type=Path,
-        help="a signed page to verify",
-    )
+    signing.add_argument("--sign", metavar="KEY", type=Path, help="SSH key that signs the page")
+    signing.add_argument("--verify", metavar="PAGE", type=Path, help="a signed page to verify")
     signing.add_argument(
         "--signers",
         metavar="FILE",
@@ -118,11 +104,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         parser.error(
             f"--{' and --'.join(terms_by_name).replace('_', '-')}: name the budget, too: --budget 10000"
         )
-    from flsv.report import (
-        Budget,
-        open_run,
-        write_report,
-    )  # imported late: it imports torch
+    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results.terminal import width
 

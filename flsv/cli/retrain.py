@@ -37,7 +37,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -118,7 +117,7 @@ def retrain(
                 seeds=range(summary.seed, summary.seed + (seeds or SEEDS)),
                 num_rounds=summary.rounds,
             )
-        processes = _processes(summary, jobs, threads, _limit_s(run, changes))
+        processes = _processes(summary, jobs, threads, _limit_s(summary, changes))
         retrained = train_seeds(
             _training(summary, processes),
             processes.predict,
@@ -153,7 +152,7 @@ def _without(
 
         path = (run / f"without_{'_'.join(omitted)}.ckpt").absolute()
         order = replace(summary.order, members=tuple(members), save_as=path)
-        processes = _processes(summary, 1, threads, _limit_s(run, changes))
+        processes = _processes(summary, 1, threads, _limit_s(summary, changes))
         ((_, result),) = processes.train([order])
         if not isinstance(result, FitResult):
             raise ConfigurationError(
@@ -179,7 +178,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
         joined_run = replace(summary, joining={name: joining_data})
-        processes = _processes(joined_run, options.jobs, None, _limit_s(run, changes))
+        processes = _processes(joined_run, options.jobs, None, _limit_s(joined_run, changes))
         training = _training(joined_run, processes)
 
         everybody = tuple(range(len(summary.clients)))
@@ -266,17 +265,14 @@ def _training(summary: RunSummary, processes: FitsInProcesses) -> CoalitionTrain
     )
 
 
-def _limit_s(run: Path, changes: Sequence[str]) -> float | None:
+def _limit_s(summary: RunSummary, changes: Sequence[str]) -> float | None:
     """Return the time limit of a training in seconds from the run's duration. None: the run has not ended, or has other
     settings.
     """
-    record = read_record(run / RECORD)
-    if changes or not record.get("ended"):
+    if changes or summary.run_time is None:
         return None
-    started = datetime.fromisoformat(record["started"])
-    ended = datetime.fromisoformat(record["ended"])
-    duration = ended - started
-    return LEAST_S + LONGER * duration.total_seconds()
+    started, ended = summary.run_time
+    return LEAST_S + LONGER * (ended - started)
 
 
 def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataFrame:
@@ -344,12 +340,7 @@ def _workers_of(backend: str | None) -> Iterator[None]:
 def _parser() -> ArgumentParser:
     further = "Further arguments are those of flsv fit and override the run's configuration."
     parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        type=Path,
-        help="the run's folder",
-    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument(
         "--trainings",
         dest="coalitions",
@@ -397,12 +388,7 @@ def _parser() -> ArgumentParser:
     joining = (
         "a client that took no part, and its file or folder: what it would add to the others' model"
     )
-    parser.add_argument(
-        "--with",
-        dest="joining",
-        metavar="NAME=DATA",
-        help=joining,
-    )
+    parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
     jobs = "trainings at once, each in a process of its own. Default: as many as cores, on an accelerator 1"
     parser.add_argument("--jobs", type=from_1, help=jobs)
     backend = "joblib backend whose workers train, such as dask. Default: processes of this machine"

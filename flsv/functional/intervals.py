@@ -34,11 +34,7 @@ from torch import Tensor
 from flsv.utilities.display import LEVEL
 
 
-def half_width(
-    variance: Tensor,
-    freedom: Tensor,
-    level: float,
-) -> Tensor:
+def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
     quantiles = t_quantile(level, freedom).to(variance)
     widths = quantiles * variance.sqrt()
@@ -52,11 +48,7 @@ def t_quantile(
     """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of ``freedom`` it is the normal
     quantile.
     """
-    freedom = torch.as_tensor(
-        freedom,
-        dtype=torch.float64,
-        device="cpu",
-    )
+    freedom = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
     probability = (1 + level) / 2
     quantiles = stats.t.ppf(probability, freedom.numpy())
     return torch.as_tensor(quantiles, dtype=torch.float64)
@@ -100,9 +92,7 @@ def one_seed_stderr(
     return variance.sqrt()
 
 
-def prediction_stderr(
-    disagreement: Tensor,
-) -> Tensor:
+def prediction_stderr(disagreement: Tensor) -> Tensor:
     """Compute predicted values' standard error from their difference between interpolation and ensemble, ``[n]`` or
     ``[n, M]``.
     """
@@ -156,10 +146,7 @@ def interval_over_seeds(
     spread = values.var(0)
     sum_of_gains = values.mean(0).clamp_min(0).sum()
     deviation_elsewhere = SEED_DEVIATION * sum_of_gains
-    common_variance = torch.maximum(
-        spread.mean(),
-        deviation_elsewhere.square(),
-    )
+    common_variance = torch.maximum(spread.mean(), deviation_elsewhere.square())
     squares = (num_seeds - 1) * spread + 2 * common_variance
     variance = squares / (num_seeds + 1)
 

@@ -144,17 +144,11 @@ def joint_intervals(
         dtype=torch.float64,
     )
     high = low.clone()
-    value_draws = draw_values(
-        values[has_value],
-        _of_clients(errors, has_value),
-    )
+    value_draws = draw_values(values[has_value], _of_clients(errors, has_value))
     percentiles = torch.from_numpy(
         np.quantile(
             value_draws,
-            [
-                (1 - level) / 2,
-                (1 + level) / 2,
-            ],
+            [(1 - level) / 2, (1 + level) / 2],
             axis=0,
         )
     )

@@ -344,11 +344,7 @@ class ClassifierClient(ReadyClient):
         scores.reset()
 
 
-def agreed(
-    name: str,
-    value: Any,
-    datamodule: Any,
-) -> Any:
+def agreed(name: str, value: Any, datamodule: Any) -> Any:
     """Return ``value``, or the data module's attribute ``name`` if ``value`` is None. They must not differ."""
     value_of_data = getattr(datamodule, name, None)
     if value_of_data is not None and name == "input_shape":

@@ -161,7 +161,8 @@ class Contributions(Strategy):
                 stacklevel=2,
             )
         arrays, record = self._aggregate(server_round, replies)
-        record = MetricRecord() if record is None else record
+        if record is None:
+            record = MetricRecord()
         for metric in self._metrics:
             for name in self._names:
                 record[f"{metric}/{name}"] = values.get((metric, name), math.nan)
@@ -242,7 +243,8 @@ class Contributions(Strategy):
                 "there may ever be: Contributions(num_clients=...)."
             )
         self._names += new_names
-        return {name: index for index, name in enumerate(self._names) if name in round_names}
+        id_of_name = {name: client_id for client_id, name in enumerate(self._names)}
+        return {name: id_of_name[name] for name in self._names if name in round_names}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name, or as a list if the module has none of the names."""
@@ -306,7 +308,7 @@ class _Files:
         self._results = RoundResults(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
-        self._board: TensorBoard | None = None
+        self._tensorboard: TensorBoard | None = None
         self._samples: dict[int, int] = {}
 
     def write(
@@ -322,8 +324,8 @@ class _Files:
             all_names.append(f"not seen ({client})")
         if not self._names:
             self._csv.begin(0)
-        if all_names != self._names or self._board is None:
-            self._board = self._begin(all_names)
+        if all_names != self._names or self._tensorboard is None:
+            self._tensorboard = self._begin(all_names)
 
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
@@ -332,8 +334,8 @@ class _Files:
         values = {**round_values.values, **round_values.per_class}
         result = self._results.round_result(index, values, weights / weights.nansum())
         self._csv.write(result)
-        self._board.write(result)
-        self._board.flush()
+        self._tensorboard.write(result)
+        self._tensorboard.flush()
         all_samples = [self._samples.get(client, 0) for client in range(num_clients)]
         self._record |= {"clients": all_names, "samples": all_samples, "rounds_done": index + 1}
         write_record(self._folder, self._record)
@@ -341,14 +343,14 @@ class _Files:
     def _begin(self, names: Sequence[str]) -> TensorBoard:
         """Make a new TensorBoard writer in place of the last one."""
         self._names[:] = names
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
         return TensorBoard(self._logger, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
         """Write the end of the run into ``run.json``, and log the folder's path."""
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
             write_record(self._folder, self._record | {"ended": now(), "logged": {}})
             _log.info("Contributions: flsv report %s", self._folder)
         self._lock.release()

@@ -152,13 +152,13 @@ def value_round(
     """
     module = unwrapped(module)
     check_lightning(module)
-    board = ContributionMetrics(metrics_by_name(metrics, loss))
-    head = named_head(board.metrics.values())
+    contribution_metrics = ContributionMetrics(metrics_by_name(metrics, loss))
+    head = named_head(contribution_metrics.metrics.values())
     space = ParameterSpace(module, head)
-    contribution_metrics = []
-    for metric in board.metrics.values():
+    metric_list = []
+    for metric in contribution_metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
-            contribution_metrics.append(metric)
+            metric_list.append(metric)
             if num_clients is None:
                 num_clients = metric.num_clients
     cohort = _Cohort.of(updates, client_names, num_clients)
@@ -166,12 +166,12 @@ def value_round(
     classes = num_classes
     if classes is None and space.head is not None:
         classes = space.head.num_classes
-    _check(board, space, head, num_classes, classes)
-    _check_names(board, cohort.names)
+    _check(contribution_metrics, space, head, num_classes, classes)
+    _check_names(contribution_metrics, cohort.names)
     num_columns = classes or 1
-    board.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
+    contribution_metrics.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
     device = module_device(module)
-    board.to(device)
+    contribution_metrics.to(device)
 
     counts, shares = cohort.counts_and_weights(num_samples, weights)
     global_vector = _vector(space, module, start, "start")
@@ -184,7 +184,7 @@ def value_round(
 
     if round_index is None:
         round_index = 0
-        for metric in contribution_metrics:
+        for metric in metric_list:
             round_index = max(round_index, int(metric.rounds))
     round = Round(
         round_index=round_index,
@@ -194,9 +194,9 @@ def value_round(
         client_vectors=models.to(device),
         space=space,
         seed=seed,
-        games=_games(board, module, val_loader, loss, classes),
+        games=_games(contribution_metrics, module, val_loader, loss, classes),
     )
-    return _measured(board, round, shares.to(device), cohort.names)
+    return _measured(contribution_metrics, round, shares.to(device), cohort.names)
 
 
 @dataclass(frozen=True)
@@ -255,16 +255,16 @@ class _Cohort:
         if values is None:
             return []
         keys = list(range(len(values)))
-        expected: list[Any] | None = list(range(len(self.ids)))
+        expected_keys: list[Any] | None = list(range(len(self.ids)))
         if isinstance(values, Mapping):
             keys = list(values)
-            expected = self.keys
-        if expected is None or set(keys) != set(expected):
+            expected_keys = self.keys
+        if expected_keys is None or set(keys) != set(expected_keys):
             raise ConfigurationError(
-                f"value_round({argument}=...) is given of {keys}, expected of {expected or len(self.ids)} as updates "
-                "are: all in lists, or all by client."
+                f"value_round({argument}=...) is given of {keys}, expected of {expected_keys or len(self.ids)} as "
+                "updates are: all in lists, or all by client."
             )
-        return [values[key] for key in expected]
+        return [values[key] for key in expected_keys]
 
     def counts_and_weights(
         self,
@@ -272,15 +272,14 @@ class _Cohort:
         weights: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
-        numbers = self._numbers(num_samples, "num_samples", Count)
+        counts_of_clients = self._numbers(num_samples, "num_samples", Count)
         counts = torch.ones(len(self.ids), dtype=torch.long)
-        if numbers:
-            counts = torch.tensor([int(number) for number in numbers])
-        shares = counts.double() / counts.sum()
-        numbers = self._numbers(weights, "weights", float)
-        if numbers:
-            shares = torch.tensor(numbers, dtype=torch.float64)
-        return counts, shares
+        if counts_of_clients:
+            counts = torch.tensor([int(count) for count in counts_of_clients])
+        weights_of_clients = self._numbers(weights, "weights", float)
+        if not weights_of_clients:
+            return counts, counts.double() / counts.sum()
+        return counts, torch.tensor(weights_of_clients, dtype=torch.float64)
 
     def _numbers(
         self,
@@ -317,23 +316,25 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 
 
 def _games(
-    board: ContributionMetrics,
+    contribution_metrics: ContributionMetrics,
     module: nn.Module,
     loader: Any,
     loss: Any,
     classes: int | None,
 ) -> CoalitionGames | None:
     """Return the coalition games in which the metrics evaluate models. None: no metric does."""
-    measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
+    measures = {
+        f"metric {name!r}": measure for name, measure in contribution_metrics.performances.items()
+    }
     if measures and loader is None:
         raise ConfigurationError(
-            f"metrics {list(board.performances)} evaluate models on the server's validation data: give val_loader, or "
-            "take metrics of the updates alone, such as CosineGradientShapley."
+            f"metrics {list(contribution_metrics.performances)} evaluate models on the server's validation data: give "
+            "val_loader, or take metrics of the updates alone, such as CosineGradientShapley."
         )
     if loss is not None and not any(is_logged(measure) for measure in measures.values()):
         raise ConfigurationError(
-            f"value_round(loss=...): none of the metrics {list(board.metrics)} measures it. Make one with "
-            f"performance={LOSS!r}, mode='min', or leave loss out."
+            f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures it. Make one "
+            f"with performance={LOSS!r}, mode='min', or leave loss out."
         )
     if not measures:
         return None
@@ -341,7 +342,7 @@ def _games(
 
 
 def _measured(
-    board: ContributionMetrics,
+    contribution_metrics: ContributionMetrics,
     round: Round,
     weights: Tensor,
     names: list[str],
@@ -350,23 +351,25 @@ def _measured(
     games: Any = round.games
     if games is not None:
         games.begin(round)
-    board.update(round, "training")
+    contribution_metrics.update(round, "training")
     weights = weights.to(round.client_vectors)  # the type and device that aggregators return
     aggregated_round = round.aggregated(round.combine(weights), weights)
-    board.update(aggregated_round, "aggregation")
+    contribution_metrics.update(aggregated_round, "aggregation")
 
-    contributions = {name: value.cpu() for name, value in board.contributions.items()}
+    contributions = {
+        name: value.cpu() for name, value in contribution_metrics.contributions.items()
+    }
     values = {}
     per_class = {}
     for name, value in contributions.items():
-        values[name] = overall(board.metrics[name], value)
+        values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
     diagnostics = {}
-    for name, metric in board.metrics.items():
+    for name, metric in contribution_metrics.metrics.items():
         if isinstance(metric, ContributionMetric):
             diagnostics[name] = metric.diagnostics()
-    numbers, *_ = numbers_of(board.metrics, contributions, None)
+    numbers, *_ = numbers_of(contribution_metrics.metrics, contributions, None)
     return RoundValues(
         values=values,
         per_class=per_class,
@@ -377,9 +380,9 @@ def _measured(
     )
 
 
-def _check_names(board: ContributionMetrics, names: list[str]) -> None:
+def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) -> None:
     """Check that metrics have seen the same names in the same order before."""
-    for name, metric in board.metrics.items():
+    for name, metric in contribution_metrics.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
         earlier_names = list(metric.client_names)
@@ -391,7 +394,7 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 
 
 def _check(
-    board: ContributionMetrics,
+    contribution_metrics: ContributionMetrics,
     space: ParameterSpace,
     head: str | None,
     num_classes: int | None,
@@ -399,27 +402,27 @@ def _check(
 ) -> None:
     """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
     classes, ``num_classes`` that of the caller."""
-    for name, attributes in board.reads.items():
-        need = _need_of_loop(board, name, attributes)
+    for name, attributes in contribution_metrics.reads.items():
+        need = _need_of_loop(contribution_metrics, name, attributes)
         if need:
             raise ConfigurationError(
-                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {need}, "
+                f"metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) asks for {need}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
-    check_space(space, board, [], head, num_classes)
-    metrics = board.metrics.items()
-    of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
-    measures = board.performances.items()
-    of_classes += [name for name, measure in measures if isinstance(measure, str)]
-    if classes is None and of_classes:
+    check_space(space, contribution_metrics, [], head, num_classes)
+    metrics = contribution_metrics.metrics.items()
+    metrics_of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
+    measures = contribution_metrics.performances.items()
+    metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
+    if classes is None and metrics_of_classes:
         raise ConfigurationError(
-            f"metrics {of_classes} are of classes, and the module has no linear layer that tells how many "
+            f"metrics {metrics_of_classes} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."
         )
 
 
 def _need_of_loop(
-    board: ContributionMetrics,
+    contribution_metrics: ContributionMetrics,
     name: str,
     attributes: Iterable[str],
 ) -> Any:
@@ -429,9 +432,9 @@ def _need_of_loop(
     ]
     if attributes_of_loop:
         return attributes_of_loop
-    if name in board.evaluating:
+    if name in contribution_metrics.evaluating:
         return 'judges="clients"'
-    if getattr(board.metrics[name], "reported_by", None):
+    if getattr(contribution_metrics.metrics[name], "reported_by", None):
         return "reports of the clients"
     return []
 

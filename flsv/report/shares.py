@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,15 +147,17 @@ class Shares:
         """Return the table for ``shares.csv``, rounded and without empty columns."""
         number_formats = {}
         for column in ("share", "share_low", "share_high"):
-            number_formats[column] = ".6f"
+            number_formats[column] = "{:.6f}"
         for column in ("amount", "amount_low", "amount_high"):
-            number_formats[column] = f".{self.budget.decimals}f"
+            number_formats[column] = f"{{:.{self.budget.decimals}f}}"
         for column in ("value", "low", "high"):
-            number_formats[column] = ".6g"
+            number_formats[column] = "{:.6g}"
 
         table = self.table.copy()
         for column, number_format in number_formats.items():
-            table[column] = _number_texts(self.table[column], number_format)
+            numbers = self.table[column]
+            texts = numbers.map(number_format.format)
+            table[column] = texts.where(numbers.notna(), "")
         optional_columns = [*number_formats, "currency", "finding"]
         empty_columns = [column for column in optional_columns if not table[column].any()]
         return table.drop(columns=empty_columns)
@@ -167,26 +168,13 @@ class Shares:
         return self.table.index[self.table["share"].isna()].tolist()
 
 
-def _number_texts(numbers: Iterable[float], number_format: str) -> list[str]:
-    texts = []
-    for number in numbers:
-        text = ""
-        if not math.isnan(number):
-            text = format(number, number_format)
-        texts.append(text)
-    return texts
-
-
 def shares_of(run: Run, budget: Budget) -> Shares:
     """Share a budget out by a run's values. If the verdict on them forbids it, nobody has an amount.
 
     Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
     """
     basis = basis_of(run, budget.by)
-    verdict = basis.verdict(
-        budget.rule,
-        accepts_partners=budget.judged_by_partners,
-    )
+    verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
     low, high = intervals_to_show(basis, to_pay_by=True)
     table = DataFrame(
         {

@@ -105,8 +105,6 @@ def _ssh_keygen(
         raise ConfigurationError(NO_PROGRAM) from None
 
 
-def _last_line(
-    answer: subprocess.CompletedProcess[str],
-) -> str:
+def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
     lines = f"{answer.stdout}\n{answer.stderr}".strip().splitlines()
     return lines[-1] if lines else "no message"

@@ -162,13 +162,15 @@ def titled(measure: str) -> str:
     return f"{title}{separator}{positive_class}"
 
 
-def performance(measure: str, value: float) -> str:
+def performance(measure: str, value: float | None) -> str:
     """Format a model's performance by a measure: accuracies in percent, a negative loss as the positive loss.
 
     Example:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
         ('9.0 %', '2.25')
     """
+    if value is None:
+        return NONE
     if measure.endswith("accuracy"):
         return percent(value)
     if measure == "negative_loss":
@@ -186,13 +188,8 @@ def describe_change(game: Mapping[str, Any]) -> str:
         'loss on the validation set: from – to 0.500'
     """
     measure = game["by"]
-    initial_text = NONE
-    final_text = NONE
-    if game["start"] is not None:
-        initial_text = performance(measure, game["start"])
-    if game["end"] is not None:
-        final_text = performance(measure, game["end"])
-
+    initial_text = performance(measure, game["start"])
+    final_text = performance(measure, game["end"])
     title = titled(measure)
     if not measure.startswith(CLIENTS):
         title += " on the validation set"

@@ -116,10 +116,7 @@ class Verdict:
         return Verdict(remaining, self.seeds)
 
 
-def verdict_of(
-    facts: PaymentFacts,
-    rule: Negatives = "zero",
-) -> Verdict:
+def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
     """Decide whether a budget may be shared out by the rule ``rule``.
 
     Example:
@@ -179,9 +176,7 @@ def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
     return joint.without_gain > NO_GAIN
 
 
-def _is_like_majority(
-    facts: PaymentFacts,
-) -> bool:
+def _is_like_majority(facts: PaymentFacts) -> bool:
     """Return whether the accuracy is not clearly above that of always answering with the most frequent class."""
     margin = 0.0
     if facts.cases:
@@ -230,9 +225,7 @@ def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return facts
 
 
-def matrix_of(
-    rows: Sequence[str],
-) -> Tensor | None:
+def matrix_of(rows: Sequence[str]) -> Tensor | None:
     """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
     if not rows or not all(rows):
         return None

@@ -35,11 +35,7 @@ class ColumnError(ConfigurationError):
         self.remedy = dict(remedy)
 
 
-def need_classes(
-    asking: str,
-    missing: str,
-    instead: str,
-) -> ConfigurationError:
+def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
     """Return an error that says what needs classes (``asking``), why they are ``missing``, and what else helps."""
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "

@@ -107,14 +107,7 @@ _CLOSED_PACKAGES = (
     "flsv.training",
 )
 _CLOSED_PREFIXES = tuple(f"{name}." for name in _CLOSED_PACKAGES)
-_CLOSED_TYPES = (
-    ModuleType,
-    CodeType,
-    FrameType,
-    TracebackType,
-    weakref.ref,
-    IOBase,
-)
+_CLOSED_TYPES = (ModuleType, CodeType, FrameType, TracebackType, weakref.ref, IOBase)
 _COLLECTIONS = (list, tuple, deque, set, frozenset)
 _EXACT_COLLECTIONS = frozenset({*_COLLECTIONS, dict})
 #: Number of entries from which a collection is tested for plain data, and the depth to which it is.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -181,15 +182,17 @@ class FedBary(ValidatedArguments, SampleFilter):
 
     def support_for(self, samples: Mapping[int, int]) -> int:
         """Return the number of support points for clients with ``{id: number of samples}``."""
-        sizes = {client: size for client, size in samples.items() if size}
-        support = LARGEST if self.support is None else self.support
+        support = self.support
+        if support is None:
+            support = LARGEST
+        sizes = [(size, client) for client, size in samples.items() if size]
         if self.allow_reconstruction or not sizes:
             return support
-        smallest = min(sizes, key=sizes.__getitem__)
-        safe = safe_support(sizes[smallest])
+        fewest_samples, smallest_client = min(sizes, key=itemgetter(0))
+        safe = safe_support(fewest_samples)
         if self.support is None and safe:
             support = min(support, safe)
-        check_support(support, sizes[smallest], f"client {smallest}")
+        check_support(support, fewest_samples, f"client {smallest_client}")
         return support
 
     def value(
@@ -312,27 +315,27 @@ class FedBary(ValidatedArguments, SampleFilter):
         is_finite = x.isfinite().all(1)
         if not is_finite.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        points, _ = questions.embed_labels(x[is_finite], y.cpu()[is_finite], self)
+        points, _statistics = questions.embed_labels(x[is_finite], y.cpu()[is_finite], self)
         return points, x.shape[1]
 
     def _check_features(
         self,
-        presences: Mapping[Client, FirstAnswer],
+        answers: Mapping[Client, FirstAnswer],
         points: tuple[Tensor, int] | None,
     ) -> None:
-        if not presences:
+        if not answers:
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
             )
-        dims = {}
-        for client, presence in presences.items():
-            dims[f"client {client.id}"] = presence.features
+        num_features = {}
+        for client, answer in answers.items():
+            num_features[f"client {client.id}"] = answer.features
         if points is not None:
-            dims["the server"] = points[1]
-        if len({*dims.values()}) > 1:
-            shown = listed(f"{name} has {dim}" for name, dim in dims.items())
+            _, num_features["the server"] = points
+        if len(set(num_features.values())) > 1:
+            counts = listed(f"{name} has {count}" for name, count in num_features.items())
             raise ConfigurationError(
-                f"{self.features!r}: {shown} features. Bring all inputs to one shape."
+                f"{self.features!r}: {counts} features. Bring all inputs to one shape."
             )
 
     def _value_client(
@@ -395,17 +398,16 @@ def clients_of(
         >>> client.ask(lambda local: local.class_counts)
         tensor([1, 2])
     """
+    labels_by_client = [y.long().cpu() for _x, y in sets]
     if not num_classes:
-        num_classes = max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
-    counts_by_client = []
-    for _, y in sets:
-        labels = y.long().cpu()
-        counts_by_client.append(torch.bincount(labels, minlength=num_classes))
-    counts = torch.stack(counts_by_client)
+        all_labels = torch.cat(labels_by_client)
+        num_classes = len(all_labels.bincount(minlength=1))
+    counts_by_client = [labels.bincount(minlength=num_classes) for labels in labels_by_client]
+    class_counts = torch.stack(counts_by_client)  # [n, M]
 
     clients = []
-    for number, (x, y) in enumerate(sets):
-        clients.append(_client(number, partial(_train_only, x, y), counts))
+    for client_id, (x, y) in enumerate(sets):
+        clients.append(_client(client_id, partial(_train_only, x, y), class_counts))
     return clients
 
 
@@ -434,36 +436,43 @@ def participants_of(
     Raises:
         ConfigurationError: the samples have no classes.
     """
-    if (missing := getattr(data, "no_classes", None)) is not None:
+    no_classes = getattr(data, "no_classes", None)
+    if no_classes is not None:
         raise need_classes(
-            "samples are valued together with their classes", missing, "leave the valuation out"
+            "samples are valued together with their classes", no_classes, "leave the valuation out"
         )
-    counts, loader = data.class_counts, data.val_dataloader()
 
-    def moved(batches: Iterable[Any]) -> Iterable[Any]:
+    def on_device(batches: Iterable[Any]) -> Iterable[Any]:
         return (move_data_to_device(batch, torch.device(device)) for batch in batches)
 
-    def client_of(number: int) -> Client:
-        return _client(
-            number, lambda split: moved(data.client_loader(number, split, shuffle=False)), counts
-        )
+    def batches_of_client(client_id: int, split: Split) -> Iterable[Any]:
+        return on_device(data.client_loader(client_id, split, shuffle=False))
 
-    clients = [client_of(number) for number in range(data.num_clients)]
-    if not loader:
+    clients = []
+    for client_id in range(data.num_clients):
+        batches = partial(batches_of_client, client_id)
+        clients.append(_client(client_id, batches, data.class_counts))
+    validation_loader = data.val_dataloader()
+    if not validation_loader:
         return clients, None
-    nothing = torch.zeros_like(counts[0])
-    return clients, LocalData(
-        "the server", lambda split: moved(loader), nothing, nothing, guarded=False
+    no_samples = torch.zeros_like(data.class_counts[0])
+    server = LocalData(
+        "the server",
+        lambda split: on_device(validation_loader),
+        no_samples,
+        no_samples,
+        guarded=False,
     )
+    return clients, server
 
 
 def _client(
-    number: int,
+    client_id: int,
     batches: Callable[[Split], Iterable[Any]],
-    counts: Tensor,
+    class_counts: Tensor,
 ) -> Client:
-    local = LocalData(f"client {number}", batches, counts[number], counts.sum(0))
-    return Client(number, local)
+    local = LocalData(f"client {client_id}", batches, class_counts[client_id], class_counts.sum(0))
+    return Client(client_id, local)
 
 
 def _train_only(
@@ -516,9 +525,9 @@ def draw_contributions(valuation: Valuation, names: Sequence[str] | None = None)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
-    labels = []
-    for client in valuation.clients:
-        labels.append(label_text(client if names is None else names[client]))
+    labels = list(map(str, valuation.clients))
+    if names is not None:
+        labels = [label_text(names[client]) for client in valuation.clients]
     left_axis, right_axis = figure.subplots(1, 2)
     _draw_panel(left_axis, "Wasserstein distance", valuation.distances, labels)
     _draw_panel(right_axis, "contribution share", valuation.shares, labels)

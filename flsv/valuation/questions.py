@@ -84,9 +84,9 @@ class _ClientState:
 
     x: Tensor
     y: Tensor
-    whole: Tensor
+    is_finite: Tensor
     statistics: ClassStatistics
-    role: TransportClient
+    transport_client: TransportClient
     device: torch.device
 
 
@@ -116,8 +116,8 @@ def enter(
     valuer: FedBary,
 ) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
-    if not int(local.class_counts.sum()):
-        return FirstAnswer(0, 0)
+    if local.class_counts.sum() == 0:
+        return FirstAnswer(samples=0, broken=0)
     x, y = local.samples()
     embedded = embed(local, x).detach().float()
     # Samples are valued in float64, which Apple's GPUs lack.
@@ -132,16 +132,28 @@ def enter(
         gradients = torch.full((num_broken,), torch.inf)
         reasons = (NOT_FINITE,) * num_broken
         local.memory[SampleValues] = SampleValues(gradients, ~is_finite, reasons)
-        return FirstAnswer(0, num_broken)
+        return FirstAnswer(samples=0, broken=num_broken)
 
     features = features[is_finite]
     y = y[is_finite]
     points, statistics = embed_labels(features, y, valuer)
-    role = TransportClient(
+    transport_client = TransportClient(
         points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
     )
-    local.memory[key] = _ClientState(features, y, is_finite, statistics, role, device)
-    return FirstAnswer(len(features), num_broken, features.shape[1], role.dim)
+    local.memory[key] = _ClientState(
+        features,
+        y,
+        is_finite=is_finite,
+        statistics=statistics,
+        transport_client=transport_client,
+        device=device,
+    )
+    return FirstAnswer(
+        samples=len(features),
+        broken=num_broken,
+        features=features.shape[1],
+        dim=transport_client.dim,
+    )
 
 
 def answer(
@@ -150,7 +162,8 @@ def answer(
     gamma: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute, at the client, interpolants between its data and the server's points ``gamma``, and their distance."""
-    return local.memory[key].role.answer(gamma)
+    client_state: _ClientState = local.memory[key]
+    return client_state.transport_client.answer(gamma)
 
 
 def judge(
@@ -165,21 +178,21 @@ def judge(
     ``key`` is the key of the client's state, stored by :func:`enter`.
     """
     client_state: _ClientState = local.memory[key]
-    is_finite = client_state.whole
+    is_finite = client_state.is_finite
     values = _sample_gradients(client_state, points, valuer, seed)
-    peers = None
+    classes = None  # within which samples are compared
     if valuer.calibration == "class":
-        peers = client_state.y
-        values = calibrated_by_class(values, peers)
+        classes = client_state.y
+        values = calibrated_by_class(values, classes)
 
     gradients = torch.full(is_finite.shape, torch.inf)
     gradients[is_finite] = values
-    flagged = ~is_finite
-    flagged[is_finite] = flag_samples(values, valuer.rule, peers)
-    reasons = _reasons(values, is_finite, peers, valuer.rule)
-    local.memory[SampleValues] = SampleValues(gradients, flagged, reasons)
+    is_flagged = ~is_finite
+    is_flagged[is_finite] = flag_samples(values, valuer.rule, classes)
+    reasons = _reasons(values, is_finite, y=classes, rule=valuer.rule)
+    local.memory[SampleValues] = SampleValues(gradients, is_flagged, reasons)
     counts, edges = torch.histogram(values, BINS)
-    return Verdict(int(flagged.sum()), edges, counts.long())
+    return Verdict(int(is_flagged.sum()), edges, counts.long())
 
 
 def _sample_gradients(
@@ -227,17 +240,22 @@ def _reasons(
     rule: str,
 ) -> tuple[str, ...]:
     """Return the reason for each sample's value as a text."""
-    peers = "the client's samples" if y is None else "its class"
-    text = f"more weight on it would move the client away from the target ({peers} as the measure)"
-    texts = [text] * len(values)
+    peers = "its class"
+    if y is None:
+        peers = "the client's samples"
+    reason = (
+        f"more weight on it would move the client away from the target ({peers} as the measure)"
+    )
+    reasons_of_finite = [reason] * len(values)
     if rule == "outlier" and len(values) > 2:
-        numbers = deviations(values, y).tolist()
-        texts = [f"{number:.1f} deviations above the center of {peers}" for number in numbers]
+        reasons_of_finite = []
+        for deviation in deviations(values, y).tolist():
+            reasons_of_finite.append(f"{deviation:.1f} deviations above the center of {peers}")
 
     reasons = [NOT_FINITE] * len(is_finite)
-    rows = is_finite.nonzero().flatten().tolist()
-    for row, text_of_row in zip(rows, texts):
-        reasons[row] = text_of_row
+    finite_rows = is_finite.nonzero().flatten().tolist()
+    for row, reason in zip(finite_rows, reasons_of_finite):
+        reasons[row] = reason
     return tuple(reasons)
 
 
@@ -286,18 +304,21 @@ def write_flagged(
     values: SampleValues | None = local.memory.get(SampleValues)
     if values is None or len(values.why) != len(values.gradients):
         return
-    y = local.samples()[1].tolist()
+    _x, y = local.samples()
+    labels = y.tolist()
     rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
-    order = values.gradients.argsort(descending=True, stable=True)
-    for row in order.tolist():
-        if not values.flagged[row]:
+    most_harmful_first = values.gradients.argsort(descending=True, stable=True)
+    for position in most_harmful_first.tolist():
+        if not values.flagged[position]:
             continue
-        label = y[row]
+        label = labels[position]
         if class_names is not None:
-            label = class_names[y[row]]
-        score = values.gradients[row].item()
-        score_text = f"{score:.6g}" if score < float("inf") else ""
-        rows.append((int(indices[row]), label, score_text, values.why[row]))
+            label = class_names[label]
+        score = values.gradients[position].item()
+        score_text = ""
+        if score < float("inf"):
+            score_text = f"{score:.6g}"
+        rows.append((int(indices[position]), label, score_text, values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED, rows)
 
@@ -368,16 +389,16 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         for label in y.unique():
             is_member = y == label
             above[is_member] -= _center(gradients[is_member])
-    at_most_center = above[above <= 0]
-    return above, 1.4826 * -at_most_center.median()
+    distances_below = -above[above <= 0]
+    deviation = 1.4826 * distances_below.median()  # as of a normal distribution's half
+    return above, deviation
 
 
 def _center(values: Tensor) -> Tensor:
     """Compute the median of the shortest interval that contains half of the values."""
     ascending = values.sort().values
-    count = len(ascending)
-    half = count // 2 + 1
-    lowest = ascending[: count - half + 1]
-    highest = ascending[half - 1 :]
-    shortest = int((highest - lowest).argmin())
-    return ascending[shortest : shortest + half].median()
+    half = len(ascending) // 2 + 1
+    intervals = ascending.unfold(0, half, 1)  # [intervals, half]: each half of neighbours
+    widths = intervals[:, -1] - intervals[:, 0]
+    shortest = widths.argmin()
+    return intervals[shortest].median()

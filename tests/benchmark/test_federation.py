@@ -25,7 +25,7 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
     data = digits.datamodule()
 
     assert data.num_clients == 6
-    for kind, bad in digits.badness().items():
+    for kind, bad in digits.bad_client_masks().items():
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):
             bad_clients = bad.nonzero().flatten().tolist()

@@ -100,11 +100,7 @@ class _Strata:
         cost_of_all_sizes = 2 * self.num_players + num_inner_sizes * sample_cost
         if budget < cost_of_all_sizes:
             num_drawn = budget // sample_cost
-        permutations = random_permutations(
-            count=1,
-            num_players=num_sizes,
-            generator=self.generator,
-        )
+        permutations = random_permutations(count=1, num_players=num_sizes, generator=self.generator)
         sizes = permutations[0, :num_drawn]
         with_base, with_other = self.draw_coalitions(sizes)
         self.add(sizes, with_base, with_other)

@@ -68,11 +68,7 @@ def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
     return member_weights / totals.clamp_min(1e-300)
 
 
-def interpolation_weights(
-    masks: Tensor,
-    trained: Tensor,
-    weights: Tensor,
-) -> Tensor:
+def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
     of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
     """
@@ -347,11 +343,7 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     return _mean(values, no_error, len(tables))
 
 
-def _mean(
-    values: Tensor,
-    stderr: Tensor,
-    evaluations: int,
-) -> PredictedValues:
+def _mean(values: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
     """Average the two predictions ``[n, 2, ...]``."""
     return PredictedValues(
         values=values.mean(1),

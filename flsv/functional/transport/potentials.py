@@ -80,11 +80,7 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     return gradient.to(potential.dtype)
 
 
-def self_potential(
-    cost: Tensor,
-    eps: float,
-    scaling: float,
-) -> Tensor:
+def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
     # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
     # alternating updates the two sides' potentials would differ.
@@ -264,11 +260,7 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     return u, v, steps, error
 
 
-def _faster_omega(
-    omega: float,
-    rate: float,
-    max_omega: float,
-) -> float:
+def _faster_omega(omega: float, rate: float, max_omega: float) -> float:
     """Return the relaxation that is best for the slowest mode, as the rate of convergence with ``omega`` shows it."""
     slowest = (rate + omega - 1) ** 2 / (omega**2 * rate)
     slowest = min(slowest, 1.0)
@@ -276,11 +268,7 @@ def _faster_omega(
     return min(max(omega, best), max_omega)
 
 
-def _soft_minimum(
-    cost: Tensor,
-    potential: Tensor,
-    eps: float,
-) -> Tensor:
+def _soft_minimum(cost: Tensor, potential: Tensor, eps: float) -> Tensor:
     """Compute the soft minimum over j of cost_ij - potential_j for each row i."""
     num_columns = cost.shape[1]
     num_rows = max(1, BLOCK_BYTES // (cost.element_size() * num_columns))
