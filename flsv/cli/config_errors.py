@@ -158,7 +158,10 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
         shown = f", got {_shortened(text)}"
     reasons = "; ".join(_reasons(message))
     if reasons == _NO_MAPPING:
-        reasons = "expected names with what each is, such as {name: ClassSpecificShapley}"
+        reasons = (
+            "expected a mapping from names of your choice to what they stand for, such as "
+            "{my_metric: ClassSpecificShapley}"
+        )
     return "", f"{reasons}{shown}"
 
 

@@ -255,9 +255,10 @@ def performance_of(
         >>> performance_of("FedSV", "val_loss", None)
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: FedSV(performance='val_loss'): for a value that the module logs in \
-validation_step say also mode="min" or mode="max". Without one, expected one of ('accuracy', 'balanced_accuracy', \
-'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
+        flsv.utilities.errors.ConfigurationError: FedSV(performance='val_loss'): a value that the module logs in \
+validation_step needs a mode beside it: mode: max if more of it is better, mode: min if less is. If no logged value is \
+meant, expected one of ('accuracy', 'balanced_accuracy', 'negative_loss', 'auroc', 'average_precision', 'f1'), or a \
+torchmetrics metric (in YAML by its class_path).
     """
     owner_name = owner if isinstance(owner, str) else type(owner).__name__
     if isinstance(performance, ModelScore):  # checked before, for another object
@@ -283,8 +284,8 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
         return ModelScore(ClassScore(performance), "max", performance)
     if mode is None:
         raise ConfigurationError(
-            f"{owner_name}({argument}={performance!r}): for a value that the module logs in validation_step say also "
-            f'mode="min" or mode="max". Without one, expected one of {_NAMES}, or a torchmetrics metric (in YAML: '
-            "class_path)."
+            f"{owner_name}({argument}={performance!r}): a value that the module logs in validation_step needs a mode "
+            "beside it: mode: max if more of it is better, mode: min if less is. If no logged value is meant, expected "
+            f"one of {_NAMES}, or a torchmetrics metric (in YAML by its class_path)."
         )
     return ModelScore(performance, mode)

@@ -93,9 +93,9 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
             raise ConfigurationError(
-                f"{role} {strategy!r} reads a metric that is called {strategy.metric!r}, and there are only {defined}. "
-                f"Name one of these, or give a metric this name: metrics: {{{strategy.metric}: ClassSpecificShapley}}, "
-                f"in Python FederatedLoop(metrics={{{strategy.metric!r}: ClassSpecificShapley()}})."
+                f"{role} {strategy!r} reads a metric that is called {strategy.metric!r}, and federation.metrics has "
+                f"only {defined}. Add {strategy.metric}: ClassSpecificShapley there (in Python "
+                f"metrics={{{strategy.metric!r}: ClassSpecificShapley()}}), or name one of these."
             )
         if strategy.metric_of_round and strategy.metric is not None:
             stage = metrics.stage_of(strategy.metric)

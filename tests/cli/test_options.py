@@ -113,7 +113,7 @@ MISSPELT = {
     "list": (
         "federation: {metrics: [LeaveOneOut]}",
         "metrics",
-        "such as {name: ClassSpecificShapley}, got ['LeaveOneOut']",
+        "such as {my_metric: ClassSpecificShapley}, got ['LeaveOneOut']",
     ),
     "yaml": ("federation:\n  metrics: :", "metrics: :", "there is a colon too many"),
     "value": ("federation:\n  local_epochs: two", "two", "expected a number of passes"),
@@ -127,7 +127,7 @@ MISSPELT = {
     "metric": (
         "federation:\n  metrics: {v: LeaveOneOut}\n  aggregator: {class_path: ShapFedWA, init_args: {metric: w}}",
         "metric: w",
-        "'v']. Name one of these",
+        "'v']. Add w: ClassSpecificShapley there",
     ),
     "tab": ("trainer:\n\tmax_epochs: 4", "max_epochs", "indent by spaces"),
 }

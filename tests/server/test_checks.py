@@ -107,7 +107,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             Bare,
             ELSEWHERE,
-            r"ShapFedWA\(\) reads a metric that is called 'cssv', and there are only \['shapley'\]",
+            r"ShapFedWA\(\) reads a metric that is called 'cssv', and federation.metrics has only \['shapley'\]",
             {},
         ),
         (
