@@ -223,7 +223,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.memory:
-        return memories(options.repeats)
+        memories(options.repeats)
+        return
     be_quiet()
     rounds, network = options.rounds, {"lenet": lenet, "mlp": mlp}[options.network]
     x, y = images(CLIENTS * options.images)

@@ -58,7 +58,7 @@ def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
 
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
     """Return the trainer's list of callbacks, an attribute that Lightning does not declare."""
-    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors
+    return trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connectors
 
 
 @contextmanager

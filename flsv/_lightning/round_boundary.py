@@ -89,7 +89,7 @@ def _trained(module: L.LightningModule) -> TrainedNames:
 
 
 try:
-    from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
+    from lightning.pytorch.callbacks.weight_averaging import WeightAveraging as WeightAveraging
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import

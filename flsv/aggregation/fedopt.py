@@ -46,7 +46,7 @@ class ServerOptimizer(FedAvg):
 
     def __init__(
         self,
-        optimizer: Callable[[Iterable], Optimizer],
+        optimizer: Callable[[Iterable[Tensor]], Optimizer],
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
@@ -124,7 +124,7 @@ class FedAvgM(ServerOptimizer):
         self.momentum = momentum
         super().__init__(self._sgd, weighting)
 
-    def _sgd(self, params: Iterable) -> Optimizer:
+    def _sgd(self, params: Iterable[Tensor]) -> Optimizer:
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
 
@@ -167,7 +167,7 @@ class FedAdam(ServerOptimizer):
         self.tau = tau
         super().__init__(self._adaptive, weighting)
 
-    def _adaptive(self, params: Iterable) -> Optimizer:
+    def _adaptive(self, params: Iterable[Tensor]) -> Optimizer:
         return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
 
 
@@ -191,7 +191,7 @@ class AdaptiveServer(Optimizer):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[Tensor],
         lr: float = 0.01,
         beta1: float = 0.9,
         beta2: float = 0.99,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import lightning as L
 import numpy as np
@@ -76,11 +76,11 @@ class BuiltInData(L.LightningDataModule):
         self.train_set = TensorDataset(x[train_rows], y[train_rows])
         self.val_set = TensorDataset(x[val_rows], y[val_rows])
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[Any]:
         """Return a loader of shuffled training batches of 32 samples."""
         return DataLoader(self.train_set, batch_size=32, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[Any]:
         """Return a loader of all validation samples in one batch."""
         return DataLoader(self.val_set, batch_size=len(self.val_set))
 

@@ -76,7 +76,7 @@ class TrainingLoss(SampleCount):
         self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
 
     # For mypy: torchmetrics' update takes anything.
-    def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
+    def update(self, client_ids: Tensor, losses: Tensor) -> None:
         """Add a round's client ids ``[k]`` and mean training losses ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))

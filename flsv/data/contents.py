@@ -32,7 +32,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     holders: Mapping[str, Tensor],
 ) -> dict[str, str]:
     """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
@@ -148,7 +148,7 @@ def loader_rows(loaders: Any) -> int | None:
     return num_rows
 
 
-def not_finite(dataset: Dataset) -> Tensor:
+def not_finite(dataset: Dataset[Any]) -> Tensor:
     """Return the indices of samples with NaN or infinite inputs, int64 ``[n]``.
 
     The last of several tensors is the target and is not checked.
@@ -176,7 +176,7 @@ def not_finite(dataset: Dataset) -> Tensor:
 
 
 def check_inputs(
-    train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]
+    train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
 ) -> None:
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
     rows_of_set = {"the server's validation set": splits.server_val}

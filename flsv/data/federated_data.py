@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 class FederatedData:
     """Partitioned data: data sets, indices of each client's samples, and loader options."""
 
-    train: Dataset
+    train: Dataset[Any]
     val: Iterable[Any] | None
-    test: Dataset | None
+    test: Dataset[Any] | None
     splits: FederatedSplits
     classes: Classes
     train_options: dict[str, Any]
@@ -90,7 +90,7 @@ class FederatedData:
         _, rows = tensors_of(self.train, None)
         tensors = self.tensors()
         device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
-        train: Dataset = device_data
+        train: Dataset[Any] = device_data
         if rows is not None:
             train = Subset(device_data, rows.tolist())
 
@@ -105,8 +105,8 @@ class FederatedData:
         return replace(self, train=train, val=val)
 
     def eval_loader(
-        self, dataset: Dataset, indices: Tensor | None = None
-    ) -> TensorBatches | DataLoader:
+        self, dataset: Dataset[Any], indices: Tensor | None = None
+    ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of evaluation batches in order, of the samples ``indices`` (None: all)."""
         return make_loader(dataset, indices, **self.eval_options)
 
@@ -320,7 +320,7 @@ def with_client(
 
     all_samples: Any = source.train
     rows = torch.arange(num_old_samples, len(all_samples))
-    new_samples: Dataset = Subset(all_samples, rows.tolist())
+    new_samples: Dataset[Any] = Subset(all_samples, rows.tolist())
     if loader.preload:
         workers = loader.num_workers or 0
         new_samples = preload(new_samples, data.train_options.get("collate_fn"), workers)
@@ -350,7 +350,7 @@ def with_client(
     )
 
 
-def _have_equal_tensors(dataset: Dataset, other_dataset: Dataset) -> bool:
+def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
     """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
     tensors, rows = tensors_of(dataset, None)
     other_tensors, other_rows = tensors_of(other_dataset, None)
@@ -394,12 +394,12 @@ def check_full_batches(
 
 
 def _corrupted(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     classes: Classes,
     splits: FederatedSplits,
     corruptions: Sequence[Corruption],
     collate_fn: Any,
-) -> tuple[Dataset, Tensor, Tensor]:
+) -> tuple[Dataset[Any], Tensor, Tensor]:
     """Apply the corruptions.
 
     Return the data set, each sample's class int64 ``[N]``, and a mask of the changed samples.
@@ -440,7 +440,7 @@ def _corrupted(
     return TensorDataset(inputs, *other_columns), labels, is_changed
 
 
-def _columns(dataset: Dataset, classes: Classes, collate_fn: Any) -> list[Tensor]:
+def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[Tensor]:
     """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
@@ -494,7 +494,7 @@ def _without_unknown(
     return replace(splits, server_val=server_val, clients=tuple(clients))
 
 
-def _of_known_classes(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
+def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
     """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset

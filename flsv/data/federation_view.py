@@ -222,7 +222,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         split: Literal["train", "val", "test"] = "train",
         generator: torch.Generator | None = None,
         shuffle: bool = True,
-    ) -> TensorBatches | DataLoader:
+    ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of the batches of one client's set.
 
         Args:
@@ -253,7 +253,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def _train_loader(
         self, indices: Tensor, generator: torch.Generator
-    ) -> TensorBatches | DataLoader:
+    ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
         data = self._data
         if self._overfits:

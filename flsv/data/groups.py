@@ -19,7 +19,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from flsv.utilities.errors import ConfigurationError, listed
 
 
-def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
+def named_groups(
+    dataset: Dataset[Any], groups: Any = None
+) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return each sample's group, int64 ``[N]``, and the groups' sorted names.
 
     Without groups, return ``(None, ())``.
@@ -117,7 +119,7 @@ def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
+def entries(dataset: Dataset[Any], find: Callable[[Dataset[Any]], Any]) -> Any:
     """Return ``find(dataset)``, one entry per sample.
 
     If that is None, look inside a ``Subset`` or ``ConcatDataset``.
@@ -139,7 +141,7 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
     return None
 
 
-def entries_of_attribute(dataset: Dataset, name: str) -> Any:
+def entries_of_attribute(dataset: Dataset[Any], name: str) -> Any:
     """Return the data set's attribute ``name`` if it has one entry per sample, or else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
@@ -154,7 +156,7 @@ def entries_of_attribute(dataset: Dataset, name: str) -> Any:
     return None
 
 
-def column(dataset: Dataset, name: str, argument: str) -> Any:
+def column(dataset: Dataset[Any], name: str, argument: str) -> Any:
     """Read one value per sample: the data set's attribute ``name``, or that field (``"meta.site"``) or position of each
     sample.
     """

@@ -39,7 +39,7 @@ class _NoClassError(Exception):
     """Error whose message says why the samples have no classes."""
 
 
-def dataset_labels(dataset: Dataset) -> Tensor:
+def dataset_labels(dataset: Dataset[Any]) -> Tensor:
     """Return every sample's class, int64 ``[N]``, read from a stored attribute or else from each sample."""
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
@@ -47,7 +47,7 @@ def dataset_labels(dataset: Dataset) -> Tensor:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
 
-def _read_labels(dataset: Dataset, dtype_kinds: str) -> np.ndarray:
+def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
     """Read the labels ``[N]`` sample by sample, and stop at the first without one.
 
     ``dtype_kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
@@ -96,12 +96,12 @@ def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
     raise _NoClassError(f"the labels are {description}")
 
 
-def _stored_labels(dataset: Dataset) -> Any:
+def _stored_labels(dataset: Dataset[Any]) -> Any:
     """Return the labels that a data set stores apart from its samples, or None."""
     return entries(dataset, _labels_beside_samples)
 
 
-def _labels_beside_samples(part: Dataset) -> Any:
+def _labels_beside_samples(part: Dataset[Any]) -> Any:
     if type(part) is TensorDataset:
         columns = _parts_after_inputs(part.tensors)
         column_index = _label_name(columns, _is_number_per_row)
@@ -199,7 +199,7 @@ def label_vectors(batch: Any) -> list[Tensor]:
     return vectors
 
 
-def stored_classes(dataset: Dataset) -> Tensor | None:
+def stored_classes(dataset: Dataset[Any]) -> Tensor | None:
     """Return the classes that a data set stores apart from its samples, int64 ``[N]``, or None."""
     try:
         labels = _stored_labels(dataset)
@@ -226,7 +226,7 @@ def whole_numbers(labels: np.ndarray) -> np.ndarray:
     return classes
 
 
-def _labels_of_user(dataset: Dataset, labels: Any) -> Tensor:
+def _labels_of_user(dataset: Dataset[Any], labels: Any) -> Tensor:
     """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if isinstance(labels, str):
@@ -239,7 +239,7 @@ def _labels_of_user(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(
-    labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]
+    labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset[Any] | None]
 ) -> int:
     """Count the classes, including those of held-out data whose labels are stored apart from samples."""
     label_vectors = [labels]
@@ -314,9 +314,9 @@ class Classes:
 
 
 def find_classes(
-    train: Dataset,
+    train: Dataset[Any],
     class_names: Sequence[str],
-    held_out: Mapping[str, Dataset | None],
+    held_out: Mapping[str, Dataset[Any] | None],
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
@@ -361,7 +361,7 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-def _unusable(dataset: Dataset, why: str) -> str:
+def _unusable(dataset: Dataset[Any], why: str) -> str:
     return (
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
         "`targets`, as the second element of each sample, or as labels=[...]."

@@ -123,7 +123,7 @@ class TensorBatches:
 
 @checked
 def make_loader(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     indices: Tensor | None = None,
     *,
     batch_size: Count,
@@ -132,7 +132,7 @@ def make_loader(
     draws: WeightedDraws | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     **options: Any,
-) -> TensorBatches | DataLoader:
+) -> TensorBatches | DataLoader[Any]:
     """Make a loader of a map-style data set, or of some of its samples.
 
     A ``TensorDataset``, or a ``Subset`` of one, with the default ``collate_fn`` is read by :class:`TensorBatches` (then
@@ -181,8 +181,8 @@ def make_loader(
 
 
 def loader_of_batches(
-    dataset: Dataset, batches: list[list[int]], options: Mapping[str, Any]
-) -> DataLoader:
+    dataset: Dataset[Any], batches: list[list[int]], options: Mapping[str, Any]
+) -> DataLoader[Any]:
     """Make a loader of given batches, lists of indices, with those of a loader's ``options`` that concern samples."""
     return SeededLoader(
         dataset,
@@ -195,7 +195,9 @@ def loader_of_batches(
 
 
 def tensors_of(
-    dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
+    dataset: Dataset[Any],
+    indices: Tensor | None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """Return the tensors ``[N, ...]`` to gather batches from, and the row indices to read (None: all).
 
@@ -237,7 +239,7 @@ class _RowSampler(Sampler[int]):
         yield from rows.tolist()
 
 
-def rows_of(loader: DataLoader) -> Tensor:
+def rows_of(loader: DataLoader[Any]) -> Tensor:
     """Return the indices of the samples that a loader reads of its data set, int64 ``[n]``."""
     if isinstance(loader.sampler, _RowSampler):
         return loader.sampler.rows
@@ -246,7 +248,7 @@ def rows_of(loader: DataLoader) -> Tensor:
 
 
 def preload(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
 ) -> TensorDataset:
@@ -321,7 +323,7 @@ _CLOSED = (
 )
 
 
-class SeededLoader(DataLoader):
+class SeededLoader(DataLoader[Any]):
     """``DataLoader`` that seeds the random generators of its data set and ``collate_fn`` at the start of each pass.
 
     These are all that the two refer to, as MONAI's ``R`` in a composition of transforms.

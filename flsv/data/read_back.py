@@ -222,7 +222,7 @@ def _check_held_out(data: FederatedData) -> None:
 
 def _check_stored(
     owner: str,
-    dataset: Dataset,
+    dataset: Dataset[Any],
     options: Mapping[str, Any],
     data: FederatedData,
 ) -> None:

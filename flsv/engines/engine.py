@@ -149,7 +149,7 @@ class Engine:
             ranks=self.ranks,
             clients_here=self.clients_here,
         )
-        return scoring.games(measures, evaluating)  # type: ignore[no-any-return]
+        return scoring.games(measures, evaluating)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""

@@ -180,7 +180,7 @@ def server_app(
         max_samples=max_samples,
     )
 
-    @app.main()
+    @app.main()  # type: ignore[untyped-decorator]  # flwr is untyped where it is not installed
     def main(grid: Grid, context: Context) -> None:
         server.serve(GridTransport(grid), str(context.run_id))
 

@@ -84,7 +84,7 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         if error is not None:
             raise RuntimeError(error)
         context.state = state
-        return reply  # type: ignore[no-any-return]  # it came through a pickle
+        return reply
 
     made = ClientApp()
     for register in (made.train(), made.query(), made.evaluate()):

@@ -144,7 +144,7 @@ def _with_empty_cells(function: FunctionType) -> FunctionType:
 
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
-def _makes_objects(factory: partial) -> bool:
+def _makes_objects(factory: partial[Any]) -> bool:
     """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
     if isinstance(factory.func, type):
         return True

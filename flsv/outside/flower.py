@@ -33,7 +33,7 @@ from flsv.utilities.errors import ConfigurationError
 _log = logging.getLogger("flwr")
 
 
-class Contributions(Strategy):
+class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it is not installed
     """Wrapper of a Flower strategy that measures each client's contributions.
 
     The strategy uses Flower's message API. The wrapper passes all calls on to it, and the trained model is bit for bit

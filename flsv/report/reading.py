@@ -276,7 +276,7 @@ class RepeatedRun(Run):
     rounds are its own.
     """
 
-    runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
+    runs: Sequence[Run] = ()
 
     def final(self, metric: str, column: str = "") -> list[float]:
         values_of_runs = [run.final(metric, column) for run in self.runs]

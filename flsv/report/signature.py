@@ -66,8 +66,7 @@ def verify(path: Path, signers: Path | None = None) -> str:
     if signers is None:
         answer = _ssh_keygen(["check-novalidate", *arguments], path)
         _check(answer, path)
-        fingerprint = answer.stdout.split()[-1]
-        return fingerprint
+        return answer.stdout.split()[-1]  # the key's fingerprint
 
     signers_file = ["-f", str(signers)]
     principals = _ssh_keygen(["find-principals", *signers_file, "-s", str(signature)])

@@ -242,13 +242,11 @@ def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
 
 _CELLS: Mapping[str, Cell] = {
     **dict.fromkeys(SCHEMA, str),
-    **{
-        "round": parse_int,
-        "client": parse_int,
-        "value": parse_float,
-        "low": number_or_nan,
-        "high": number_or_nan,
-    },
+    "round": parse_int,
+    "client": parse_int,
+    "value": parse_float,
+    "low": number_or_nan,
+    "high": number_or_nan,
 }
 _HEADER = csv_text([list(SCHEMA)])
 #: The columns that identify a value: no two rows agree in all of them.

@@ -106,7 +106,7 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
 def _verdict(result: RunResult, *arguments: Any) -> Verdict:
     """Decide whether a budget may be shared out by a metric's values."""
     verdict_of_run = resolve_name("flsv.results.verdict:verdict_of_run")
-    return verdict_of_run(result, *arguments)  # type: ignore[no-any-return]
+    return verdict_of_run(result, *arguments)
 
 
 def _filled(line: str) -> str:

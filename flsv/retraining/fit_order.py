@@ -87,7 +87,7 @@ class FitResult:
 
 
 def _numbers(utility: Tensor) -> list[float]:
-    return utility.view(-1).tolist()  # type: ignore[no-any-return]
+    return utility.view(-1).tolist()
 
 
 class CoalitionTrainer(Protocol):

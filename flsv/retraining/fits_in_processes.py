@@ -249,4 +249,4 @@ class FitsInProcesses:
             raise ReadingRefused(answer)
         if isinstance(answer, ChildFailed):
             raise ConfigurationError(f"the outputs of coalitions could not be scored: {answer}")
-        return answer  # type: ignore[no-any-return]
+        return answer

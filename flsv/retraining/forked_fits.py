@@ -112,7 +112,7 @@ class ForkedFits:
     def pickled(self) -> bytes | ChildFailed:
         """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
         ((_, pickled_fit),) = self._ask([None], "")
-        return pickled_fit  # type: ignore[no-any-return]
+        return pickled_fit
 
     def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
         """Send orders to the waiting process, and yield ``(index, answer)``. None requests the pickled fit."""

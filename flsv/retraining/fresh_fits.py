@@ -135,7 +135,7 @@ def unpickled_fit(data: bytes) -> tuple[Any, ...]:
         surroundings.restore()
     restore(state_of_program)
     restore_torch(settings_of_torch)
-    return pickle.loads(pickled_parts)  # type: ignore[no-any-return]
+    return pickle.loads(pickled_parts)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -181,7 +181,7 @@ def _train(
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     trainer, module = unpickled_fit(data)
-    federated: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
+    federated: Any = trainer.datamodule
     scoring = prepare_coalition_fit(trainer, federated, measures, order, own_files(trainer, folder))
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(module, federated)

@@ -175,7 +175,7 @@ def _callback_class(kind: type[L.Callback]) -> type[L.Callback]:
             return object.__getattribute__(stand_in, name)
         return None
 
-    return _stand_in_class(kind, read, _callback_class)  # type: ignore[no-any-return]
+    return _stand_in_class(kind, read, _callback_class)
 
 
 @cache
@@ -193,7 +193,7 @@ def _logger_class(kind: type[Logger]) -> type[Logger]:
             return _idle(DummyLogger, stand_in, name)
         return _Nothing(f"{kind.__name__}.{name}")
 
-    return _stand_in_class(kind, read, _logger_class)  # type: ignore[no-any-return]
+    return _stand_in_class(kind, read, _logger_class)
 
 
 def _stand_in_class(kind: type, read: Any, make_class: Any) -> Any:

@@ -393,5 +393,5 @@ def _first_failure(
         failures += unproved.failed.values()
     for failure in failures:
         if failure is not None:
-            return failure  # type: ignore[no-any-return]
+            return failure
     return ChildFailed("the first coalition has failed")

@@ -273,7 +273,7 @@ def read_outputs(folder: Path, seed: int, members: Members) -> Outputs:
     path = folder / outputs_file(seed, members)
     if not path.is_file():
         return {}
-    return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(path, weights_only=True)
 
 
 def _is_finite(row: Row) -> bool:

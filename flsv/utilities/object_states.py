@@ -309,7 +309,7 @@ class _ClassState(ObjectState):
 class _PositionState(ObjectState):
     """The position of a Python generator, and its variables."""
 
-    def __init__(self, generator: GeneratorType) -> None:
+    def __init__(self, generator: GeneratorType[Any, Any, Any]) -> None:
         self._generator = generator
         self._position = self._current_position()
 

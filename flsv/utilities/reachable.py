@@ -57,8 +57,8 @@ GENERATORS = (
 # For mypy: the stubs declare no private generators.
 _GLOBAL_GENERATORS = (
     torch.default_generator,
-    np.random.mtrand._rand,  # type: ignore[attr-defined]
-    random._inst,  # type: ignore[attr-defined]
+    np.random.mtrand._rand,
+    random._inst,
 )
 #: Packages whose classes have no attributes that a program changes.
 LIBRARIES = frozenset(
@@ -339,7 +339,7 @@ def _parts_of_method(value: MethodType | BuiltinMethodType, path: str) -> Iterat
         yield f"{path}.__func__", value.__func__
 
 
-def _parts_of_partial(value: partial, path: str) -> Iterator[Part]:
+def _parts_of_partial(value: partial[Any], path: str) -> Iterator[Part]:
     yield f"{path}.func", value.func
     yield f"{path}.args", value.args
     yield f"{path}.keywords", value.keywords

@@ -86,7 +86,7 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
     assert not Path("it ran").exists()
     for path in Path("cards").iterdir():
         text = path.read_text()
-        assert not re.search(r"(^|,)[=@]", text, re.M), text
+        assert not re.search(r"(^|,)[=@]", text, re.MULTILINE), text
     assert "'=A1" in Path("cards/samples.csv").read_text()
 
 

@@ -24,7 +24,8 @@ class Game:
             2**players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
         )
         # Larger coalitions are worth more, as in a federation.
-        sizes = torch.tensor([bin(i).count("1") for i in range(2**players)], dtype=torch.float64)
+        num_members = [coalition.bit_count() for coalition in range(2**players)]
+        sizes = torch.tensor(num_members, dtype=torch.float64)
         self.table = sizes.sqrt() + 0.3 * self.table
         self._places = 2 ** torch.arange(players)
 

@@ -272,7 +272,7 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     ]
     assert main(["fit", "--config", str(example), *quick]) == 0
     out = capsys.readouterr().out
-    assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
+    assert all(re.search(rf"^{ward} ", out, re.MULTILINE) for ward in "abc")
 
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)

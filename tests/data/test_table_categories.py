@@ -24,6 +24,7 @@ def categories_of(data):
     for card in data.column_cards:
         if card.name == "code":
             return list(card.categories)
+    raise AssertionError("no column is called code")
 
 
 CODES = {"categorical": ["code"]}

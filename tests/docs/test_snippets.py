@@ -73,7 +73,8 @@ def short(fit: Any) -> Any:
 def fit_only(command: list[str]) -> None:
     """``flsv fit`` without the other subcommands' parsers and without the table."""
     if command[1] != "fit":
-        return pages.run_command(command)
+        pages.run_command(command)
+        return
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
     cli = make_cli([*command[2:], *quiet, "--federation.reporting.table", "false"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -48,7 +48,7 @@ else:
     Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
 
 
-Datasets: TypeAlias = Mapping[str, Dataset]
+Datasets: TypeAlias = Mapping[str, Dataset[Any]]
 Names: TypeAlias = tuple[str, ...]
 #: Names of the data sets of torchvision.
 TORCHVISION = ("mnist", "fashion_mnist", "cifar10", "cifar100")
@@ -87,10 +87,10 @@ class SourceData:
             None unless the inputs of a site wait for the encoder of all sites.
     """
 
-    train: Dataset
-    val: Dataset | None = None
+    train: Dataset[Any]
+    val: Dataset[Any] | None = None
     val_loaders: Iterable[Any] | None = None
-    test: Dataset | None = None
+    test: Dataset[Any] | None = None
     indices: Tensor | None = None
     class_names: tuple[str, ...] = ()
     draws: WeightedDraws | None = None
@@ -288,9 +288,9 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 def one_numbering(
     parts: Datasets,
-    held_out: Mapping[str, Dataset | None],
+    held_out: Mapping[str, Dataset[Any] | None],
     pos_label: Any = None,
-) -> tuple[dict[str, Dataset], dict[str, Dataset | None], Names]:
+) -> tuple[dict[str, Dataset[Any]], dict[str, Dataset[Any] | None], Names]:
     """Give each class name the same number in all data sets.
 
     Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
@@ -374,7 +374,7 @@ def _numbers_of_names(name: str, names: Names, union: Names) -> NewNumbers:
     return dict(enumerate(map(union.index, names)))
 
 
-def _numbers_beside_numbers(name: str, part: Dataset, names: Names) -> NewNumbers:
+def _numbers_beside_numbers(name: str, part: Dataset[Any], names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set with names, where the clients have numbers without names."""
     if _are_numbers(names):
         return dict(enumerate(map(int, names)))
@@ -386,7 +386,7 @@ def _numbers_beside_numbers(name: str, part: Dataset, names: Names) -> NewNumber
     return {}
 
 
-def _numbers_as_named(name: str, part: Dataset, union: Names) -> NewNumbers:
+def _numbers_as_named(name: str, part: Dataset[Any], union: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set without names, whose numbers are the names of ``union``."""
     numbers_as_names = tuple(map(str, range(len(union))))
     if tuple(union) == numbers_as_names:
@@ -420,12 +420,12 @@ def _check_nameless(
         )
 
 
-def by_name(dataset: Dataset) -> bool:
+def by_name(dataset: Dataset[Any]) -> bool:
     """Return whether flsv itself numbered a data set's classes, by sorting their names."""
     return getattr(dataset, "by_name", False)
 
 
-def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
+def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
     """Concatenate the clients' data sets."""
     datasets = list(parts.values())
     if len(datasets) == 1:

@@ -121,14 +121,14 @@ class CSVData(L.LightningDataModule):
             )
         return read_table_file(file, self.columns.encoding)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
         generator = generator_for(self.seed, "csv", "order")
         return DataLoader(
             self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator
         )
 
-    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Return batches of the validation samples, or an empty list if there are none."""
         return (
             []
@@ -136,7 +136,7 @@ class CSVData(L.LightningDataModule):
             else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
         )
 
-    def test_dataloader(self) -> DataLoader | list[DataLoader]:
+    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Return batches of the test samples, or an empty list if there are none."""
         return (
             []

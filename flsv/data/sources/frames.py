@@ -99,7 +99,7 @@ def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
 
     places: dict[str, list[str]] = {}
     for row, word in occurrences.drop_duplicates()["word"].items():
-        places.setdefault(word, []).append(table.where(int(row)))  # type: ignore[call-overload]  # a RangeIndex
+        places.setdefault(word, []).append(table.where(int(row)))
     return places
 
 

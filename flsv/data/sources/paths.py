@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch.utils.data import Dataset, TensorDataset
 
@@ -24,7 +25,7 @@ def read_path(
     reading: Reading,
     is_whole: bool,
     kinds: str,
-) -> Dataset | Table | SourceData:
+) -> Dataset[Any] | Table | SourceData:
     """Read a table file or a folder of images by class.
 
     If ``is_whole``, the path may also be a data set's name. ``kinds`` says in an error what can be read.

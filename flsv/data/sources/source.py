@@ -57,7 +57,7 @@ def _loaded(name: str) -> Any:
 
 def read_part(
     source: Any, reading: Reading, description: str, whole: bool = False
-) -> Dataset | Table | SourceData:
+) -> Dataset[Any] | Table | SourceData:
     """Read one data set as samples or a table.
 
     ``what`` names it in messages. With ``whole``, it may have training and test data.
@@ -79,7 +79,7 @@ def read_part(
         raise ConfigurationError(f"{description}: {error}") from error
 
 
-def _read_object(source: Any, reading: Reading) -> Dataset | Table:
+def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
     """Convert arrays to tensors and a DataFrame to a table. Return a map-style data set unchanged."""
     if is_pair_of_arrays(source):
         return array_set(*source)
@@ -332,14 +332,14 @@ def _single(loaders: Any) -> Any:
     return loaders
 
 
-def makes_own_batches(loader: DataLoader) -> bool:
+def makes_own_batches(loader: DataLoader[Any]) -> bool:
     """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
     classes = type(loader).__mro__
     subclasses = classes[: classes.index(DataLoader)]
     return any(not vars(subclass).keys().isdisjoint(_BATCHES) for subclass in subclasses)
 
 
-def _options(loader: DataLoader) -> dict[str, Any]:
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     return {
         # From the batch sampler, which may be given instead of these two options.
         "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it

@@ -33,14 +33,14 @@ from flsv.engines.remote.messages import (
     GARBLED,
     Packet,
     Refused,
-    Reply,
+    Reply as Reply,
     Unwilling,
     check_done,
     checked_int,
     fault_of,
 )
 from flsv.engines.remote.tables import (
-    ENCODER_FILE,
+    ENCODER_FILE as ENCODER_FILE,
     TABLE_SUMMARY,
     WAITS,
     agree_on_encoder,
