@@ -161,7 +161,7 @@ def _receive(
         replies.put((site, str(error)))
 
 
-class FlsvController(Controller):
+class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare is not installed
     """Controller of NVFlare that runs the rounds of a :class:`flsv.engines.remote.RemoteServer`.
 
     A relative ``folder`` of the RemoteServer is in the workspace of NVFlare's server, beside the jobs' folders. A job
@@ -210,7 +210,7 @@ class FlsvController(Controller):
         """Ignore the result of a late site."""
 
 
-class FlsvExecutor(Executor):
+class FlsvExecutor(Executor):  # type: ignore[misc]  # untyped where nvflare is not installed
     """Executor of NVFlare that answers messages by a :class:`flsv.engines.remote.SiteClient`.
 
     The site's owner has two files in ``local`` of the site's workspace, neither of which a job brings.
