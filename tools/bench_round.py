@@ -223,8 +223,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.memory:
-        memories(options.repeats)
-        return
+        return memories(options.repeats)
     be_quiet()
     rounds, network = options.rounds, {"lenet": lenet, "mlp": mlp}[options.network]
     x, y = images(CLIENTS * options.images)

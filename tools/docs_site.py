@@ -481,18 +481,16 @@ def on_files(files: Any, config: Any) -> Any:
 #: How much a page counts in the search, by what its address begins with: guides before what is looked up, and last the
 #: long tables of results, in which every word is.
 BOOSTS = {
-    "tutorials/": 8.0,
-    "howto/": 4.0,
-    "deployment": 4.0,
-    "gpu": 4.0,
-    "scaling": 4.0,
-    "notebooks/": 3.0,
-    "trust": 2.0,
-    "reliability": 2.0,
-    "explanation/": 2.0,
-    "reference/flsv": 0.5,
-    "results/": 0.5,
-    "benchmark": 0.1,
+    **{
+        "tutorials/": 8.0,
+        "howto/": 4.0,
+        "deployment": 4.0,
+        "gpu": 4.0,
+        "scaling": 4.0,
+        "notebooks/": 3.0,
+    },
+    **{"trust": 2.0, "reliability": 2.0, "explanation/": 2.0},
+    **{"reference/flsv": 0.5, "results/": 0.5, "benchmark": 0.1},
 }
 
 

@@ -99,9 +99,7 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
     date = told.get(version, (None, ""))[0]
     citation = dict(
         re.findall(
-            r'^(version|date-released): "?([^"\n]+)"?$',
-            (root / "CITATION.cff").read_text(),
-            re.MULTILINE,
+            r'^(version|date-released): "?([^"\n]+)"?$', (root / "CITATION.cff").read_text(), re.M
         )
     )
     found = []

@@ -472,12 +472,13 @@ def play(name: str, seed: int) -> dict[str, Any]:
                 at: flat(own)[k].clone() for k, at in enumerate(part[some].tolist()) if at in wanted
             }
     return {
-        "utilities": torch.cat(utilities),
-        "elsewhere": torch.cat(elsewhere),
-        "outputs": outputs,
-        "models": models,
-        "first": first,
-        "total": total,
-        "sizes": training.sizes,
+        **{"utilities": torch.cat(utilities), "elsewhere": torch.cat(elsewhere)},
+        **{
+            "outputs": outputs,
+            "models": models,
+            "first": first,
+            "total": total,
+            "sizes": training.sizes,
+        },
         "seconds": time.process_time() - began,
     }
