@@ -93,7 +93,10 @@ def _standardized(columns: np.ndarray, rows: np.ndarray) -> Tensor:
     return torch.tensor((columns - mean) / divisor, dtype=torch.float32)
 
 
-def _rows_by_share(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
+def _rows_by_share(
+    targets: np.ndarray,
+    keep: Sequence[float] | None,
+) -> np.ndarray:
     """Return the indices of each class's first samples: its fraction in ``keep``, at least two."""
     if keep is None:
         return np.arange(len(targets))
@@ -145,7 +148,11 @@ class Duplicates(Corruption):
         self.unique = unique
 
     def corrupt(
-        self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
+        self,
+        x: Tensor,
+        y: Tensor,
+        num_classes: int,
+        generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         num_unique = max(1, math.ceil(self.unique * len(x)))
         order = torch.randperm(len(x), generator=generator)
