@@ -32,9 +32,10 @@ def make_evaluators(
     measures: Mapping[str, Any],
     *,
     seed: int = 0,
+    is_tried: bool = False,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors.
+    each once to find errors, unless such evaluators have been tried with another model.
     """
     model_scores = {}
     for name, measure in measures.items():
@@ -62,7 +63,8 @@ def make_evaluators(
             asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
             seed=seed,
         )
-        validated_models.attempt()
+        if not is_tried:
+            validated_models.attempt()
         evaluators["logged"] = validated_models
 
     for name, measure in model_scores.items():
@@ -75,6 +77,7 @@ def make_evaluators(
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
                 asking=name,
+                is_tried=is_tried,
             )
     return evaluators
 

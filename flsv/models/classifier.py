@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv.models.factory import build_network
+from flsv.models.factory import build_network, network_maker
 from flsv.models.linear import Classes, check_output
 from flsv.scores.class_scores import EpochScores
 from flsv.utilities.declared import Positive, Share, check_argument, check_arguments
@@ -156,6 +156,8 @@ class ClassifierClient(ReadyClient):
         super().__init__()
         if isinstance(network, str):
             module, name = None, network
+            # Coalitions' processes, which are forked later, need not import timm again.
+            network_maker(name)
         else:
             # The hyper-parameters hold plain types only.
             module, name = network, f"{type(network).__module__}.{type(network).__qualname__}"

@@ -68,21 +68,29 @@ def build_network(
         >>> build_network("lenet5", 10, (1, 28, 28), channels=(10, 20), hidden=(50,)).classifier[-1]
         Linear(in_features=50, out_features=10, bias=True)
     """
+    make = network_maker(name)
     if name in NETWORKS:
-        return NETWORKS[name](num_classes=num_classes, input_shape=input_shape, **kwargs)
-    if name.startswith("torchvision:"):
-        make = _torchvision_maker(name)
-        if name in _WITH_AUXILIARY_CLASSIFIERS:
-            kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
-    else:
-        make = _timm_maker(name)
+        return make(num_classes=num_classes, input_shape=input_shape, **kwargs)
+    if not name.startswith(_OF_TORCHVISION):
         channels, _, _ = image_shape(name, input_shape)
         kwargs = {"in_chans": channels, **kwargs}
+    elif name in _WITH_AUXILIARY_CLASSIFIERS:
+        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
     network = make(num_classes=num_classes, **kwargs)
     check_output(network, name, num_classes, input_shape)
     return network
 
 
+def network_maker(name: str) -> Callable[..., nn.Module]:
+    """Return the function that makes a network. Its library is imported. Raise ConfigurationError if it is unknown."""
+    if name in NETWORKS:
+        return NETWORKS[name]
+    if name.startswith(_OF_TORCHVISION):
+        return _torchvision_maker(name)
+    return _timm_maker(name)
+
+
+_OF_TORCHVISION = "torchvision:"
 _OTHER_NETWORKS = (
     f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
 )
@@ -94,7 +102,7 @@ def _torchvision_maker(name: str) -> Callable[..., nn.Module]:
     """Return the function that makes one of torchvision's networks."""
     import torchvision.models
 
-    name_in_library = name.removeprefix("torchvision:")
+    name_in_library = name.removeprefix(_OF_TORCHVISION)
     if name_in_library not in torchvision.models.list_models(module=torchvision.models):
         raise _unknown(name)
     return partial(torchvision.models.get_model, name_in_library)

@@ -31,6 +31,7 @@ from flsv.retraining.fresh_fits import FreshFits, pickled_fit
 from flsv.retraining.readings import file_time
 from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
 from flsv.retraining.utility_store import COALITIONS, UtilityStore, column_name
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 
@@ -231,7 +232,11 @@ class AfterTheRun:
         proof = None
         if is_checked:
             proof_order = replace(
-                order, rounds=(checked_round,), scores_rounds=False, returns_models=True
+                order,
+                rounds=(checked_round,),
+                scores_rounds=False,
+                returns_models=True,
+                expected_hash=digest(self._checked_model).hex(),
             )
             message = (
                 "The coalition of all clients, trained in the same way as the others, came to another model after "

@@ -128,7 +128,14 @@ class GlobalModelScoring(L.Callback):
 
         self._evaluators = []
         for measure in self._measures:
-            evaluator = make_evaluator(trainer, self.space, self._data, measure, seed)
+            evaluator = make_evaluator(
+                trainer,
+                self.space,
+                data=self._data,
+                measure=measure,
+                seed=seed,
+                is_tried=not self._scores_untrained,  # in one coalition's process scoring is tried
+            )
             self._evaluators.append(evaluator)
         for evaluator, measure in zip(self._evaluators, self._measures):
             check_scored("RetrainedUtility", share, pl_module, evaluator, measure)
@@ -180,8 +187,11 @@ def make_evaluator(
     data: FederatedDataModule,
     measure: Measure,
     seed: int,
+    is_tried: bool = False,
 ) -> VectorEvaluator:
-    """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs."""
+    """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs.
+    ``is_tried``: such an evaluator has been tried with another model.
+    """
     if isinstance(measure, ModelScore) and measure.judged:
         # The loop, or what replaces it.
         loop: Any = next(
@@ -192,17 +202,24 @@ def make_evaluator(
         return judges
     if isinstance(measure, ModelScore):
         loader = data.val_dataloader()
-        return make_evaluators(trainer, space, loader, {"the utility": measure}, seed=seed)[
-            measure.evaluator
-        ]
+        evaluators = make_evaluators(
+            trainer,
+            space,
+            loader,
+            measures={"the utility": measure},
+            seed=seed,
+            is_tried=is_tried,
+        )
+        return evaluators[measure.evaluator]
     evaluator = ModelEvaluator(
         trainer.lightning_module,
         space,
         all_on_device(trainer, data.val_dataloader()),
         num_classes=data.num_classes,
         context=trainer.strategy.precision_plugin.forward_context,
+        is_tried=is_tried,
     )
-    if measure == "negative_loss":
+    if measure == "negative_loss" and not is_tried:
         evaluator.check_logits("the utility")
     return evaluator
 
@@ -290,6 +307,8 @@ class CoalitionScoring(GlobalModelScoring):
         models = None
         if self._order.returns_models:
             models = self._models()
+            if digest(models.trained).hex() == self._order.expected_hash:
+                models = None
         return FitResult(
             utilities=utilities,
             untrained=untrained,

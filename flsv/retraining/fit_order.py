@@ -39,6 +39,8 @@ class FitOrder:
     run_time: tuple[float, float] | None = None
     # Whether the result has the models before and after training.
     returns_models: bool = False
+    # The hash of a trained model that is expected, and then not returned.
+    expected_hash: str | None = None
     # A file of the run whose weights the result has too, to compare with.
     checkpoint: Path | None = None
     # A new file for the trained module.

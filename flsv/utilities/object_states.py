@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import random
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -28,7 +29,14 @@ import torch
 from torch import Tensor
 from torch.autograd import _unsafe_preserve_version_counter
 
-from flsv.utilities.reachable import GENERATORS, PLAIN, is_opaque, is_plain_data, slots_of
+from flsv.utilities.reachable import (
+    GENERATORS,
+    PLAIN,
+    by_class,
+    facts_of,
+    is_opaque,
+    is_plain_data,
+)
 
 #: Types of objects that do not change, or whose parts are objects of their own.
 _UNCHANGING = (
@@ -63,25 +71,36 @@ class ObjectState(ABC):
 
 def states_of(value: Any) -> Iterator[ObjectState]:
     """Yield the states of one object, without those of the objects that it refers to."""
-    if isinstance(value, Tensor):
-        yield TensorState(value)
-    elif isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
-        yield _ArrayState(value)
-    elif isinstance(value, GENERATORS):
-        yield _GeneratorState(value)
-    elif isinstance(value, CellType):
-        yield _CellState(value)
-    elif isinstance(value, dict | list | set | deque):
-        yield _ContentState(value)
+    kind = type(value)
+    make_state = _content_state_of(kind)
+    if make_state is not None:
+        yield make_state(value)
     if is_opaque(value):
         return
 
-    if isinstance(value, type):
+    facts = facts_of(kind)
+    if facts.is_metaclass:
         yield _ClassState(value)
     elif isinstance(getattr(value, "__dict__", None), dict):
         yield _ContentState(vars(value))
-    if slots_of(type(value)):
+    if facts.slots:
         yield _SlotState(value)
+
+
+@by_class
+def _content_state_of(kind: type) -> Callable[[Any], ObjectState] | None:
+    """Return the class of the states of what an object holds beside attributes. None: it holds nothing else."""
+    if issubclass(kind, Tensor):
+        return TensorState
+    if issubclass(kind, np.ndarray) and not issubclass(kind, np.memmap):
+        return _ArrayState
+    if issubclass(kind, GENERATORS):
+        return _GeneratorState
+    if issubclass(kind, CellType):
+        return _CellState
+    if issubclass(kind, dict | list | set | deque):
+        return _ContentState
+    return None
 
 
 def hidden_state_of(value: Any) -> ObjectState | None:
@@ -240,10 +259,10 @@ class _ContentState(ObjectState):
             return current == self._content
         if len(current) != len(self._content):
             return False
-        are_same = all(map(_is_same, current, self._content))  # of a dictionary the keys
-        if isinstance(current, dict) and are_same:
-            return all(map(_is_same, current.values(), self._content.values()))
-        return are_same
+        if isinstance(current, dict):
+            has_same_values = _are_same(current.values(), self._content.values())
+            return has_same_values and _are_same(current, self._content)  # the keys
+        return _are_same(current, self._content)
 
     def restore(self) -> None:
         if self.is_unchanged():
@@ -264,11 +283,11 @@ class _ContentState(ObjectState):
 class _SlotState(ObjectState):
     def __init__(self, value: Any) -> None:
         self._object = value
-        self._names = slots_of(type(value))
+        self._names = facts_of(type(value)).slots
         self._content = self._current_content()
 
     def is_unchanged(self) -> bool:
-        return all(map(_is_same, self._current_content(), self._content))
+        return _are_same(self._current_content(), self._content)
 
     def restore(self) -> None:
         for name, current, content in zip(self._names, self._current_content(), self._content):
@@ -314,7 +333,7 @@ class _PositionState(ObjectState):
         self._position = self._current_position()
 
     def is_unchanged(self) -> bool:
-        return all(map(_is_same, self._current_position(), self._position))
+        return _are_same(self._current_position(), self._position)
 
     def restore(self) -> None:
         pass
@@ -341,6 +360,13 @@ class _PickledState(ObjectState):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # iterators warn that they will not be pickled for ever
             return pickle.dumps(self._object)
+
+
+def _are_same(values: Iterable[Any], originals: Iterable[Any]) -> bool:
+    """Return whether each of the values is the same as the original at its place, see :func:`_is_same`."""
+    if all(map(operator.is_, values, originals)):  # mostly, and faster
+        return True
+    return all(map(_is_same, values, originals))
 
 
 def _is_same(value: Any, original: Any) -> bool:

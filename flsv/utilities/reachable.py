@@ -8,7 +8,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from io import IOBase
 from itertools import chain
 from types import (
@@ -22,7 +23,7 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -116,6 +117,22 @@ _MANY, _DEPTH = 1000, 4
 #: A path, such as ``module.layers[0].noise``, and the object that is there.
 Part = tuple[str, Any]
 Types = tuple[type, ...]
+Fact = TypeVar("Fact")
+
+
+def by_class(fact_of: Callable[[type], Fact]) -> Callable[[type], Fact]:
+    """Store what a function returns for a class, for as long as the class is in use."""
+    facts: weakref.WeakKeyDictionary[type, Fact] = weakref.WeakKeyDictionary()
+
+    @wraps(fact_of)
+    def stored_fact(kind: type) -> Fact:
+        try:
+            return facts[kind]
+        except KeyError:
+            facts[kind] = fact_of(kind)
+        return facts[kind]
+
+    return stored_fact
 
 
 def walk(
@@ -184,17 +201,14 @@ def is_global(generator: Any) -> bool:
 
 def parts_of(value: Any, path: str = "") -> Iterator[Part]:
     """Yield ``(path, object)`` for each object that ``value`` refers to directly, without plain values."""
-    for kinds, parts in _PARTS.items():
-        if isinstance(value, kinds):
-            yield from parts(value, path)
-            break
-    else:
-        has_attributes = hasattr(value, "__dict__") or slots_of(type(value))
-        if not has_attributes and not isinstance(value, GENERATORS):
-            # An object of C code: what the garbage collector sees.
-            for index, referent in enumerate(gc.get_referents(value)):
-                yield f"{path}<{index}>", referent
-    yield from _attributes(value, path)
+    facts = facts_of(type(value))
+    if facts.parts is not None:
+        yield from facts.parts(value, path)
+    elif not facts.slots and not facts.is_generator and not hasattr(value, "__dict__"):
+        for index, referent in enumerate(gc.get_referents(value)):  # an object of C code
+            yield f"{path}<{index}>", referent
+    if not facts.is_metaclass:
+        yield from _attributes(value, path, facts)
 
 
 def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
@@ -224,6 +238,40 @@ def _contents(collection: Any) -> Iterable[Any]:
     return collection
 
 
+@dataclass(frozen=True)
+class ClassFacts:
+    """What :func:`walk` needs to know of the objects of one class."""
+
+    # Yields the objects that an object's content refers to. None: it has attributes only.
+    parts: Callable[[Any, str], Iterator[Part]] | None
+    # Names of the attributes for which the class and its bases have __slots__.
+    slots: tuple[str, ...]
+    is_generator: bool
+    # Whether the objects are classes.
+    is_metaclass: bool
+    is_opaque: bool
+    is_of_library: bool
+
+
+@by_class
+def facts_of(kind: type) -> ClassFacts:
+    """Return the facts of a class. They are stored, since a walk meets hundreds of objects of a class."""
+    parts_of_kind = None
+    for kinds, parts in _PARTS.items():
+        if issubclass(kind, kinds):
+            parts_of_kind = parts
+            break
+    is_metaclass = issubclass(kind, type)
+    return ClassFacts(
+        parts=parts_of_kind,
+        slots=tuple(slots_of(kind)),
+        is_generator=issubclass(kind, GENERATORS),
+        is_metaclass=is_metaclass,
+        is_opaque=issubclass(kind, _CLOSED_TYPES) or any(map(_is_in_closed_package, kind.__mro__)),
+        is_of_library=not is_metaclass and _is_of_library(kind),
+    )
+
+
 def slots_of(kind: type) -> list[str]:
     """Return the names of the attributes for which a class and its bases have ``__slots__``."""
     names = []
@@ -237,13 +285,11 @@ def slots_of(kind: type) -> list[str]:
 
 def is_opaque(value: Any) -> bool:
     """Return whether :func:`walk` does not enter an object."""
-    if isinstance(value, _CLOSED_TYPES):
-        return True
     if isinstance(value, type):
         return _is_of_library(value)
     if isinstance(value, FunctionType):
         return _is_in_closed_package(value)
-    return any(map(_is_in_closed_package, type(value).__mro__))
+    return facts_of(type(value)).is_opaque
 
 
 def _is_in_closed_package(definition: type | FunctionType) -> bool:
@@ -254,20 +300,18 @@ def _is_of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in LIBRARIES
 
 
-def _attributes(value: Any, path: str) -> Iterator[Part]:
+def _attributes(value: Any, path: str, facts: ClassFacts) -> Iterator[Part]:
     """Yield an object's attributes, and its class if it is of no library."""
-    if isinstance(value, type):
-        return
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         for name, item in list(attributes.items()):
             if type(item) not in PLAIN:
                 yield f"{path}.{name}", item
-    for name in slots_of(type(value)):
+    for name in facts.slots:
         item = getattr(value, name, None)
         if type(item) not in PLAIN:
             yield f"{path}.{name}", item
-    if not _is_of_library(type(value)):
+    if not facts.is_of_library:
         yield type(value).__name__, type(value)
 
 
