@@ -63,7 +63,7 @@ class RunExtension:
         """Store what is needed of the state before the fit. Return True if this process has become another run's."""
         return False
 
-    def decide(
+    def check_run(
         self,
         trainer: L.Trainer,
         data: Any,
@@ -75,7 +75,7 @@ class RunExtension:
             ConfigurationError: the run cannot have what its metrics need.
         """
 
-    def ends(
+    def strategies(
         self,
         run: Any,
         module: L.LightningModule,
@@ -84,7 +84,7 @@ class RunExtension:
         """Return strategies that take part in every round. ``weights()`` are the clients' ``[n]`` in the average."""
         return []
 
-    def planned(
+    def log_plan(
         self,
         num_clients: int,
         games: Any,
@@ -101,7 +101,7 @@ class RunExtension:
         """Score the run's own model after round ``index``, unless it has been scored and ``skips_scored`` is set."""
 
     @property
-    def left(self) -> bool:
+    def has_missing_values(self) -> bool:
         """Return whether values of past rounds are still missing."""
         return False
 
@@ -109,7 +109,7 @@ class RunExtension:
         """Return the missing values of an ended run, ``{round: {metric: values}}``."""
         return {}
 
-    def told(self, num_clients: int) -> list[str]:
+    def summary_lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run."""
         return []
 

@@ -79,7 +79,7 @@ HOOKS_OF_A_MODULE = (
 )
 #: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
 #: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
-OF_THE_RUN = (
+WATCHERS = (
     Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
@@ -289,7 +289,7 @@ def _harmless(callback: L.Callback, hook: str) -> bool:
         return False
     for kind in type(callback).__mro__:
         if hook in vars(kind):
-            is_idle = issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
+            is_idle = issubclass(kind, WATCHERS) and kind.__module__.startswith("lightning.")
             return is_idle or kind.__module__.startswith("flsv.")
     return False
 

@@ -181,7 +181,7 @@ class LightningFit:
         self._change((self.data, "_partitioned", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.extension.decide(trainer, self.data, self.config)
+        self.extension.check_run(trainer, self.data, self.config)
 
         make_engine = self._engine_class()
         engine = make_engine(
@@ -195,7 +195,7 @@ class LightningFit:
             rounds=trainer.max_epochs,
         )
         self.federation = federation
-        federation.server.strategies += self.extension.ends(federation, module, self._weights)
+        federation.server.strategies += self.extension.strategies(federation, module, self._weights)
 
         self._lengths.restore()
         self._change((self.data, "round_loader", federation.loader))
@@ -204,7 +204,7 @@ class LightningFit:
             check_sharing(run_state.shared, engine.space.described())
         federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
 
-        lines_on_coalitions = partial(self.extension.told, self.state.num_clients)
+        lines_on_coalitions = partial(self.extension.summary_lines, self.state.num_clients)
         self.reports = RunReports(
             trainer,
             federation,
@@ -243,7 +243,7 @@ class LightningFit:
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
 
-        self.extension.planned(self.state.num_clients, federation.server.games, module)
+        self.extension.log_plan(self.state.num_clients, federation.server.games, module)
         self.reports.evaluate_untrained()
         self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(self.trainer))
@@ -459,7 +459,7 @@ class LightningFit:
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
-        if not self._finished and self.extension.left:
+        if not self._finished and self.extension.has_missing_values:
             self.running.make_games()
             self.finish()
 

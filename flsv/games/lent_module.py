@@ -92,7 +92,7 @@ def scoring_tried(
 
 
 @contextmanager
-def changes_noted(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[list[str]]:
+def noted_changes(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[list[str]]:
     """Yield a list that at the end holds the names of everything that the context changes, except metrics' states.
 
     Objects that cannot be compared are among them.

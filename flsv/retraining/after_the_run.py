@@ -1,6 +1,6 @@
 """AfterTheRun: trains coalitions when a run has ended, for metrics that need their models.
 
-KeptBeginning holds the state before the run's fit, from which they are trained.
+SavedBeginning holds the state before the run's fit, from which they are trained.
 """
 
 from __future__ import annotations
@@ -53,64 +53,64 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures
 
 
-class KeptBeginning:
+class SavedBeginning:
     """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
 
     #: When the run's first round began.
-    trains_since = float("inf")
+    first_round_time = float("inf")
     #: The round whose model the coalition of all clients must reach.
     checked_round = 0
 
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
-        self._fresh: FreshFits | None = None
+        self._fresh_fits: FreshFits | None = None
         # Makes them of a pickled fit.
-        self._make_fresh: Any = None
+        self._make_fresh_fits: Any = None
         # Why there is no fork.
-        self.no_fork: str | None = None
+        self.why_no_fork: str | None = None
         # Why there is no pickled fit.
-        self.not_pickled = ""
+        self.why_not_pickled = ""
 
     def __bool__(self) -> bool:
         """Return whether the state before the fit is stored."""
-        return self.forks is not None or self._fresh is not None
+        return self.forks is not None or self._fresh_fits is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fresh": None, "forks": None, "_make_fresh": None}
+        return {**vars(self), "_fresh_fits": None, "forks": None, "_make_fresh_fits": None}
 
-    def keep(
+    def save(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
         measures: Mapping[str, str | ModelScore],
     ) -> bool:
         """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
-        self.no_fork = why_not_by_forks(trainer)
-        self._make_fresh = partial(
+        self.why_no_fork = why_not_by_forks(trainer)
+        self._make_fresh_fits = partial(
             FreshFits, trainer, measures=measures, start_time=time.monotonic()
         )
         pickled = partial(pickled_fit, trainer, module, environment=dict(os.environ))
-        if self.no_fork is None:
+        if self.why_no_fork is None:
             self.forks = ForkedFits(trainer, module, measures, pickled)
             return self.forks.begun
         if trainer.current_epoch:
-            self.not_pickled = (
+            self.why_not_pickled = (
                 "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
             )
             return False
         try:
-            self._fresh = self._make_fresh(pickled())
+            self._fresh_fits = self._make_fresh_fits(pickled())
         except Exception as error:  # reported when it is known that coalitions will be trained
-            self.not_pickled = f"{type(error).__name__}: {error}"
+            self.why_not_pickled = f"{type(error).__name__}: {error}"
         return False
 
     def begin_training(self) -> None:
         """Note that the run's first round begins."""
-        self.trains_since = file_time()
+        self.first_round_time = file_time()
 
     def close(self) -> None:
         """End the forked process that holds the state, if there is one."""
-        for fits in (self.forks, self._fresh):
+        for fits in (self.forks, self._fresh_fits):
             if fits is not None:
                 fits.close()
         self.forks = None
@@ -118,16 +118,16 @@ class KeptBeginning:
     def forget(self) -> None:
         """Release the state, since no coalition will be trained after the run."""
         self.close()
-        self._fresh = None
+        self._fresh_fits = None
 
     @property
     def trainer(self) -> CoalitionTrainer:
         """Return the object that trains coalitions from the stored state."""
-        fits = self.forks or self._fresh
+        fits = self.forks or self._fresh_fits
         assert fits is not None
         return fits
 
-    def fresh(self, reason: str) -> CoalitionTrainer | None:
+    def switch_to_fresh_processes(self, reason: str) -> CoalitionTrainer | None:
         """Return a trainer of coalitions in new processes, after forks failed for this reason. None if that is
         impossible.
         """
@@ -137,13 +137,15 @@ class KeptBeginning:
             return None
         pickled = forks.pickled()
         forks.close()
-        self.no_fork = f"forks have failed ({reason})"
+        self.why_no_fork = f"forks have failed ({reason})"
         if isinstance(pickled, ChildFailed):
-            self.not_pickled = f"{pickled}"
+            self.why_not_pickled = f"{pickled}"
             return None
-        rank_zero_info(f"flsv: coalitions are trained in fresh processes, since {self.no_fork}.")
-        self._fresh = self._make_fresh(pickled)
-        return self._fresh
+        rank_zero_info(
+            f"flsv: coalitions are trained in fresh processes, since {self.why_no_fork}."
+        )
+        self._fresh_fits = self._make_fresh_fits(pickled)
+        return self._fresh_fits
 
 
 class AfterTheRun:
@@ -153,7 +155,7 @@ class AfterTheRun:
         self,
         metrics: Mapping[str, ShadowShapley],
         masks: Tensor,
-        beginning: KeptBeginning,
+        beginning: SavedBeginning,
         initial: dict[str, Any],
         # The run's model after the round that the coalition of all clients must reach.
         checked_model: Tensor | None,
@@ -227,7 +229,7 @@ class AfterTheRun:
             rounds=tuple(self._rounds),
             initial=self._initial,
             validates=bool(self._validation_changes) or not is_checked,
-            run_time=(self._beginning.trains_since, file_time()),
+            run_time=(self._beginning.first_round_time, file_time()),
         )
         proof = None
         if is_checked:
@@ -248,7 +250,7 @@ class AfterTheRun:
             order,
             num_samples=run.data.num_samples.tolist(),
             proof=proof,
-            replacement=self._beginning.fresh,
+            replacement=self._beginning.switch_to_fresh_processes,
         )
 
     def _store(self, run: EndedRun, predicting: set[str]) -> UtilityStore:
@@ -324,8 +326,8 @@ class AfterTheRun:
     def _remedy(self, error: ConfigurationError) -> str:
         if not isinstance(error, Unproved):
             pickling = ""
-            if self._beginning.not_pickled:
-                reason = self._beginning.not_pickled
+            if self._beginning.why_not_pickled:
+                reason = self._beginning.why_not_pickled
                 pickling = f" Nor can fresh processes train them, since the fit cannot be pickled ({reason})."
             return f"{pickling} flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
@@ -334,7 +336,7 @@ class AfterTheRun:
                 "sets, as the time, a file that it writes or a generator of its own does. Seed it, and train again."
             )
         return (
-            f": coalitions were trained in fresh processes, since {self._beginning.no_fork}. Training depends on "
+            f": coalitions were trained in fresh processes, since {self._beginning.why_no_fork}. Training depends on "
             "something that neither its seed nor what the program has set determines. Value the run by flsv retrain."
         )
 

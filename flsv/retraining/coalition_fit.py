@@ -27,7 +27,7 @@ from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import find_loop, is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.engines.vmap import OF_THE_RUN
+from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
@@ -375,7 +375,7 @@ def prepare_coalition_fit(
         if is_loop(callback):
             sampler = callback.config.sampler.among(order.members)
             coalition_loop(callback, sampler, order.seed)
-        elif of_the_run(callback) and not order.watched:
+        elif only_watches_the_run(callback) and not order.watched:
             become_stand_in(callback)
     for logger in trainer.loggers:
         become_stand_in(logger, folder)
@@ -387,11 +387,11 @@ def prepare_coalition_fit(
     unfitted._default_root_dir = folder or trainer.default_root_dir
     unfitted.profiler = PassThroughProfiler()
 
-    def delivered() -> None:
+    def deliver_and_end() -> None:
         scoring.deliver(trainer)
         end()
 
-    unfitted.strategy.on_train_end = delivered
+    unfitted.strategy.on_train_end = deliver_and_end
     return scoring
 
 
@@ -399,8 +399,8 @@ def nothing(*_: Any, **__: Any) -> None:
     """Do nothing, in place of a method."""
 
 
-def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends a run: one of :data:`OF_THE_RUN` with unchanged hooks.
+def only_watches_the_run(callback: L.Callback) -> bool:
+    """Return whether a callback only watches or ends a run: one of :data:`WATCHERS` with unchanged hooks.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping
@@ -408,10 +408,10 @@ def of_the_run(callback: L.Callback) -> bool:
         ...     __module__ = "project"
         ...     def on_validation_end(self, trainer, pl_module):
         ...         pl_module.weight = 0.0
-        >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
+        >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
         (True, False)
     """
-    if not isinstance(callback, OF_THE_RUN):
+    if not isinstance(callback, WATCHERS):
         return False
     base = _class_of_lightning(callback)
     if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
@@ -431,9 +431,9 @@ def of_the_run(callback: L.Callback) -> bool:
 
 def _class_of_lightning(callback: L.Callback) -> type:
     for kind in type(callback).__mro__:
-        if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning."):
+        if issubclass(kind, WATCHERS) and kind.__module__.startswith("lightning."):
             return kind
-    raise TypeError(f"{callback!r} is none of {OF_THE_RUN}")
+    raise TypeError(f"{callback!r} is none of {WATCHERS}")
 
 
 def train_alone(

@@ -29,7 +29,7 @@ from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, KeptBeginning, measures_of
+from flsv.retraining.after_the_run import AfterTheRun, SavedBeginning, measures_of
 from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
@@ -64,7 +64,7 @@ class CoalitionPlan(RunExtension):
                 f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
                 "coalitions, or leave out all but one."
             )
-        self._beginning = KeptBeginning()
+        self._beginning = SavedBeginning()
         self.reset()
 
     @classmethod
@@ -82,19 +82,19 @@ class CoalitionPlan(RunExtension):
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
         self.close()
-        self._beginning = KeptBeginning()
+        self._beginning = SavedBeginning()
         self._initial: dict[str, Any] | None = None
         self._frozen: dict[str, Tensor] = {}
         # The run's model after the round that the coalition of all clients must reach.
         self._checked_model: Tensor | None = None
         self._sites: CoalitionsAtSites | None = None
         self._loaded: dict[str, Any] | None = None
-        self._elsewhere = False
+        self._trains_at_sites = False
         self._seed = 0
         self._cohort: float | None = None
         # Names of what the run's first validation has changed.
         self._validation_changes: list[str] = []
-        self._scored: int | None = None
+        self._scored_round: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
@@ -119,15 +119,15 @@ class CoalitionPlan(RunExtension):
         """Save the state before the fit. Return True only in a process that is forked later to train a coalition."""
         if self._beginning or not self._metrics:
             return False
-        return self._beginning.keep(trainer, module, measures_of(self._metrics.values()))
+        return self._beginning.save(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
         """End the forked process, if any, and release the run's module."""
         self._beginning.close()
-        self._end_models: _EndModels | None = None
+        self._valued_models: _ValuedModels | None = None
         self._games: Any = None
 
-    def decide(
+    def check_run(
         self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig
     ) -> None:
         """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
@@ -135,9 +135,9 @@ class CoalitionPlan(RunExtension):
             return
         module = trainer.lightning_module
         self._seed = config.seed or 0
-        self._elsewhere = callable(config.engine)
+        self._trains_at_sites = callable(config.engine)
         self._share = config.share
-        if self._elsewhere:
+        if self._trains_at_sites:
             check_shared(config, module)
         self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
 
@@ -149,16 +149,16 @@ class CoalitionPlan(RunExtension):
             self._frozen = frozen
 
         for metric in self._metrics.values():
-            metric.await_training(after_the_run=not self._elsewhere)
+            metric.await_training(after_the_run=not self._trains_at_sites)
             metric.averages = not isinstance(config.sampler, FullParticipation)
-        if self._elsewhere:
+        if self._trains_at_sites:
             self._beginning.forget()
             check_at_sites(config)
         elif not self._beginning:
             raise ConfigurationError(
                 "ShadowShapley: coalitions are trained in fresh processes after the run, since "
-                f"{self._beginning.no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
-                f"({self._beginning.not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
+                f"{self._beginning.why_no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
+                f"({self._beginning.why_not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
             )
 
     def masks(self, num_clients: int) -> Tensor:
@@ -168,7 +168,7 @@ class CoalitionPlan(RunExtension):
             design = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(design, num_clients)
 
-    def ends(
+    def strategies(
         self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]
     ) -> list[Strategy]:
         """Make the strategies that give metrics the models of the empty and the full coalition. If sites train
@@ -181,52 +181,52 @@ class CoalitionPlan(RunExtension):
             metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
         with lent(module, space):
             module.load_state_dict(self._initial, strict=False)
-            nobody = space.read(module)
-        self._end_models = _EndModels(self, space, nobody, weights)
-        if not self._elsewhere:
-            return [self._end_models]
+            untrained_model = space.read(module)
+        self._valued_models = _ValuedModels(self, space, untrained_model, weights)
+        if not self._trains_at_sites:
+            return [self._valued_models]
         masks = self.masks(run.state.num_clients)
         self._sites = CoalitionsAtSites(
-            masks, replace(run.info(), global_vector=nobody), run.engine, self._loaded
+            masks, replace(run.info(), global_vector=untrained_model), run.engine, self._loaded
         )
-        return [self._sites, self._end_models]
+        return [self._sites, self._valued_models]
 
     # ---- what is said
 
-    def planned(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
+    def log_plan(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
         """Score the untrained module, and log how coalitions are trained and at what cost."""
         if not self._metrics:
             return
         self._games = games
         masks = self.masks(num_clients)
         self._beginning.begin_training()
-        if not self._elsewhere:
+        if not self._trains_at_sites:
             for name, metric in self._metrics.items():
                 measure = metric.measured_by
                 check_scored(
                     f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure
                 )
-        if self._end_models is not None and not self._elsewhere:
+        if self._valued_models is not None and not self._trains_at_sites:
             measures = {name: metric.measured_by for name, metric in self._metrics.items()}
-            self._end_models.score(module, self._initial, games, measures)
-            space = self._end_models.space
+            self._valued_models.score(module, self._initial, games, measures)
+            space = self._valued_models.space
             observe_first_validation(module.trainer, space, self._validation_changes)
         metric_names = ", ".join(self._metrics)
         rank_zero_info(
-            f"flsv: {metric_names}: {_named(masks)} {self._planned_place(masks)}."
-            f"{self._estimated(masks, games)}"
+            f"flsv: {metric_names}: {_coalitions_in_words(masks)} {self._place_in_words(masks)}."
+            f"{self._estimation_in_words(masks, games)}"
         )
 
-    def _planned_place(self, masks: Tensor) -> str:
-        if self._elsewhere:
+    def _place_in_words(self, masks: Tensor) -> str:
+        if self._trains_at_sites:
             return "trained by the sites, beside the run"
         process = ""
-        if self._beginning.no_fork is not None:
-            process = f" in a fresh process, since {self._beginning.no_fork},"
+        if self._beginning.why_no_fork is not None:
+            process = f" in a fresh process, since {self._beginning.why_no_fork},"
         cost = self._cost(masks)
         return f"trained after the run, each by a fit of its own,{process} which costs {cost}"
 
-    def _estimated(self, masks: Tensor, games: Any) -> str:
+    def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
         if len(masks) == 2 ** masks.shape[1]:
             return ""
         if not whole_layers(masks):
@@ -252,48 +252,51 @@ class CoalitionPlan(RunExtension):
         fits = fits_of(masks, self._cohort)
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
-    def told(self, num_clients: int) -> list[str]:
+    def summary_lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         if not self._metrics:
             return []
-        waiting = [
-            f"{name}: {metric.pending}"
-            for name, metric in self._metrics.items()
-            if metric.pending is not None
-        ]
-        if waiting:
-            return waiting
+        pending_lines = []
+        for name, metric in self._metrics.items():
+            if metric.pending is not None:
+                pending_lines.append(f"{name}: {metric.pending}")
+        if pending_lines:
+            return pending_lines
+
         masks = self.masks(num_clients)
-        where = (
-            "by the sites, beside the run"
-            if self._elsewhere
-            else f"after the run ({self._cost(masks)})"
-        )
-        return [f"{', '.join(self._metrics)}: {_named(masks)} trained {where}."]
+        trained_where = f"after the run ({self._cost(masks)})"
+        if self._trains_at_sites:
+            trained_where = "by the sites, beside the run"
+        metric_names = ", ".join(self._metrics)
+        return [f"{metric_names}: {_coalitions_in_words(masks)} trained {trained_where}."]
 
     def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:
         """Score the module, whose model is the full coalition's, after round ``index``, unless it has been scored."""
-        if self._end_models is None or self._elsewhere:
+        if self._valued_models is None or self._trains_at_sites:
             return
-        if skips_scored and index == self._scored:
+        if skips_scored and index == self._scored_round:
             return
-        self._scored = index if skips_scored else None
+        self._scored_round = None
+        if skips_scored:
+            self._scored_round = index
 
         for metric in self._metrics.values():
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
             # Clients have scored the global model in the round.
-            is_scored = evaluator.asks_clients and self._end_models.is_full_model(module)
+            is_scored = evaluator.asks_clients and self._valued_models.is_full_model(module)
             if index not in metric.valued[-1:] or is_scored:
                 continue
             scores = evaluator.live(module, keep=True)
-            outputs = None if scores.outputs is None else scores.outputs[0]
+            outputs = None
+            if scores.outputs is not None:
+                outputs = scores.outputs[0]
             metric.deliver(utility_of(scores, measure)[0], outputs)
 
     # ---- after the last round
 
     @property
-    def left(self) -> bool:
+    def has_missing_values(self) -> bool:
         """Return whether coalitions still have to be trained for the values of past rounds."""
         return any(
             metric.pending is not None and len(metric.valued) for metric in self._metrics.values()
@@ -301,7 +304,7 @@ class CoalitionPlan(RunExtension):
 
     def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions if metrics need them, and return the metrics' values, ``{round: {metric: values}}``."""
-        if not self.left:
+        if not self.has_missing_values:
             return {}
         assert self._initial is not None
         pending = {}
@@ -310,7 +313,7 @@ class CoalitionPlan(RunExtension):
                 pending[name] = metric
         masks = self.masks(run.data.num_clients)
         stop_observing(run.trainer)
-        rank_zero_info(f"flsv: coalitions are trained now, {self._estimated_time(run, masks)}.")
+        rank_zero_info(f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.")
         trainings = AfterTheRun(
             pending,
             masks,
@@ -321,8 +324,8 @@ class CoalitionPlan(RunExtension):
         )
         return trainings.train(run)
 
-    def _estimated_time(self, run: EndedRun, masks: Tensor) -> str:
-        run_seconds = file_time() - self._beginning.trains_since
+    def _time_in_words(self, run: EndedRun, masks: Tensor) -> str:
+        run_seconds = file_time() - self._beginning.first_round_time
         jobs = 1
         if run.trainer.strategy.root_device.type == "cpu":
             jobs = min(cores(), len(masks) - 2)
@@ -333,7 +336,7 @@ class CoalitionPlan(RunExtension):
         """Store the run's model after a round, which the coalition of all clients must reach."""
         verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
         is_checked = verifies_all or round.round_index < VERIFIED_ROUNDS
-        if is_checked and not self._elsewhere and round.server_vector is not None:
+        if is_checked and not self._trains_at_sites and round.server_vector is not None:
             self._beginning.checked_round = round.round_index
             self._checked_model = round.server_vector.cpu().clone()
 
@@ -361,26 +364,26 @@ def _initial_state(
     return trained, frozen
 
 
-def _named(masks: Tensor) -> str:
+def _coalitions_in_words(masks: Tensor) -> str:
     n, count = masks.shape[1], len(masks) - 2
     if count == n and whole_layers(masks):
         return f"each of {n} clients alone is"
     return f"{count} coalitions are"
 
 
-class _EndModels(Strategy):
+class _ValuedModels(Strategy):
     """Strategy that provides the empty and the full coalition's models in every round."""
 
     def __init__(
         self,
         plan: CoalitionPlan,
         space: ParameterSpace,
-        nobody: Tensor,
+        untrained_model: Tensor,
         weights: Callable[[], Tensor],
     ) -> None:
         self._plan = plan
         self.space = space
-        self._nobody = nobody
+        self._untrained_model = untrained_model
         self._weights = weights
         self._untrained_scores: dict[Any, Any] = {}
         self._full_model: Tensor | None = None
@@ -411,7 +414,7 @@ class _EndModels(Strategy):
         trained = round.trained  # at sites
         if trained is None:
             masks = torch.tensor([[False], [True]]).expand(-1, len(weights))
-            trained = models_of(masks, self._nobody, self._full_model, ())
+            trained = models_of(masks, self._untrained_model, self._full_model, ())
         if not self._untrained_scores:
             return replace(trained, weights=weights)
         return replace(trained, weights=weights, before=self._untrained_scores.__getitem__)

@@ -25,7 +25,7 @@ from flsv.retraining.coalition_fit import (
     GlobalModelScoring,
     become,
     coalition_loop,
-    of_the_run,
+    only_watches_the_run,
     prepare_coalition_fit,
 )
 from flsv.retraining.fit_order import FitOrder, FitResult
@@ -150,7 +150,7 @@ def _predict(prediction: Prediction, federation: Federation) -> Predicted:
     evaluator = _Evaluator(federation)
     training_callbacks = []
     for callback in callbacks:
-        if callback is not loop and not of_the_run(callback):
+        if callback is not loop and not only_watches_the_run(callback):
             training_callbacks.append(callback)
 
     quiet_loop = coalition_loop(loop, loop.config.sampler, prediction.seed)

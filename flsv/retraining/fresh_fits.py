@@ -36,7 +36,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.core.ranks import ranks_of
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import of_the_run, prepare_coalition_fit
+from flsv.retraining.coalition_fit import only_watches_the_run, prepare_coalition_fit
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.retraining.forked_fits import limit_since, own_files
@@ -158,7 +158,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         for logger in trainer.loggers:
             self._instead[id(logger)] = reduced(logger)
         for callback in callbacks_of(trainer):
-            if of_the_run(callback):
+            if only_watches_the_run(callback):
                 self._instead[id(callback)] = reduced(callback)
 
         strategy = trainer.strategy

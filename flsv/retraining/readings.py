@@ -26,7 +26,7 @@ from lightning.pytorch.loggers.logger import DummyLogger, Logger
 from flsv._lightning.patches import PatchedAttributes, callbacks_of
 from flsv._lightning.private import LoggerConnector, connector_of_logged_values, without_validations
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import changes_noted
+from flsv.games.lent_module import noted_changes
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import answer
 
@@ -454,7 +454,7 @@ def observe_first_validation(trainer: L.Trainer, space: ParameterSpace, changes:
 
     def observed_run() -> Any:
         stop_observing(trainer)
-        with changes_noted(trainer.lightning_module, space) as noted:
+        with noted_changes(trainer.lightning_module, space) as noted:
             outputs = run()
         changes.extend(noted)
         return outputs

@@ -260,9 +260,8 @@ def test_file_writes_are_refused_by_name_without_a_private_file_view(
     fitted(KINDS[name], plain_folder / "root")
     without = files(plain_folder)
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
-    monkeypatch.setattr(
-        "flsv.retraining.after_the_run.KeptBeginning.fresh", lambda *_: None
-    )  # they have a view here
+    switch = "flsv.retraining.after_the_run.SavedBeginning.switch_to_fresh_processes"
+    monkeypatch.setattr(switch, lambda *_: None)  # fresh processes have a view of their own
     user_folder = fill(tmp_path / "user", monkeypatch)
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
         loop, _ = fitted(KINDS[name], user_folder / "root", shadow=True)
