@@ -213,15 +213,15 @@ class FederationConfig:
     @property
     def text(self) -> str:
         """Describe the strategies, and other arguments that differ from their defaults."""
-        shown = []
+        assignments = []
         for role, strategy in self.strategies.items():
             if repr(strategy) != "FullParticipation()":
-                shown.append(f"{role}={strategy!r}")
+                assignments.append(f"{role}={strategy!r}")
         for name, default in DESCRIBED.items():
             value = getattr(self, name)
             if value != default:
-                shown.append(f"{name}={value!r}")
-        return ", ".join(shown)
+                assignments.append(f"{name}={value!r}")
+        return ", ".join(assignments)
 
     def state_dict(self) -> dict[str, Any]:
         strategies = {}

@@ -59,8 +59,8 @@ class Identity:
 
     def flat(self) -> dict[str, str]:
         settings = dict(self.settings)
-        for holder, sample_hash in self.samples.items():
-            settings[f"samples of {_holder(holder)}"] = sample_hash
+        for owner, sample_hash in self.samples.items():
+            settings[f"samples of {_title_of_owner(owner)}"] = sample_hash
         return settings
 
     @property
@@ -73,9 +73,9 @@ class Identity:
         if not earlier.settings:
             return ["nothing tells which"]
         differences = self.other_settings(earlier)
-        holders = self.other_holders(earlier)
-        if holders:
-            differences.append(f"other samples or labels for {holders}")
+        owners = self.owners_of_other_samples(earlier)
+        if owners:
+            differences.append(f"other samples or labels for {owners}")
         return differences
 
     def other_settings(
@@ -92,20 +92,20 @@ class Identity:
                 differences.append(f"{name} {words.format(value, reference_value)}")
         return differences
 
-    def other_holders(self, reference: Identity) -> str:
+    def owners_of_other_samples(self, reference: Identity) -> str:
         """Name the clients, and the server, if their samples differ from ``reference``."""
-        differing = []
-        for holder in {**reference.samples, **self.samples}:
-            if self.samples.get(holder) != reference.samples.get(holder):
-                differing.append(holder)
+        owners = []
+        for owner in {**reference.samples, **self.samples}:
+            if self.samples.get(owner) != reference.samples.get(owner):
+                owners.append(owner)
 
-        words = []
-        clients = [holder for holder in differing if holder != "server"]
+        texts = []
+        clients = [owner for owner in owners if owner != "server"]
         if clients:
-            words.append(f"clients [{listed(clients, 10)}]")
-        if "server" in differing:
-            words.append(_holder("server"))
-        return " and ".join(words)
+            texts.append(f"clients [{listed(clients, 10)}]")
+        if "server" in owners:
+            texts.append(_title_of_owner("server"))
+        return " and ".join(texts)
 
 
 def settings_of(
@@ -139,9 +139,10 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
     texts = dict(settings)
     for name, value in facts.items():
-        # A partitioner is given as its repr already.
-        text = _without_addresses(value) if isinstance(value, str) else described(value)
-        texts[f"data.{name}"] = text
+        if isinstance(value, str):  # such as a partitioner's repr
+            texts[f"data.{name}"] = _without_addresses(value)
+        else:
+            texts[f"data.{name}"] = described(value)
     return Identity(texts, sample_hashes(data))
 
 
@@ -165,9 +166,10 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
         is_data = section == "data"
         idle_options = IDLE.get(section, set())
         for name, value in _leaves(config[section], section):
-            _, option, *suboptions = name.split(".")
+            _section, option, *suboptions = name.split(".")
             option_with_suboption = ".".join([option, *suboptions[:1]])
-            if option in idle_options or option_with_suboption in idle_options:
+            is_idle = option in idle_options or option_with_suboption in idle_options
+            if is_idle:
                 continue
             is_root = is_data and name.endswith(".root")
             if is_root or value is None:
@@ -181,20 +183,23 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def source_of(made_by: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
-    candidates = made_by.__mro__ if isinstance(made_by, type) else [made_by]
-    codes = []
-    for candidate in candidates:
-        module_name = getattr(candidate, "__module__", None) or "builtins"
-        if module_name.split(".")[0] in INSTALLED:
+    definitions: tuple[Any, ...] = (made_by,)
+    if isinstance(made_by, type):
+        definitions = made_by.__mro__
+    sources = []
+    for definition in definitions:
+        module_name = getattr(definition, "__module__", None) or "builtins"
+        package, _, _ = module_name.partition(".")
+        if package in INSTALLED:
             continue
-        file = inspect.getsourcefile(candidate)
+        file = inspect.getsourcefile(definition)
         if file and Path(file).is_file():
-            codes.append(Path(file).read_text())
+            sources.append(Path(file).read_text())
         else:
-            codes.append(inspect.getsource(candidate))
-    if not codes:
+            sources.append(inspect.getsource(definition))
+    if not sources:
         return ""
-    return digest(codes).hex()[:12]
+    return digest(sources).hex()[:12]
 
 
 def described(value: Any, depth: int = 4) -> str:
@@ -210,14 +215,15 @@ def described(value: Any, depth: int = 4) -> str:
     if _is_plain(value) or not depth:
         return _without_addresses(repr(value))
 
-    shown = []
-    for name in sorted(_names_of_arguments(value) - FREE):
+    assignments = []
+    names_of_arguments = _names_of_arguments(value) - FREE
+    for name in sorted(names_of_arguments):
         argument = getattr(value, name)
         if name == "seed":
             argument = seed_or_default(argument)  # None stands for the seed of seed_everything
         if not isinstance(argument, Tensor):
-            shown.append(f"{name.lstrip('_')}={described(argument, depth - 1)}")
-    return f"{type(value).__name__}({', '.join(shown)})"
+            assignments.append(f"{name.lstrip('_')}={described(argument, depth - 1)}")
+    return f"{type(value).__name__}({', '.join(assignments)})"
 
 
 def _is_plain(value: Any) -> bool:
@@ -268,8 +274,8 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
         digests[str(client)] = digest([content, *parts])
 
     hashes = {}
-    for holder, holder_digest in digests.items():
-        hashes[holder] = holder_digest.hex()[:16]
+    for owner, owner_digest in digests.items():
+        hashes[owner] = owner_digest.hex()[:16]
     return hashes
 
 
@@ -287,7 +293,7 @@ def _leaves(
         yield name, value
 
 
-def _holder(name: str) -> str:
+def _title_of_owner(name: str) -> str:
     if name == "server":
         return "the server's validation set"
     return f"client {name}"

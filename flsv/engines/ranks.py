@@ -361,9 +361,9 @@ def _check_alike(ranks: Ranks, identity: Identity) -> None:
             raise ConfigurationError(
                 f"{'; '.join(differences)}. Start all ranks with the same configuration."
             )
-        holders = identity.other_holders(identity_of_rank)
-        if holders:
+        owners = identity.owners_of_other_samples(identity_of_rank)
+        if owners:
             raise ConfigurationError(
-                f"ranks {ranks.rank} and {rank} have dealt out other data: {holders} hold other samples or labels. All "
+                f"ranks {ranks.rank} and {rank} have dealt out other data: {owners} hold other samples or labels. All "
                 "need the same data, and a source that splits at random a seed: seed_everything before the data module."
             )

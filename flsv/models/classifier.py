@@ -199,12 +199,13 @@ class ClassifierClient(ReadyClient):
     def configure_model(self) -> None:
         """Build the network, and check that classes and input shape are those of the data module."""
         datamodule = datamodule_of(self)
-        if (missing := getattr(datamodule, "no_classes", None)) is not None:
+        no_classes = getattr(datamodule, "no_classes", None)
+        if no_classes is not None:
             raise need_classes(
-                "ClassifierClient learns classes", missing, "train a LightningModule of your own"
+                "ClassifierClient learns classes", no_classes, "train a LightningModule of your own"
             )
-        num_classes = agreed("num_classes", self._num_classes, datamodule)
-        input_shape = agreed("input_shape", self._input_shape, datamodule)
+        num_classes = agreed_with_data("num_classes", self._num_classes, datamodule)
+        input_shape = agreed_with_data("input_shape", self._input_shape, datamodule)
         needs_shape = isinstance(self.network, NotBuilt)
         if self._balanced and num_classes is not None:
             self.class_weights = balanced_weights(datamodule, num_classes)
@@ -215,7 +216,8 @@ class ClassifierClient(ReadyClient):
                 f"ClassifierClient: {missing} is not known. Give it (such as num_classes=10, input_shape=(1, 28, 28)), "
                 f"or train with a data module that has the attribute {missing} after its setup()."
             )
-        if needs_shape or (num_classes, input_shape) != (self._num_classes, self._input_shape):
+        is_changed = (num_classes, input_shape) != (self._num_classes, self._input_shape)
+        if needs_shape or is_changed:
             self._build(num_classes, input_shape)
 
     @contextmanager
@@ -346,7 +348,7 @@ class ClassifierClient(ReadyClient):
         scores.reset()
 
 
-def agreed(name: str, value: Any, datamodule: Any) -> Any:
+def agreed_with_data(name: str, value: Any, datamodule: Any) -> Any:
     """Return ``value``, or the data module's attribute ``name`` if ``value`` is None. They must not differ."""
     value_of_data = getattr(datamodule, name, None)
     if value_of_data is not None and name == "input_shape":

@@ -51,17 +51,17 @@ def pooled_positions(
     ``layers`` are the ``(kernel, padding)`` of each stride-1 convolution.
     """
 
-    def pooled(side: int) -> int:
+    def side_after_pooling(side: int) -> int:
         for kernel, padding in layers:
             convolved = side + 2 * padding - kernel + 1
             side = max(convolved, 0) // 2
         return side
 
     _, height, width = image_shape(network, input_shape)
-    positions = pooled(height) * pooled(width)
+    positions = side_after_pooling(height) * side_after_pooling(width)
     if positions == 0:
         smallest = 1
-        while pooled(smallest) == 0:
+        while side_after_pooling(smallest) == 0:
             smallest += 1
         raise ConfigurationError(
             f"{network}: images of {height}x{width} are too small for its {len(layers)} convolutions and poolings, "
@@ -260,8 +260,9 @@ class FastText(nn.Module):
         """Compute logits ``[B, M]`` of texts, given as hashes ``[B, words]``."""
         words = words.long()
         is_word = words > 0  # else padding
-        # The row of padding is zero, so that the sum is that of the words.
-        rows = (words % (self.embedding.num_embeddings - 1) + 1) * is_word
+        # Row 0 is that of padding and zero, so that the sum is that of the words. Words share the other rows.
+        num_word_rows = self.embedding.num_embeddings - 1
+        rows = (words % num_word_rows + 1) * is_word
         sums = self.embedding(rows).sum(1)
         counts = is_word.sum(1, keepdim=True).clamp(min=1)
         return self.classifier(sums / counts)

@@ -96,8 +96,8 @@ class MixtureClient(ClassifierClient):
         with torch.no_grad():
             rows = torch.arange(len(y), device=y.device)
             joint_of_labels = joint[:, rows, y]  # [K, B]
-            q = joint_of_labels.softmax(0)
-            self.network.responsibility += q.sum(1)
+            responsibilities = joint_of_labels.softmax(0)
+            self.network.responsibility += responsibilities.sum(1)
         return self._loss(joint.logsumexp(0), y)
 
     def _make_network(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from flsv.models.classifier import NotBuilt, ReadyClient, agreed, datamodule_of
+from flsv.models.classifier import NotBuilt, ReadyClient, agreed_with_data, datamodule_of
 from flsv.models.linear import dense_stack, flat_size
 from flsv.utilities.declared import Count, check_arguments
 from flsv.utilities.errors import ConfigurationError
@@ -68,7 +68,7 @@ class RegressorClient(ReadyClient):
         configured_shape = self.hparams["input_shape"]
         if configured_shape is not None:
             configured_shape = tuple(configured_shape)
-        shape = agreed("input_shape", configured_shape, datamodule_of(self))
+        shape = agreed_with_data("input_shape", configured_shape, datamodule_of(self))
         if shape is None:
             raise ConfigurationError(
                 "RegressorClient: input_shape is not known. Give it (such as input_shape=(12,)), or train with a data "
@@ -94,7 +94,7 @@ class RegressorClient(ReadyClient):
         batch_idx: int,
     ) -> Tensor:
         """Return the mean squared error of the batch, a scalar."""
-        predicted, y = self._compared(batch)
+        predicted, y = self._predictions_and_targets(batch)
         return F.mse_loss(predicted, y)
 
     def predict_step(
@@ -106,12 +106,12 @@ class RegressorClient(ReadyClient):
         """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
         return self(_inputs_of(batch))
 
-    def _compared(
+    def _predictions_and_targets(
         self,
         batch: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        predicted = self(batch[0])
-        y = batch[1]
+        x, y = batch
+        predicted = self(x)
         if y.shape != predicted.shape:  # would be broadcast to [B, B]
             raise ConfigurationError(
                 f"RegressorClient: targets have shape {list(y.shape)}, but one number per sample was expected, "
@@ -120,7 +120,7 @@ class RegressorClient(ReadyClient):
         return predicted, y.to(predicted.dtype)
 
     def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
-        predicted, y = self._compared(batch)
+        predicted, y = self._predictions_and_targets(batch)
         values = {
             f"{stage}_loss": F.mse_loss(predicted, y),
             f"{stage}_mae": F.l1_loss(predicted, y),

@@ -151,7 +151,8 @@ class ClassScores(Metric):
         """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
         device_tensors = [self.correct, self.support]
         if self.logits:
-            device_tensors += [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)]
+            logits = dim_zero_cat(self.logits)
+            device_tensors += [log_odds(logits), dim_zero_cat(self.labels)]
         correct, support, *odds_and_labels = to_host(device_tensors)
 
         occurs = support > 0

@@ -116,8 +116,7 @@ def equal(
     if isinstance(value, list | tuple):
         if len(value) != len(expected):
             return False
-        pairs = zip(value, expected)
-        return all(equal(*pair, rtol) for pair in pairs)
+        return all(equal(*pair, rtol) for pair in zip(value, expected))
     return bool(value == expected)
 
 

@@ -101,21 +101,25 @@ class Turns(ClientSampler):
         return torch.zeros(num_clients).index_fill(0, torch.tensor(cohort), 1)
 
 
-def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``alike``, its samples are all equal."""
-    is_server = client < 0
+SERVER = -1  # in place of a client's id
+
+
+def samples_of(client: int, equal_samples: bool = False) -> tuple[Tensor, Tensor]:
+    """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``equal_samples`` all are the same."""
+    is_server = client == SERVER
     size = VALIDATION if is_server else SIZES[client]
-    y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
+    positions = torch.arange(size)
+    y = (positions + max(client, 0)) % NUM_CLASSES
     generator = generator_for(0, "samples", client)
     x = torch.randn(size, FEATURES, generator=generator) + client / 4
-    x[torch.arange(size), y] += 2  # so that there is something to learn
-    if alike and not is_server:
+    x[positions, y] += 2  # so that there is something to learn
+    if equal_samples and not is_server:
         return x[:1].repeat(size, 1), y[:1].repeat(size)
     return x, y
 
 
 def tiny_data(
-    order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False, **options: Any
+    order: Sequence[int] = range(NUM_CLIENTS), equal_samples: bool = False, **options: Any
 ) -> FederatedDataModule:
     """Return a data module of a server and four clients, of which number ``order[i]`` has ``samples_of(i)``.
 
@@ -124,9 +128,9 @@ def tiny_data(
     clients = {}
     for number in range(NUM_CLIENTS):
         client = list(order).index(number)
-        clients[f"site {number}"] = samples_of(client, alike)
+        clients[f"site {number}"] = samples_of(client, equal_samples)
 
-    options.setdefault("val", samples_of(-1))
+    options.setdefault("val", samples_of(SERVER))
     options.setdefault("batch_size", 4)
     options.setdefault("splits", _SPLITS)
     return FederatedDataModule(clients=clients, **options)
@@ -194,11 +198,11 @@ class FitCase(Case):
         with isolated_rngs(0, "module"):
             return self._module()
 
-    def placed(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part: Any) -> dict[str, Any]:
         """Return the arguments that make a :class:`flsv.FederatedLoop` use ``part``, as ``{"aggregator": part}``."""
         return {self.role: part}
 
-    def taken(self, loop: FederatedLoop) -> Any:
+    def part_in(self, loop: FederatedLoop) -> Any:
         """Return the object under test, or its copy, that a loop uses."""
         return getattr(loop, self.role)
 
@@ -208,7 +212,7 @@ class FitCase(Case):
             "sampler": Turns(cohorts),
             "filters": [],
             "seed": SEED,
-            **copy.deepcopy({**self.loop, **self.placed(self.part)}),
+            **copy.deepcopy({**self.loop, **self.loop_arguments(self.part)}),
             "reporting": Reporting(table=False, files=False),
             **changes,
         }
@@ -300,7 +304,7 @@ def vmap_is_equal(case: FitCase) -> None:
     """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding. A part refuses
     settings that cannot be batched by a ConfigurationError in its begin(federation), and its author declares that."""
     # The engine refuses every client algorithm.
-    arguments = {**case.loop, **case.placed(case.part)}
+    arguments = {**case.loop, **case.loop_arguments(case.part)}
     if case.sees_clients and "client_algorithm" not in arguments:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
@@ -308,7 +312,7 @@ def vmap_is_equal(case: FitCase) -> None:
 def clients_permuted_in_a_fit(case: FitCase) -> None:
     """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
     by client_ids."""
-    results = case.fit(case.make(), 2, tiny_data(alike=True)).results()
+    results = case.fit(case.make(), 2, tiny_data(equal_samples=True)).results()
     expected = {
         "model": results["model"],
         "starts": dict(sorted(results["starts"].items())),
@@ -316,7 +320,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     }
 
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
-    permuted = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
+    permuted = case.fit(case.make(cohorts), 2, tiny_data(ORDER, equal_samples=True)).results()
     starts = {}
     for client in range(NUM_CLIENTS):
         if ORDER[client] in permuted["starts"]:
@@ -329,7 +333,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     expect_same(permuted_back, expected, 1e-4)
 
 
-def finite(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
+def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
     """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
     fit = case.fit(case.make([cohort]), rounds=1, **options)
     # If an aggregate is not finite, the model stays, and the weights are 0.
@@ -346,14 +350,14 @@ def finite(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) ->
 def one_client_is_enough(case: FitCase) -> None:
     """Check that a round of one client ends with finite models and weights. A cohort of one has no others: do not
     divide by their number."""
-    finite(case, cohort=COHORTS[0][:1])
+    finite_fit(case, cohort=COHORTS[0][:1])
 
 
 def updates_may_be_zero(case: FitCase) -> None:
     """Check that a round in which no client moves ends with finite models and weights. Do not divide by the length of
     an update."""
     if not case.has_own_module():
-        finite(case, module=TinyStill())
+        finite_fit(case, module=TinyStill())
 
 
 def statistics_stay_valid(case: FitCase) -> None:
@@ -363,7 +367,7 @@ def statistics_stay_valid(case: FitCase) -> None:
         return
     module = TinyNormalized()
     data = tiny_data(batch_size=max(SIZES))
-    fit = finite(case, module=module, data=data)
+    fit = finite_fit(case, module=module, data=data)
     fit.loop.space.write(module, fit.models[0])
     variances = module.state_dict()["network.0.running_var"]
     ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
@@ -393,7 +397,7 @@ def validation_is_declared(case: FitCase) -> None:
 def state_is_saved(case: FitCase) -> None:
     """Check that the part's state_dict is unchanged when it is saved in a checkpoint and loaded. Return only tensors,
     numbers, strings, lists and dicts from state_dict."""
-    state = case.taken(case.uninterrupted.loop).state_dict()
+    state = case.part_in(case.uninterrupted.loop).state_dict()
     loaded_state = saved(state)
     ensure(equal(loaded_state, state), f"{loaded_state} of {state}")
 
@@ -409,10 +413,10 @@ def expect_same(
         if not equal(results.get(name), value, rtol):
             differences.append(name)
     different_results = reprlib.repr([results.get(name) for name in differences])
-    instead_of = reprlib.repr([expected[name] for name in differences])
+    expected_results = reprlib.repr([expected[name] for name in differences])
     ensure(
         not differences,
-        f"other {', '.join(differences)}: {different_results} instead of {instead_of}",
+        f"other {', '.join(differences)}: {different_results} instead of {expected_results}",
     )
 
 
@@ -437,19 +441,15 @@ def weights_are_given(case: AggregatorCase) -> None:
     aggregator: Any = loop.aggregator
     aggregate = aggregator.aggregate
 
-    def watched(round: Any, contributions: Any) -> Any:
+    def checked_aggregate(round: Any, contributions: Any) -> Any:
         vector, weights = aggregate(round, contributions)
-        ensure(
-            weights.shape == (len(round),) and weights.isfinite().all(),
-            f"weights {weights.tolist()}",
-        )
-        ensure(
-            vector.isfinite().all(),
-            f"a model with {int((~vector.isfinite()).sum())} entries that are not finite",
-        )
+        has_all_weights = weights.shape == (len(round),) and weights.isfinite().all()
+        ensure(has_all_weights, f"weights {weights.tolist()}")
+        num_broken = int((~vector.isfinite()).sum())
+        ensure(not num_broken, f"a model with {num_broken} entries that are not finite")
         return vector, weights
 
-    aggregator.aggregate = watched
+    aggregator.aggregate = checked_aggregate
     case.fit(loop)
 
 
@@ -487,33 +487,34 @@ def sides_are_apart(case: FitCase) -> None:
     part_class: Any = type(case.part)
     overridden = []
     for name in _CLIENT_SIDE:
-        if hasattr(case.base, name) and getattr(part_class, name) != getattr(case.base, name):
+        base_method = getattr(case.base, name, None)
+        if base_method is not None and getattr(part_class, name) != base_method:
             overridden.append(name)
     if not overridden:
         return
 
     # The server's object passes the calls of these methods on to the client's.
-    server = case.taken(case.make())
-    client = case.taken(case.make())
+    server = case.part_in(case.make())
+    client = case.part_in(case.make())
     attributes: dict[str, Any] = {
         "__module__": part_class.__module__,
         # Named like a local class, so that the command line does not confuse it with a class of the same short name.
         "__qualname__": f"sides_are_apart.<locals>.{part_class.__name__}",
     }
     for name in overridden:
-        attributes[name] = _passed_on(getattr(client, name))
+        attributes[name] = _delegating_method(getattr(client, name))
     server.__class__ = type(part_class.__name__, (part_class,), attributes)
     separated = case.fit(case.make(**{case.role: server}))
     expect_same(separated.results(), case.uninterrupted.results())
 
 
-def _passed_on(method: Callable[..., Any]) -> Any:
+def _delegating_method(method: Callable[..., Any]) -> Any:
     """Return a method that calls another object's method."""
 
-    def call(_: Any, *args: Any) -> Any:
+    def delegate(_self: Any, *args: Any) -> Any:
         return method(*args)
 
-    return call
+    return delegate
 
 
 ODD_ROUNDS = (

@@ -39,7 +39,7 @@ ORDER = (3, 0, 4, 1, 2)
 Given = Mapping[str, Callable[[Round], Any]]
 #: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
 #: BatchNorm, whose statistics stay or move far.
-Odd = Literal["alone", "still", "normalized", "other statistics"]
+RoundKind = Literal["alone", "still", "normalized", "other statistics"]
 
 
 class Rounds:
@@ -54,12 +54,12 @@ class Rounds:
         fields: Given | None = None,
         order: Sequence[int] = range(NUM_CLIENTS),
         dtype: torch.dtype = torch.float32,
-        odd: Odd | None = None,
+        kind: RoundKind | None = None,
     ) -> None:
         self._fields = dict(fields or {})
         self.order = list(order)
         self._dtype = dtype
-        self._odd = odd
+        self._kind = kind
         self._module = self._new_module().to(dtype)
         self.space = ParameterSpace(self._module)
         self.channel = Channel()
@@ -69,26 +69,26 @@ class Rounds:
         self.locals: list[LocalData] = []
         for number in range(NUM_CLIENTS):
             client = self.order.index(number)
-            self.locals.append(self._holder(f"client {number}", client, population))
+            self.locals.append(self._local_data(f"client {number}", client, population))
         self.clients = []
         for number, local in enumerate(self.locals):
             self.clients.append(Client(number, local, self.channel))
-        self.server = self._holder("the server", NUM_CLIENTS, population, guarded=False)
+        self.server = self._local_data("the server", NUM_CLIENTS, population, guarded=False)
         evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
         self.games = CoalitionGames(evaluator)
 
     def _new_module(self) -> nn.Module:
         linear = nn.Linear(FEATURES, NUM_CLASSES)
-        if self._odd in ("normalized", "other statistics"):
+        if self._kind in ("normalized", "other statistics"):
             return nn.Sequential(linear, nn.BatchNorm1d(NUM_CLASSES, affine=False))
         return linear
 
-    def _oddly(self, update: Tensor) -> Tensor:
+    def _changed_update(self, update: Tensor) -> Tensor:
         """Return a client's update ``[P]`` as these rounds have it."""
-        if self._odd == "still":
+        if self._kind == "still":
             return torch.zeros_like(update)
         statistics = update[self.space.num_parameters :]
-        if self._odd == "other statistics":
+        if self._kind == "other statistics":
             statistics.abs_().add_(1).mul_(100)
         else:
             statistics.zero_()
@@ -112,23 +112,29 @@ class Rounds:
     def _evaluator(self, batches: Any) -> ModelEvaluator:
         return ModelEvaluator(self._module, self.space, batches, num_classes=NUM_CLASSES)
 
-    def _with(self, vector: Tensor) -> nn.Module:
+    def _module_with(self, vector: Tensor) -> nn.Module:
         self.space.write(self._module, vector)
         return self._module.eval()
 
-    def _holder(
+    def _local_data(
         self, name: str, client: int, population: Tensor, guarded: bool = True
     ) -> LocalData:
         counts = self._labels.bincount(minlength=NUM_CLASSES).cpu()
         batches = partial(self._batches, client)
         return LocalData(
-            name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded
+            name,
+            batches,
+            counts,
+            population.cpu(),
+            self._evaluator,
+            self._module_with,
+            guarded=guarded,
         )
 
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
         cohort = self.cohorts[index]
-        if self._odd == "alone":
+        if self._kind == "alone":
             cohort = cohort[:1]
         clients = sorted(cohort, key=lambda client: self.order[client])
         numbers = [self.order[client] for client in clients]
@@ -136,7 +142,7 @@ class Rounds:
         models = []
         for client in clients:
             update = self.normal(self.space.size, key=("update", index, client))
-            models.append(initial_model + self._oddly(update))
+            models.append(initial_model + self._changed_update(update))
 
         self._exchange(index, clients, initial_model, models)
         samples = torch.tensor([SAMPLES + client for client in clients])
@@ -205,7 +211,7 @@ class MetricCase(fits.FitCase):
         if isinstance(part, ContributionMetric):
             self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)
 
-    def placed(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
 
     @property
@@ -249,7 +255,7 @@ class MetricCase(fits.FitCase):
         return arguments
 
     @torch.no_grad()
-    def fed(
+    def updated(
         self,
         indices: Iterable[int] = EVERY,
         metric: Any = None,
@@ -263,19 +269,20 @@ class MetricCase(fits.FitCase):
             metric.update(**self.arguments(rounds[index]))
         return metric
 
-    def half(self) -> Any:
+    def updated_by_half(self) -> Any:
         """Return a new copy of the metric after the first half of the rounds."""
-        return self.fed(EVERY[:HALF])
+        return self.updated(EVERY[:HALF])
 
     @cached_property
-    def whole(self) -> dict[str, Any]:
+    def all_results(self) -> dict[str, Any]:
         """Return the results, by name, of a copy that was updated with all prepared rounds."""
-        return all_of(self.fed())
+        return results_of(self.updated())
 
 
-def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
+def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
     """Return a metric's value, overall values, intervals and diagnostics, by name."""
-    value = metric.compute() if value is None else value
+    if value is None:
+        value = metric.compute()
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
     overall = metric.per_client(value)
@@ -296,7 +303,7 @@ def asks_for_what_there_is(case: MetricCase) -> None:
 def one_row_per_client(case: MetricCase) -> None:
     """Check that compute returns detached floats [n] or [n, M], and per_client returns [n]. All n clients count,
     whether they took part or not."""
-    value = case.whole["value"]
+    value = case.all_results["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
     ensure(
         shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]),
@@ -306,7 +313,7 @@ def one_row_per_client(case: MetricCase) -> None:
         value.is_floating_point() and not value.requires_grad,
         "other numbers, or gradients with them",
     )
-    overall = list(case.whole["overall"].shape)
+    overall = list(case.all_results["overall"].shape)
     ensure(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
 
 
@@ -314,8 +321,8 @@ def never_seen_is_nan(case: MetricCase) -> None:
     """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
     since 0 would be a value."""
     # A row per client: its values, and the overall value in the last column.
-    values = case.whole["value"].reshape(NUM_CLIENTS, -1)
-    overall = case.whole["overall"]
+    values = case.all_results["value"].reshape(NUM_CLIENTS, -1)
+    overall = case.all_results["overall"]
     rows = torch.cat([values, overall[:, None]], 1)
     absent = rows[NEVER]
     ensure(absent.isnan().all(), f"{absent.tolist()} for client {NEVER}, who never took part")
@@ -330,8 +337,8 @@ def never_seen_is_nan(case: MetricCase) -> None:
 def clients_permuted(case: MetricCase) -> None:
     """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
     use the order of the cohort."""
-    value = case.whole["value"]
-    permuted = case.fed(order=ORDER).compute()
+    value = case.all_results["value"]
+    permuted = case.updated(order=ORDER).compute()
     permuted = permuted[list(ORDER)]
     if case.fields.get("peer_values"):  # its columns are clients, too
         permuted = permuted[:, list(ORDER)]
@@ -341,13 +348,13 @@ def clients_permuted(case: MetricCase) -> None:
     )
 
 
-def expect_numbers(case: MetricCase, odd: Odd) -> None:
+def expect_numbers(case: MetricCase, kind: RoundKind) -> None:
     """Raise AssertionError if a client of an odd round has no value, unless update refuses the round."""
     client_ids = list(COHORTS[0])
-    if odd == "alone":
+    if kind == "alone":
         client_ids = client_ids[:1]
     try:
-        metric = case.fed([0], odd=odd)
+        metric = case.updated([0], kind=kind)
     except ValueError:
         return
 
@@ -355,8 +362,8 @@ def expect_numbers(case: MetricCase, odd: Odd) -> None:
     overall_values = metric.per_client(values)[client_ids]
     rows = values.reshape(NUM_CLIENTS, -1)[client_ids]
     is_empty = rows.isnan().all(1) | overall_values.isnan()
-    ordinary_values = case.fed([0]).compute()
-    has_values_later = ordinary_values.isnan().all()
+    ordinary_values = case.updated([0]).compute()
+    has_values_later = ordinary_values.isnan().all()  # as a metric that needs several rounds
     message = f"{rows.tolist()}, overall {overall_values.tolist()}, for clients {client_ids}"
     ensure(has_values_later or not is_empty.any(), message)
     ensure(not rows.isinf().any(), message)
@@ -377,11 +384,13 @@ def still_is_a_number(case: MetricCase) -> None:
 def buffers_do_not_count(case: MetricCase) -> None:
     """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
     client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
-    needs_evaluations = {"validation", "answers", "client validation"}
-    if not needs_evaluations.isdisjoint(needs_of(case.part)):
+    evaluations = {"validation", "answers", "client validation"}
+    reads_evaluations = not evaluations.isdisjoint(needs_of(case.part))
+    if reads_evaluations:  # these depend on all of a model
         return
-    value = case.fed(odd="normalized").compute()
-    other_value = case.fed(odd="other statistics").compute()
+    # Rounds whose updates differ in BatchNorm's statistics only.
+    value = case.updated(kind="normalized").compute()
+    other_value = case.updated(kind="other statistics").compute()
     ensure(
         equal(value, other_value, rtol=1e-4),
         f"{other_value.tolist()} with other statistics instead of {value.tolist()}",
@@ -405,9 +414,9 @@ def inputs_stay(case: MetricCase) -> None:
 def reset_forgets(case: MetricCase) -> None:
     """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state, and
     nowhere else."""
-    metric = case.fed()
+    metric = case.updated()
     metric.reset()
-    fits.expect_same(all_of(case.fed(metric=metric)), case.whole)
+    fits.expect_same(results_of(case.updated(metric=metric)), case.all_results)
 
 
 def forward_counts_once(case: MetricCase) -> None:
@@ -420,7 +429,7 @@ def forward_counts_once(case: MetricCase) -> None:
         if refused(partial(metric, **arguments)):
             return
     value = metric.compute()
-    expected = case.whole["value"]
+    expected = case.all_results["value"]
     ensure(equal(value, expected, 1e-5), f"{value.tolist()} instead of {expected.tolist()}")
 
 
@@ -432,30 +441,30 @@ def parts_merge(case: MetricCase) -> None:
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
     try:
-        later = case.fed(EVERY[HALF:-1])
-        later.merge_state(case.half())
-        merged = all_of(case.fed(EVERY[-1:], later))
+        second_half = case.updated(EVERY[HALF:-1])
+        second_half.merge_state(case.updated_by_half())
+        merged = results_of(case.updated(EVERY[-1:], second_half))
     except ValueError:
         return
-    fits.expect_same(merged, case.whole, 1e-4)
+    fits.expect_same(merged, case.all_results, 1e-4)
 
 
 def copies_go_on(case: MetricCase) -> None:
     """Check that a metric that is pickled or copied between two rounds has bitwise the same results in the end. Keep
     all results of update in states."""
-    unpickled = pickle.loads(pickle.dumps(case.half()))
-    duplicate = copy.deepcopy(case.half())
+    unpickled = pickle.loads(pickle.dumps(case.updated_by_half()))
+    duplicate = copy.deepcopy(case.updated_by_half())
     for metric in (unpickled, duplicate):
-        case.fed(EVERY[HALF:], metric)
-        fits.expect_same(all_of(metric), case.whole)
+        case.updated(EVERY[HALF:], metric)
+        fits.expect_same(results_of(metric), case.all_results)
 
 
 def resumes_bitwise(case: MetricCase) -> None:
     """Check that a metric that is saved and loaded between two rounds (state_dict) has bitwise the same results in the
     end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
     metric = case.new()
-    metric.load_state_dict(saved(case.half().state_dict()))
-    fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
+    metric.load_state_dict(saved(case.updated_by_half().state_dict()))
+    fits.expect_same(results_of(case.updated(EVERY[HALF:], metric)), case.all_results)
 
 
 def any_precision(case: MetricCase) -> None:
@@ -463,16 +472,16 @@ def any_precision(case: MetricCase) -> None:
     to the dtype of the states, by tensor.to(state)."""
     wide = case.new().set_dtype(torch.float64)
     for metric in (case.new(), wide):
-        value = case.fed(metric=metric, dtype=torch.float64).compute()
+        value = case.updated(metric=metric, dtype=torch.float64).compute()
         ensure(
-            equal(value, case.whole["value"], 1e-3),
-            f"{value.tolist()} instead of {case.whole['value'].tolist()}",
+            equal(value, case.all_results["value"], 1e-3),
+            f"{value.tolist()} instead of {case.all_results['value'].tolist()}",
         )
 
 
 def states_move(case: MetricCase) -> None:
     """Check that metric.to(device) moves all tensors of the metric. Make them states or buffers."""
-    metric = case.half().to("meta")
+    metric = case.updated_by_half().to("meta")
     not_moved = []
     for name, value in vars(metric).items():
         if not isinstance(value, Tensor) or name == "class_counts":

@@ -15,7 +15,7 @@ from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal, refused
-from flsv.testing.metric import EVERY, HALF, NEVER, NUM_CLIENTS, MetricCase, Rounds, all_of
+from flsv.testing.metric import EVERY, HALF, NEVER, NUM_CLIENTS, MetricCase, Rounds, results_of
 from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal
 
@@ -81,29 +81,47 @@ class OwnMetricCase(MetricCase):
 
 def inference_mode_is_no_matter(case: MetricCase) -> None:
     """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
-    metric, rounds = case.new(), case.rounds()
+    metric = case.new()
+    rounds = case.rounds()
     for index in EVERY[:HALF]:
         arguments = case.arguments(rounds[index])
         with torch.inference_mode():
             metric.update(**arguments)
-    fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
+    metric_after_all = case.updated(EVERY[HALF:], metric)
+    fits.expect_same(results_of(metric_after_all), case.all_results)
 
 
 def bad_clients_are_refused(case: MetricCase) -> None:
     """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
     if case.fields.get("client_ids") != "client_ids":
         return
-    arguments = case.arguments(case.rounds()[0])
-    for ids in ([0, 1, NUM_CLIENTS], [-1, 1, 2], [0, 1, 1], []):
-        wrong = {**arguments, "client_ids": torch.tensor(ids, dtype=torch.long)}
-        ensure(refused(partial(case.new().update, **wrong)), f"no error of {ids}")
+    first_round = case.rounds()[0]
+    arguments = case.arguments(first_round)
+    bad_ids: list[list[int]] = [
+        [0, 1, NUM_CLIENTS],
+        [-1, 1, 2],
+        [0, 1, 1],
+        [],
+    ]
+    for ids in bad_ids:
+        client_ids = torch.tensor(ids, dtype=torch.long)
+        wrong_arguments = {**arguments, "client_ids": client_ids}
+        update = partial(case.new().update, **wrong_arguments)
+        ensure(refused(update), f"no error of {ids}")
+
+    ids_and_lists = ("client_ids", "senders", "reached")
     for name, value in arguments.items():
-        rows = isinstance(value, Tensor) and value.shape[:1] == (3,)
-        if rows and name != "client_ids" and case.fields[name] not in ("senders", "reached"):
-            metric = case.new()
-            no_error = not refused(partial(metric.update, **{**arguments, name: value[:1]}))
-            unused = no_error and equal(metric.compute(), case.fed([0]).compute())
-            ensure(not no_error or unused, f"no error of one row of {name}")
+        if not isinstance(value, Tensor) or case.fields[name] in ids_and_lists:
+            continue
+        has_row_per_client = value.shape[:1] == (3,)
+        if not has_row_per_client:
+            continue
+        metric = case.new()
+        one_row = {**arguments, name: value[:1]}
+        if not refused(partial(metric.update, **one_row)):
+            expected = case.updated([0]).compute()
+            is_unused = equal(metric.compute(), expected)
+            ensure(is_unused, f"no error of one row of {name}")
 
 
 OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)

@@ -249,7 +249,7 @@ def update_of(client: int, dtype: Any = torch.float32) -> Tensor:
 class UploadCase(fits.FitCase):
     base = Upload
 
-    def placed(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"uploads": [part]}
 
     def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
@@ -295,7 +295,7 @@ UploadCase.checks = (
 class FilterCase(fits.FitCase):
     base = UpdateFilter
 
-    def placed(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"filters": [part]}
 
     def begun(self) -> Any:
@@ -304,7 +304,7 @@ class FilterCase(fits.FitCase):
         part.begin(federation(Rounds()))
         return part
 
-    def taken(self, loop: FederatedLoop) -> Any:
+    def part_in(self, loop: FederatedLoop) -> Any:
         kind = type(self.part)
         (part,) = [part for part in loop.filters if type(part) is kind]
         return part

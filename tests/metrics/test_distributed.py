@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torchmetrics import Metric
 
 from flsv.testing.checks import equal
-from flsv.testing.metric import EVERY, HALF, all_of
+from flsv.testing.metric import EVERY, HALF, results_of
 from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ WHOLE = ("CosineGradientShapley", "OneRoundShapley")
 def said_by_all(metric: Metric) -> dict[str, Any]:
     value = metric.compute()
     with metric.sync_context():
-        return all_of(metric, value)
+        return results_of(metric, value)
 
 
 def process(rank: int, folder: str) -> None:
@@ -34,14 +34,14 @@ def process(rank: int, folder: str) -> None:
     results: dict[str, Any] = {}
     for name, case in METRIC_CASES.items():
         rounds = EVERY[:1] if name in WHOLE else EVERY[rank * HALF :][:HALF]
-        metric = case.fed(rounds)
+        metric = case.updated(rounds)
         if name in WHOLE:
             with pytest.raises(ValueError, match="needs all rounds in one place"):
                 metric.compute()
             continue
         results[name] = said_by_all(metric)
         # One of them has no rounds: as after a start, or with more processes than clients.
-        idle = case.fed(EVERY if rank == 1 else [])
+        idle = case.updated(EVERY if rank == 1 else [])
         results[f"{name}, one idle"] = said_by_all(idle)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
@@ -64,7 +64,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_metric_merged_over_two_processes_equals_that_of_one_process(
     results: list[dict[str, Any]], name: str
 ) -> None:
-    expected = METRIC_CASES[name].whole
+    expected = METRIC_CASES[name].all_results
     assert expected["value"].isfinite().any()
     for result in results:
         assert equal(result[f"{name}, one idle"], expected, rtol=1e-4)

@@ -25,8 +25,8 @@ def test_every_metric_passes_the_checks_for_metrics(check: PartCheck) -> None:
 )
 def test_only_metrics_that_depend_on_round_order_refuse_merging() -> None:
     def merge(case: MetricCase) -> None:
-        later = case.fed(EVERY[HALF:])
-        later.merge_state(case.half())
+        later = case.updated(EVERY[HALF:])
+        later.merge_state(case.updated_by_half())
 
     assert {
         name for name, case in METRIC_CASES.items() if refused(lambda case=case: merge(case))
