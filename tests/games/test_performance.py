@@ -483,6 +483,20 @@ def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     assert scores_models.form.bounded == (kind not in UNBOUNDED)
 
 
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.round()
+
+
+def test_whole_numbers_are_scored_and_not_predicted() -> None:
+    """Between the counts 2 and 3 lies no count."""
+    x = 4 * torch.rand(8, 3)
+
+    counts = evaluator(network_with(Rounded), torchmetrics.MeanSquaredError(), [(x, x.sum(1))])
+
+    assert counts.form is None
+
+
 @pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
 def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     """Rates far apart, so that a linear prediction would be below 0."""
