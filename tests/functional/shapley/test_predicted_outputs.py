@@ -257,10 +257,11 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
 
     game = PredictedGame(trained, utilities, outputs, sizes, accuracy, logits=True)
     exact = exact_shapley(game, 17).values.mean(1)
-    assert estimate.evaluations <= 2**16
+    assert estimate.evaluations <= 2**14
     errors = (estimate.values - exact).abs()
     assert (errors < 5 * estimate.stderr).all()
-    assert estimate.stderr.max() < 0.01
+    # Along orders of the clients it is 0.0013, with four times as many coalitions.
+    assert estimate.stderr.max() < 0.0002
 
 
 def test_whole_layers_accepts_only_complete_coalition_sizes():
