@@ -109,7 +109,9 @@ class Entry:
 
     @property
     def _made_by(self) -> Any:
-        return _import_class(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        if isinstance(self.made_by, str):
+            return _import_class(self.made_by)
+        return self.made_by
 
     @cached_property
     def needed(self) -> tuple[str, ...]:

@@ -62,8 +62,9 @@ def shares(values: Tensor) -> Tensor:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
         tensor([0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
-    finite_values = values.double().nan_to_num(nan=0, posinf=0, neginf=0)
-    positive = finite_values.clamp(min=0)
+    values = values.double()
+    values = values.where(values.isfinite(), 0.0)
+    positive = values.clamp(min=0)
     total = positive.sum()
     if total > 0:
         return positive / total
@@ -161,23 +162,9 @@ class BenchResults:
             metric = row["metric"]
             if row["identity"] == self._identity(federation, metric):
                 key = (federation, row["seed"], metric)
-                numbers.setdefault(key, [])
-                numbers[key].append(row["value"])
+                numbers.setdefault(key, []).append(row["value"])
         for key, values in numbers.items():
             self.values[key] = torch.tensor(values, dtype=torch.float64)
-
-    def runs(
-        self,
-        federation: str,
-        metric: str,
-    ) -> dict[int, Tensor]:
-        """Return ``{seed: values}``, a metric's values in a federation, sorted by seed."""
-        values_by_seed = {}
-        for key in sorted(self.values):
-            key_federation, seed, key_metric = key
-            if key_federation == federation and key_metric == metric:
-                values_by_seed[seed] = self.values[key]
-        return values_by_seed
 
     def add(
         self,
@@ -196,7 +183,9 @@ class BenchResults:
             self.values[key] = values.double()
             identity = self._identity(federation, metric)
             for client, value in enumerate(values.tolist()):
-                cell = "" if math.isnan(value) else f"{value:.8g}"
+                cell = ""
+                if not math.isnan(value):
+                    cell = f"{value:.8g}"
                 rows.append([*key, client, cell, identity])
         if self._file is not None:
             self._file.add(rows)

@@ -61,8 +61,10 @@ def repeat(
     config_text = template.parser.dump(template.config, skip_none=False)
     config = yaml.safe_load(config_text)
     seeds = range(max(runs, finished_runs))
-    with dealt_once(config, 0, out) as file:
-        repetitions = _fit_or_read_runs(seeds, file, run_list=run_list, out=out, bars=bars, say=say)
+    with dealt_once(config, 0, out) as config_arguments:
+        repetitions = _fit_or_read_runs(
+            seeds, config_arguments, run_list=run_list, out=out, bars=bars, say=say
+        )
     if not repetitions[0].metrics:
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."

@@ -89,7 +89,9 @@ class Question:
     def names(self) -> Sequence[str]:
         """Return the names of the scores that are computed for each trained model."""
         together = self.judges != "clients" and self.metric in CLASSIFICATION
-        return CLASSIFICATION if together else (str(self.metric),)
+        if together:
+            return CLASSIFICATION
+        return (str(self.metric),)
 
     @property
     def measure(self) -> Measure:

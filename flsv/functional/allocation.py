@@ -60,7 +60,7 @@ def allocate(
         >>> allocate(torch.tensor([1.0, 1.0, 1.0]), 100.0, unit=0.01)
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
-    values = _checked(values, negatives)
+    values = _checked_values(values, negatives)
     units = 0
     if unit is not None:
         units = _whole_units(budget, unit)
@@ -166,7 +166,7 @@ def _adjust_to_sum(
     return amounts
 
 
-def _checked(values: Tensor, negatives: Negatives) -> Tensor:
+def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
     """Convert values to float64 on the CPU, and check that they can be used."""
     values = torch.as_tensor(values).detach()
     values = values.cpu().double()

@@ -147,6 +147,7 @@ def interval_over_seeds(
     sum_of_gains = values.mean(0).clamp_min(0).sum()
     deviation_elsewhere = SEED_DEVIATION * sum_of_gains
     common_variance = torch.maximum(spread.mean(), deviation_elsewhere.square())
+    # As if two further seeds had shown the common variance.
     squares = (num_seeds - 1) * spread + 2 * common_variance
     variance = squares / (num_seeds + 1)
 
@@ -173,7 +174,9 @@ def seed_covariance(
     """
     seeds = len(values)
     freedom = seed_freedom(seeds)
-    quantile = t_quantile(level, math.inf if freedom is None else freedom)
+    quantile = t_quantile(level)
+    if freedom is not None:
+        quantile = t_quantile(level, freedom)
     variances = (half_widths.double() / quantile).square()
     if seeds == 1:
         return variances.diag()

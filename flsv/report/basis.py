@@ -144,13 +144,13 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     if any(run.retrained()):
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
-    key = _selected(run, values_name, candidates, suitable)
+    key = _selected_key(run, values_name, candidates, suitable)
     if key == RETRAINED:
         return _basis_by_retraining(run)
     return _basis_by_metric(run, key)
 
 
-def _selected(
+def _selected_key(
     run: Run,
     values_name: str | None,
     candidates: Sequence[str],

@@ -319,6 +319,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
         "weights": results["weights"],
     }
 
+    # The data of client i are now those of client ORDER[i].
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     permuted = case.fit(case.make(cohorts), 2, tiny_data(ORDER, equal_samples=True)).results()
     starts = {}

@@ -251,7 +251,10 @@ class MetricCase(fits.FitCase):
         """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
         arguments = {}
         for name, field in self.fields.items():
-            arguments[name] = field(round) if callable(field) else round.get(field)
+            if callable(field):
+                arguments[name] = field(round)
+            else:
+                arguments[name] = round.get(field)
         return arguments
 
     @torch.no_grad()

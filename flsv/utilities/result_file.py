@@ -47,7 +47,9 @@ class ResultFile:
         #: Whether the file exists and holds :attr:`rows`. If not, the first row creates it.
         self._is_begun = False
 
-        lines = whole_lines(path) if path.is_file() else []
+        lines = []
+        if path.is_file():
+            lines = whole_lines(path)
         if not lines:
             return
         stored_settings = self._stored_settings(lines[0])

@@ -220,8 +220,12 @@ class FedBary(ValidatedArguments, SampleFilter):
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        server_samples = None if server is None else server.samples("val")
-        self.features.fit(None if server_samples is None else server_samples[0], clients)
+        server_samples = None
+        x = None
+        if server is not None:
+            server_samples = server.samples("val")
+            x, _y = server_samples
+        self.features.fit(x, clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(questions.enter, key=key, embed=embed, valuer=self)
         try:
