@@ -102,10 +102,12 @@ class TensorBoard(Sink):
         # A resumed run writes its result anew, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
-        plain_settings = dict(settings)
+        plain_settings: dict[str, str | float] = {}
         for name, setting in settings.items():
-            if not isinstance(setting, str | int | float):
-                plain_settings[name] = str(setting)
+            if name.startswith("_"):  # what the command line notes for itself
+                continue
+            is_plain = isinstance(setting, str | int | float)
+            plain_settings[name] = setting if is_plain else str(setting)
         _experiment, session_start, _session_end = hparams(plain_settings, {})
         result_writer._get_file_writer().add_summary(session_start)
         result_writer.flush()

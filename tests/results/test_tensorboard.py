@@ -112,7 +112,9 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
         "cost": CommunicationCost(),
     }
     loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
-    fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger(folder))
+    module = Plain(network(batch_norm=False))
+    module.save_hyperparameters({"_class_path": "project.Plain", "width": 8})
+    fit(loop, folder, module, named(), rounds=4, logger=logger(folder))
     return loop, folder / "run"
 
 
@@ -222,6 +224,8 @@ def test_hparams_tab_has_the_settings_and_final_numbers(
 
     assert settings["aggregator"].string_value == repr(ShapFedWA("cssv"))
     assert settings["federation_seed"].number_value == 1
+    assert settings["width"].number_value == 8
+    assert "_class_path" not in settings
 
     curve = scalars(folder)["."]["val_acc"]
     _, last_accuracy = curve[-1]
