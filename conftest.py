@@ -6,7 +6,11 @@ import gc
 import pytest
 from lightning_utilities.core.imports import RequirementCache
 
-collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/*"]
+collect_ignore_glob = [
+    "flsv/cli/templates/flower/*",
+    "flsv/cli/templates/nvflare/*",
+    "tests/engines/flower_app/*",
+]
 if not RequirementCache("flwr"):
     collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
 if not RequirementCache("nvflare"):

@@ -485,6 +485,7 @@ BOOSTS = {
         "tutorials/": 8.0,
         "howto/": 4.0,
         "deployment": 4.0,
+        "nvflare": 4.0,
         "gpu": 4.0,
         "scaling": 4.0,
         "notebooks/": 3.0,

@@ -1,9 +1,10 @@
-"""flsv init copies a packaged configuration, or a template of a Flower project,
-into a folder.
+"""flsv init copies a packaged configuration, or a template of a project on Flower
+or NVIDIA FLARE, into a folder.
 
     flsv init --config quickstart         quickstart.yaml, here
     flsv init mine --config fedavg --config scenarios/guo_noisy
     flsv init --flower my_federation      a project that `flwr run` starts
+    flsv init --nvflare my_federation     a job for `nvflare job submit`
 
 A copy in the working folder is used from then on instead of the packaged
 configuration. If a file exists already, the command fails and copies nothing.
@@ -20,7 +21,12 @@ from flsv.cli.configs import find_config
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
 
-_TEMPLATE = Path(__file__).parent / "templates" / "flower"
+_TEMPLATES = Path(__file__).parent / "templates"
+#: Where one's own module and data go, by the template's network.
+_OWN_CODE = {
+    "flower": "fedapp/federation.py",
+    "nvflare": "job/app/custom/federation.py",
+}
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -42,10 +48,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
     )
+    parser.add_argument(
+        "--nvflare", metavar="DIR", type=Path, help="a federation on NVIDIA FLARE, as a job"
+    )
     options = parser.parse_args(args)
-    check_writable(options.flower or options.folder or Path())
+    check_writable(options.flower or options.nvflare or options.folder or Path())
     if options.flower is not None:
-        message = _copy_template(options.flower)
+        message = _copy_template("flower", options.flower)
+    elif options.nvflare is not None:
+        message = _copy_template("nvflare", options.nvflare)
     else:
         message = _copy_configs(options.config or ["quickstart"], options.folder or Path())
     if not quiet:
@@ -66,13 +77,16 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
     return f"Written: {', '.join(map(str, copies))}. To run it: flsv fit {options}"
 
 
-def _copy_template(folder: Path) -> str:
+def _copy_template(network: str, folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(
-        _TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        _TEMPLATES / network,
+        folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     return (
-        f"{folder}/README.md explains how to run it; {folder}/fedapp/federation.py is where your "
+        f"{folder}/README.md explains how to run it; {folder}/{_OWN_CODE[network]} is where your "
         "own module and data go."
     )

@@ -47,6 +47,8 @@ fobs.register(TensorDecomposer)
 
 #: Seconds between two questions of an idle site for a task, and between two checks for replies.
 POLL = 0.2
+#: Seconds that a site whose process has ended may take to come back before it counts as gone.
+GRACE = 10.0
 #: Files of a site's owner, in the folder ``local`` of the site's workspace.
 NODE_FILE = "flsv-node.toml"
 POLICY_FILE = "flsv-site.toml"
@@ -100,11 +102,14 @@ class NvflareTransport:
 
     def present(self) -> dict[Address, str]:
         self._check_abort()
-        sites: dict[Address, str] = {}
-        for client in self._fl_ctx.get_engine().get_clients():
-            if self._controller.get_client_disconnect_time(client.name) is None:
-                sites[client.name] = client.name
-        return sites
+        names = {client.name for client in self._fl_ctx.get_engine().get_clients()}
+        names -= self._disconnected(names)
+        return {name: name for name in names}
+
+    def _disconnected(self, names: set[Address]) -> set[Address]:
+        """Return the sites among ``names`` that NVFlare has found disconnected."""
+        disconnect_time = self._controller.get_client_disconnect_time
+        return {name for name in names if disconnect_time(name) is not None}
 
     def exchange(
         self, packets: Mapping[Address, Packet], seconds: float
@@ -130,6 +135,9 @@ class NvflareTransport:
                 try:
                     site, reply = replies.get(timeout=POLL)
                 except queue.Empty:
+                    for site in self._disconnected(missing):
+                        missing.discard(site)
+                        yield site, "its process has ended, or its connection"
                     continue
                 missing.discard(site)
                 yield site, reply
@@ -185,7 +193,13 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
         super().add_to_fed_job(job, ctx, **kwargs)
         # Without this the job would carry a part of flsv's sources, and sites would import that.
         job.set_app_packages([*job.job.app_packages, "flsv"])
-        job.add_params({"server": {"task_request_interval": POLL}}, ctx)
+        job.add_params(
+            {
+                "server": {"task_request_interval": POLL},
+                "dead_client_grace_period": GRACE,
+            },
+            ctx,
+        )
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         pass

@@ -52,6 +52,11 @@ def test_init_copies_configurations_and_overwrites_no_file(
     assert main(["init"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert Path("quickstart.yaml").read_text() == "mine"
-    for options in (["quickstart.yaml"], ["--flower", "quickstart.yaml"], ["quickstart.yaml/mine"]):
+    for options in (
+        ["quickstart.yaml"],
+        ["--flower", "quickstart.yaml"],
+        ["--nvflare", "quickstart.yaml"],
+        ["quickstart.yaml/mine"],
+    ):
         assert main(["init", *options]) == 2
         assert "nothing can be written into quickstart.yaml" in capsys.readouterr().err

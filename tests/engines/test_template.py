@@ -207,3 +207,54 @@ def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only() -> None:
         "/v1/control/register-node",
         "/v1/runtime/acquire-task",
     } <= paths
+
+
+#: Another ``nvflare``: its jobs end as ENDS says, one after the other.
+NVFLARE = """
+import pathlib, sys
+book = pathlib.Path(__file__).parent / "submitted"
+count = len(book.read_text()) if book.is_file() else 0
+if sys.argv[1:] == ["system", "status"]:
+    print("CLIENT FQCN\\nBoston Boston\\nLyon   Lyon")
+elif sys.argv[1:3] == ["job", "submit"]:
+    book.write_text("x" * (count + 1))
+    print("Connecting to FLARE ...\\njob_id: 7-a")
+else:
+    assert sys.argv[1:] == ["job", "monitor", "7-a"]
+    print(f"status: RUNNING elapsed_s: 3\\nJob 7-a status: ({ENDS[count - 1]})", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status", "expected_code"),
+    [
+        (["FINISHED:EXECUTION_EXCEPTION", "FINISHED:COMPLETED"], "running", 0),
+        (["FINISHED:ABORTED"], "stopped", 1),
+        (["FINISHED:EXECUTION_EXCEPTION"], "failed", 1),
+        (["FINISHED:EXECUTION_EXCEPTION"] * 10, "running", 1),  # ten times at most
+    ],
+)
+def test_job_of_nvflare_is_submitted_again_unless_its_run_has_ended(
+    tmp_path: Path,
+    outcomes: list[str],
+    status: str,
+    expected_code: int,
+) -> None:
+    programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
+    for name, code in programs.items():
+        program = tmp_path / name
+        program.write_text(f"#!{sys.executable}\n{code}")
+        program.chmod(0o755)
+    status_file = tmp_path / "status.json"
+    status_file.write_text(json.dumps({"status": status}, indent=1))
+
+    process = subprocess.run(
+        ["sh", TEMPLATE.with_name("nvflare") / "run.sh", "Boston", "Lyon"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUS": str(status_file)},
+    )
+
+    assert process.returncode == expected_code, process.stderr
+    assert (tmp_path / "submitted").read_text() == "x" * len(outcomes)
+    assert f'"status": "{status}"' in process.stdout
