@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -30,6 +31,7 @@ from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import AfterTheRun, SavedBeginning, measures_of
+from flsv.retraining.coalition_fit import only_watches_the_run
 from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
@@ -37,10 +39,15 @@ from flsv.retraining.coalition_refusals import (
     mean_cohort,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
-from flsv.retraining.readings import file_time, observe_first_validation, stop_observing
+from flsv.retraining.readings import (
+    file_time,
+    observe_first_validation,
+    stop_observing,
+    validation_hooks,
+)
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
@@ -313,7 +320,9 @@ class CoalitionPlan(RunExtension):
                 pending[name] = metric
         masks = self.masks(run.data.num_clients)
         stop_observing(run.trainer)
-        rank_zero_info(f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.")
+        rank_zero_info(
+            f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.{self._validating(run)}"
+        )
         trainings = AfterTheRun(
             pending,
             masks,
@@ -331,6 +340,23 @@ class CoalitionPlan(RunExtension):
             jobs = min(cores(), len(masks) - 2)
         seconds = run_seconds * fits_of(masks, self._cohort) / max(1, jobs)
         return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
+
+    def _validating(self, run: EndedRun) -> str:
+        """Say why coalitions run the module's own validation beside flsv's scoring, if they do."""
+        trainer = run.trainer
+        causes = validation_hooks(
+            trainer.lightning_module,
+            [callback for callback in callbacks_of(trainer) if not only_watches_the_run(callback)],
+        )
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                causes.append(type(config.scheduler).__name__)
+        causes += self._validation_changes
+        if not causes:
+            return ""
+        return (
+            f" They validate as the run does, too, since training may depend on {listed(causes)}."
+        )
 
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""

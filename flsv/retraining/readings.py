@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -470,22 +470,33 @@ def stop_observing(trainer: L.Trainer) -> None:
 
 def has_validation_hook(trainer: L.Trainer, module: L.LightningModule) -> bool:
     """Return whether the module or a callback has a hook of validation that is not of flsv or an idle one."""
-    if _overrides(module, L.LightningModule, _KNOWN_MODULES):
-        return True
+    callbacks = []
     for callback in callbacks_of(trainer):
-        is_stand_in = "stand_in" in vars(type(callback))
-        if not is_stand_in and _overrides(callback, L.Callback, ("flsv", "builtins")):
-            return True
-    return False
+        if "stand_in" not in vars(type(callback)):
+            callbacks.append(callback)
+    return bool(validation_hooks(module, callbacks))
 
 
-def _overrides(owner: Any, base: type, idle_packages: tuple[str, ...]) -> bool:
+def validation_hooks(module: L.LightningModule, callbacks: Sequence[L.Callback]) -> list[str]:
+    """List the hooks of validation that training may depend on, such as ``"Net.on_validation_end"``."""
+    hooks = _hooks_of(module, L.LightningModule, _KNOWN_MODULES)
+    for callback in callbacks:
+        hooks += _hooks_of(callback, L.Callback, ("flsv", "builtins"))
+    return hooks
+
+
+def _hooks_of(owner: Any, base: type, idle_packages: tuple[str, ...]) -> list[str]:
     attributes = set(vars(owner))
     for kind in type(owner).__mro__:
         package = kind.__module__.partition(".")[0]
         if kind is not base and package not in idle_packages:
             attributes.update(vars(kind))
-    return any(name.startswith(_PREFIXES) for name in attributes)
+
+    hooks = []
+    for name in sorted(attributes):
+        if name.startswith(_PREFIXES):
+            hooks.append(f"{type(owner).__name__}.{name}")
+    return hooks
 
 
 class _TellingConnector(LoggerConnector):

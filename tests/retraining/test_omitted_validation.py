@@ -65,15 +65,28 @@ KINDS: dict[str, Kind] = {
 }
 
 
+#: What the log names as the cause of validations in coalitions.
+CAUSES = {
+    "a hook that changes the module": "HookChangesWeight.on_validation_epoch_end",
+    "ReduceLROnPlateau": "ReduceLROnPlateau",
+    "EMA that validates": "EMAWeightAveraging.on_validation_epoch_end",
+    "a step that keeps losses": "module.losses",
+}
+
+
 @pytest.mark.parametrize(
     "name", slow_except(("a reader of logged values", "a step that keeps losses"), KINDS)
 )
 def test_training_that_depends_on_validations_has_the_values_of_plain_fits(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = KINDS[name]
     metric = Recorded(coalitions="singles", performance="negative_loss")
+    caplog.set_level("INFO", "lightning.pytorch")
     loop, _ = fitted(kind, tmp_path, metrics={"shadow": metric})
+    if name in CAUSES:
+        assert f"since training may depend on {CAUSES[name]}" in caplog.text
+    caplog.set_level("WARNING", "lightning.pytorch")
     recorded: Any = loop.metrics["shadow"]
     game = dict(zip(recorded.members, recorded.game.flatten().tolist()))
     for client in range(3):
@@ -95,7 +108,12 @@ class FailsInValidation(Base):
         super().validation_step(batch, batch_idx)
 
 
-def test_validations_that_nothing_sees_are_left_out(tmp_path: Path) -> None:
+def test_validations_that_nothing_sees_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     metric = Recorded(coalitions="singles")
+    caplog.set_level("INFO", "lightning.pytorch")
     loop, _ = fitted(Kind(FailsInValidation), tmp_path, metrics={"shadow": metric})
     assert not loop.contributions["shadow"].isnan().any()
+    assert "coalitions are trained now" in caplog.text
+    assert "They validate" not in caplog.text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import logging
 import random
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 
@@ -17,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.utilities.reachable import find_generators, is_plain_data, walk
+from flsv.utilities.reachable import facts_of, find_generators, is_plain_data, walk
 
 
 class Slots:
@@ -243,3 +245,14 @@ def test_large_plain_data_are_not_entered(data):
 def test_large_collections_of_generators_are_entered():
     generators = [torch.Generator() for _ in range(2000)]
     assert len(find_generators([[1, generator] for generator in generators])) == 2000
+
+
+def test_stored_facts_do_not_keep_a_class():
+    class Layer(nn.Module):
+        __slots__ = ("rate",)
+
+    assert facts_of(Layer).slots == ("rate",)
+    layer_class = weakref.ref(Layer)
+    del Layer
+    gc.collect()
+    assert layer_class() is None
