@@ -14,7 +14,7 @@ collect_ignore_glob = [
 if not RequirementCache("flwr"):
     collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
 if not RequirementCache("nvflare"):
-    collect_ignore_glob += ["flsv/engines/nvflare.py"]
+    collect_ignore_glob += ["flsv/engines/nvflare.py", "tests/helpers/nvflare_jobs.py"]
 
 gc.disable()  # while they are imported
 

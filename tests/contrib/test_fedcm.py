@@ -1,0 +1,156 @@
+"""FedCM against its algorithm in plain PyTorch, and the checks of client algorithms."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.aggregation import FedAvg
+from flsv.contrib.fedcm import FedCM
+from flsv.data import FederatedDataModule
+from flsv.federation import FederatedLoop
+from flsv.sampling import UniformSampler
+from flsv.testing import parametrize_with_checks
+from flsv.testing.checks import PartCheck
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import (
+    COHORT,
+    LOCAL_EPOCHS,
+    PROPORTIONS,
+    ROUNDS,
+    SEED,
+    assert_same,
+    batches,
+    buffers_of,
+    cohort,
+    copies,
+    put,
+)
+from helpers.models import Plain, network
+
+LR, ALPHA = 0.1, 0.3
+#: Clients of unequal and of equal numbers of samples, and so of local steps.
+UNEQUAL, EQUAL = PROPORTIONS, (1,) * len(PROPORTIONS)
+sgd = partial(torch.optim.SGD, lr=LR)
+
+
+def data_of(proportions: tuple[int, ...]) -> FederatedDataModule:
+    data = toy_data(proportions)
+    data.setup("fit")
+    return data
+
+
+def train_by_hand(client: nn.Module, local_batches: Any, direction: list[Tensor]) -> int:
+    """Local steps in place. Their number."""
+    num_steps = 0
+    for features, labels in local_batches:
+        loss = nn.functional.cross_entropy(client(features), labels)
+        gradients = torch.autograd.grad(loss, list(client.parameters()))
+        with torch.no_grad():
+            for parameter, gradient, momentum in zip(client.parameters(), gradients, direction):
+                parameter -= LR * (ALPHA * gradient + (1 - ALPHA) * momentum)
+        num_steps += 1
+    return num_steps
+
+
+def by_hand(
+    net: nn.Module, data: FederatedDataModule, weighting: str, server_lr: float
+) -> tuple[nn.Module, Tensor]:
+    """The global model after the last round, and the next round's direction."""
+    server = copy.deepcopy(net)
+    direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
+    for r in range(ROUNDS):
+        start = copies(server)
+        models, buffers, sizes, steps = [], [], [], []
+        for i in cohort(r):
+            client = copy.deepcopy(server).train()
+            steps.append(train_by_hand(client, batches(data, r, i), direction))
+            models.append(copies(client))
+            buffers.append(buffers_of(client))
+            sizes.append({"uniform": 1.0, "samples": float(data.num_samples[i])}[weighting])
+
+        weights = [size / sum(sizes) for size in sizes]
+        update = []
+        for x, *trained in zip(start, *models):
+            update.append(sum(w * (y - x) for w, y in zip(weights, trained)))
+        mean_steps = sum(w * k for w, k in zip(weights, steps))
+        direction = [-moved / (mean_steps * LR) for moved in update]
+        put(server, [x + server_lr * moved for x, moved in zip(start, update)], buffers, weights)
+    return server, torch.cat([part.flatten() for part in direction])
+
+
+def federation(aggregator: FedAvg, alpha: float = ALPHA) -> FederatedLoop:
+    return FederatedLoop(
+        aggregator,
+        client_algorithm=FedCM(alpha),
+        sampler=UniformSampler(COHORT),
+        local_epochs=LOCAL_EPOCHS,
+        seed=SEED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("proportions", "batch_norm", "weighting", "server_lr"),
+    [
+        (EQUAL, False, "uniform", 1.0),
+        (UNEQUAL, False, "uniform", 1.0),
+        (UNEQUAL, True, "samples", 1.0),
+        (UNEQUAL, True, "uniform", 0.5),
+    ],
+)
+def test_fedcm_equals_its_algorithm_by_hand(
+    tmp_path: Path,
+    proportions: tuple[int, ...],
+    batch_norm: bool,
+    weighting: Any,
+    server_lr: float,
+) -> None:
+    net = network(batch_norm)
+    expected, direction = by_hand(net, data_of(proportions), weighting, server_lr)
+
+    loop = federation(FedAvg(weighting, server_lr=server_lr))
+    module = Plain(copy.deepcopy(net), sgd)
+    fit(loop, tmp_path, module, data_of(proportions), rounds=ROUNDS)
+
+    assert_same(module.net, expected)
+    state = loop.state_dict()["strategies"]["client_algorithm"]
+    torch.testing.assert_close(state["direction"], direction, rtol=1e-4, atol=1e-4)
+    assert direction.norm() > 0.1
+
+
+def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path: Path) -> None:
+    models = []
+    for name, algorithm in (("fedcm", FedCM(alpha=1)), ("fedavg", None)):
+        loop = FederatedLoop(client_algorithm=algorithm, seed=SEED)
+        module = Plain(network(), sgd)
+        fit(loop, tmp_path / name, module, data_of(UNEQUAL), rounds=2)
+        models.append(module.net)
+    assert_same(*models)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_fedcm_refuses_an_alpha_out_of_range(alpha: float) -> None:
+    with pytest.raises(ConfigurationError, match="alpha"):
+        FedCM(alpha)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, lr=LR, momentum=0.9), partial(torch.optim.Adam, lr=LR)],
+)
+def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(
+    tmp_path: Path, optimizer: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match="one torch.optim.SGD with momentum=0"):
+        fit(federation(FedAvg()), tmp_path, Plain(optimizer=optimizer), data_of(UNEQUAL))
+
+
+@parametrize_with_checks([FedCM()])
+def test_fedcm_passes_the_checks_of_client_algorithms(check: PartCheck) -> None:
+    check()
