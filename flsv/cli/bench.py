@@ -93,7 +93,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.strict:
         refuse_other_versions()
     if options.list:
-        _list()
+        _print_lists()
         return 0
     say = printer(quiet)
     entries = dict(map(entry, options.metric or METRICS))
@@ -119,7 +119,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             files.insert(2, "costs.csv")
         summary = _write_tables(out, results, federations, entries=entries, cost=cost)
         if not quiet:
-            _show(summary, federations)
+            _print_summary(summary, federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
@@ -212,7 +212,7 @@ def _costs(
     return costs(measured_federation, entries, path, say=say)
 
 
-def _list() -> None:
+def _print_lists() -> None:
     metrics: dict[str, list[str]] = {"what it is": [], "needs": []}
     for description in METRICS.values():
         metrics["what it is"].append(description.title)
@@ -227,7 +227,7 @@ def _list() -> None:
     print_table("Federations", names(), federations, corner="federation")
 
 
-def _show(summary: DataFrame, federations: FederationTruths) -> None:
+def _print_summary(summary: DataFrame, federations: FederationTruths) -> None:
     count = "1 federation"
     if len(federations) > 1:
         count = f"{len(federations)} federations"

@@ -39,7 +39,7 @@ READ_AS = "is read as"
 _SHOWN = 10
 
 
-def samples(data: FederatedDataModule) -> pd.DataFrame:
+def sample_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each client's numbers of samples by split, and fractions of the classes."""
     clients = pd.Index(data.client_names, name="client")
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=clients)
@@ -59,7 +59,7 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
     return frame
 
 
-def missing(data: FederatedDataModule) -> pd.DataFrame:
+def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each column's kind, and the fraction of its values that each client lacks."""
     cards = data.column_cards
     column_names = pd.Index([card.name for card in cards], name="column")
@@ -85,7 +85,7 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
     return pd.DataFrame(descriptions).T.rename_axis(["column", "client"])
 
 
-def positive(data: FederatedDataModule) -> str:
+def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
     reason = "class 1"
     if data.by_rarity:
@@ -95,12 +95,12 @@ def positive(data: FederatedDataModule) -> str:
     )
 
 
-def notes(data: FederatedDataModule) -> list[str]:
+def notes_on_data(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data, each a sentence or two."""
     texts = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
         texts += _notes_on_classes(data)
-    missing_shares = missing(data).drop(columns=READ_AS)
+    missing_shares = missing_table(data).drop(columns=READ_AS)
     for column, shares in missing_shares.iterrows():
         is_mostly_missing = shares - shares.min() > 0.5
         clients = shares.index[is_mostly_missing]
@@ -135,7 +135,7 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
 
 def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
-    frame = samples(data)
+    frame = sample_table(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
     print(
         f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n"
@@ -152,16 +152,20 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
         else f"The server validates on {validation_set['of']}{rows}."
     )
     if data.column_cards:
-        lacking = missing(data).set_index(READ_AS, append=True)
-        if len(lacking.columns) > _SHOWN:
-            lacking = pd.DataFrame(
+        missing_shares = missing_table(data).set_index(READ_AS, append=True)
+        if len(missing_shares.columns) > _SHOWN:
+            missing_shares = pd.DataFrame(
                 {
-                    "least": lacking.min(axis=1),
-                    "most": lacking.max(axis=1),
+                    "least": missing_shares.min(axis=1),
+                    "most": missing_shares.max(axis=1),
                 }
             )
-        lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ").reset_index(READ_AS)
-        print(f"\nColumns\n\n{lacking.to_string()}\n")
+        missing_shares = (
+            _in_percent(missing_shares, missing_shares.columns)
+            .add_prefix("missing, ")
+            .reset_index(READ_AS)
+        )
+        print(f"\nColumns\n\n{missing_shares.to_string()}\n")
     if len(doubts):
         shown = doubts.head(_SHOWN)[["column", "site", "doubt"]]
         count_note = f" ({_SHOWN} of {len(doubts)})" if len(doubts) > _SHOWN else ""
@@ -169,8 +173,8 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
             f"Doubts, the worst first{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n"
         )
     if data.positive_class is not None:
-        print(positive(data))
-    for note in notes(data):
+        print(describe_positive_class(data))
+    for note in notes_on_data(data):
         print(note)
 
 
@@ -215,9 +219,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         show(data, doubts)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        save_table(out / "samples.csv", samples(data).reset_index())
+        save_table(out / "samples.csv", sample_table(data).reset_index())
         if data.column_cards:
-            save_table(out / "columns.csv", missing(data).reset_index())
+            save_table(out / "columns.csv", missing_table(data).reset_index())
             save_table(out / "summary.csv", describe_values(data).reset_index())
         if len(doubts):
             save_table(out / "doubts.csv", doubts)

@@ -132,13 +132,13 @@ def _run(words: list[str]) -> int:
             print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
     try:
         if command in FLSV_COMMANDS:
-            return _run_own(command, words[1:], quiet)
-        return _run_lightning(words, command, quiet)
+            return _run_flsv_command(command, words[1:], quiet)
+        return _run_lightning_command(words, command, quiet)
     except OptionError as error:
         raise ConfigurationError(explain(error, config_files(words))) from None
 
 
-def _run_own(command: str, args: list[str], quiet: bool) -> int:
+def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in WITHOUT_PYTORCH:
@@ -147,7 +147,7 @@ def _run_own(command: str, args: list[str], quiet: bool) -> int:
     return int(main(args, quiet) or 0)
 
 
-def _run_lightning(args: list[str], command: str, quiet: bool) -> int:
+def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
     _hide_messages(quiet)
     from flsv.cli.parser import make_cli
 

@@ -132,7 +132,7 @@ def check_unused(folder: Path, checkpoint: str | None) -> None:
         )
 
 
-def raise_if_of_a_monitor(error: Exception, trainer: L.Trainer) -> None:
+def raise_if_monitor_is_unlogged(error: Exception, trainer: L.Trainer) -> None:
     """Raise a short ConfigurationError if a callback has found no value of the name that it monitors."""
     logged_names = list(trainer.callback_metrics)
     for callback_name, monitor in _unlogged_monitors(trainer):
@@ -271,7 +271,7 @@ class FederatedCLI(LightningCLI):
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
         except (RuntimeError, MisconfigurationException) as error:
-            raise_if_of_a_monitor(error, self.trainer)
+            raise_if_monitor_is_unlogged(error, self.trainer)
             raise
         # On Ctrl-C, Lightning ends with SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
         except (SystemExit, OSError) as stopped:

@@ -25,7 +25,7 @@ from pandas import DataFrame
 
 from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
-from flsv.cli.saved_run import dealt_once
+from flsv.cli.saved_run import config_with_seeds
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
 from flsv.results.folder import RUNS, FolderLock, run_folder
@@ -61,7 +61,7 @@ def repeat(
     config_text = template.parser.dump(template.config, skip_none=False)
     config = yaml.safe_load(config_text)
     seeds = range(max(runs, finished_runs))
-    with dealt_once(config, 0, out) as config_arguments:
+    with config_with_seeds(config, 0, out) as config_arguments:
         repetitions = _fit_or_read_runs(
             seeds, config_arguments, run_list=run_list, out=out, bars=bars, say=say
         )

@@ -46,7 +46,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.retrained_run import Question, RunSummary, in_children, summarized_run, train
+from flsv.cli.retrained_run import Question, RunSummary, run_in_children, summarized_run, train
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -255,7 +255,7 @@ def _processes(
     def task(request: FitOrder | Prediction) -> Callable[[], Any]:
         return partial(train, summary, request, threads)
 
-    return FitsInProcesses(task, jobs, limit_s, run=in_children)
+    return FitsInProcesses(task, jobs, limit_s, run=run_in_children)
 
 
 def _training(summary: RunSummary, processes: FitsInProcesses) -> CoalitionTraining:

@@ -397,7 +397,7 @@ def train(summary: RunSummary, request: FitOrder | Prediction, threads: int) -> 
     return work_on(request, federation, str(summary.folder))
 
 
-def in_children(
+def run_in_children(
     tasks: Any, jobs: int = 1, limit_s: float | None = None
 ) -> Iterator[tuple[Any, Any]]:
     """Run ``tasks``, pairs of name and callable, in child processes, and return pairs of name and result.
@@ -411,7 +411,7 @@ def in_children(
     return supervise_fresh(tasks, jobs, limit_s, forks=False)
 
 
-def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
+def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except ConfigurationError as error:
@@ -424,8 +424,8 @@ def summarized_run(
 ) -> Iterator[RunSummary]:
     """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
-        task = partial(_answer_of, summarize, run, arguments, seed, question, coalitions)
-        ((_name, summary),) = in_children([(None, task)])
+        task = partial(_result_or_error, summarize, run, arguments, seed, question, coalitions)
+        ((_name, summary),) = run_in_children([(None, task)])
         if isinstance(summary, ConfigurationError):
             raise summary
         if isinstance(summary, ChildFailed):

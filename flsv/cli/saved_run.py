@@ -42,7 +42,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     """Yield the arguments that rebuild a run, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or 0)
-    with dealt_once(config, seed, run) as config_arguments:
+    with config_with_seeds(config, seed, run) as config_arguments:
         folder = Path(config_arguments[1]).parent
         root_argument = f"--trainer.default_root_dir={folder}"
         yield [*config_arguments, *arguments, *QUIET, root_argument], seed
@@ -54,7 +54,7 @@ def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
 
 
 @contextmanager
-def dealt_once(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
+def config_with_seeds(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
     """Yield arguments of ``flsv fit`` that set all unset seeds of data and federation to ``seed``.
 
     The clients' samples then do not depend on ``--seed_everything``.

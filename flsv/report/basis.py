@@ -184,7 +184,7 @@ def _selected_key(
     return suitable[0]
 
 
-def basis_shown(run: Run) -> Basis | None:
+def preferred_basis(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
         return _basis_by_retraining(run)

@@ -94,7 +94,7 @@ def table_of_texts(texts: Mapping[str, object]) -> Table | None:
     return Table(["", ""], rows, css="texts")
 
 
-def heat(
+def heatmap_table(
     names: Sequence[str],
     columns: Sequence[str],
     values: Sequence[Sequence[float]],
@@ -140,7 +140,7 @@ def _color(value: float) -> str:
     return _NEGATIVE
 
 
-def bars(
+def bar_cells(
     values: Sequence[float],
     low: Sequence[float],
     high: Sequence[float],

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from flsv.report.basis import RETRAINED, Basis, basis_shown, intervals_to_show
+from flsv.report.basis import RETRAINED, Basis, intervals_to_show, preferred_basis
 from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
-from flsv.report.html import Table, bars, heat, render, table_by_name, table_of_texts
+from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_name, table_of_texts
 from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
 from flsv.results.text import (
@@ -94,7 +94,7 @@ def write_report(
     if shares is not None and shares.verdict.forbids:
         shares = None
 
-    basis = basis_shown(run) if computed_shares is None else computed_shares.basis
+    basis = preferred_basis(run) if computed_shares is None else computed_shares.basis
     verdict = _verdict(basis, computed_shares, to_one=client_id is not None)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
@@ -365,7 +365,7 @@ def _values_table(
     high = [highs[client] for client in clients]
     columns: dict[str, Sequence[Any]] = {
         "value": with_intervals(values, low, high, between=" to "),
-        "": bars(values, low, high),  # a column without a title
+        "": bar_cells(values, low, high),  # a column without a title
     }
     if shares is not None:
         cells = [shares.cells(client) for client in clients]
@@ -504,7 +504,7 @@ def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str])
     class_names = run.record["classes"]
     if not counts or not class_names:
         return None
-    return heat(
+    return heatmap_table(
         names,
         class_names,
         values=[counts[client] for client in clients],
@@ -535,7 +535,7 @@ def _heatmaps_over_time(
         history = run.history(metric)[list(clients)].iloc[shown_positions]  # [rounds, clients]
         if not history.notna().any(axis=None):
             continue
-        heatmap = heat(
+        heatmap = heatmap_table(
             names,
             [str(index + 1) for index in history.index],
             values=history.to_numpy(dtype=float).T.tolist(),
@@ -568,7 +568,7 @@ def _class_heatmaps(
             titles = client_labels
 
         values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
-        heatmap = heat(
+        heatmap = heatmap_table(
             names,
             titles,
             values=values[list(clients)].tolist(),

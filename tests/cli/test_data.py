@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from flsv.cli import main
-from flsv.cli.data import notes
+from flsv.cli.data import notes_on_data
 from flsv.data import FederatedDataModule, Files
 from helpers import pages
 from helpers.runs import write_table
@@ -97,7 +97,7 @@ def test_data_notes_name_a_class_that_a_client_lacks(clinics):
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
-    assert "No training sample of yes: Lyon." in notes(data)
+    assert "No training sample of yes: Lyon." in notes_on_data(data)
 
 
 def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(clinics, capsys):

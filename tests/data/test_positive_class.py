@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedLoop, Reporting
-from flsv.cli.data import positive
+from flsv.cli.data import describe_positive_class
 from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, TextData
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
@@ -162,7 +162,8 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     data.setup("fit")
     assert data.class_names == ("ill", "well")
     assert (
-        positive(data) == "Positive class: well, class 1. Average precision and F1 are its scores."
+        describe_positive_class(data)
+        == "Positive class: well, class 1. Average precision and F1 are its scores."
     )
     for wrong, message in (
         ("ill", "'ill' is class 0"),

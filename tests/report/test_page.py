@@ -15,9 +15,9 @@ import pytest
 import flsv.metrics
 from flsv.benchmark import federation, names, truth_table
 from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import basis_shown
+from flsv.report.basis import preferred_basis
 from flsv.report.certainty import fraction_moved, moved_by_seeds
-from flsv.report.html import bars
+from flsv.report.html import bar_cells
 from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.results.verdict import OF_ALL_VALUES
 from flsv.utilities.csv_files import NAN
@@ -153,7 +153,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         retrained(made("others"), trainings="leave-one-out"): {"ranking"},
     }
     for folder, expected in cases.items():
-        basis = basis_shown(open_run(folder))
+        basis = preferred_basis(open_run(folder))
         assert basis is not None
         reasons = basis.verdict().reasons
         assert set(reasons) == expected, folder
@@ -262,7 +262,7 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
     # The scale is from -0.5 to 1.5.
-    with_interval, negative, missing = bars(
+    with_interval, negative, missing = bar_cells(
         [0.5, -0.5, NAN],
         [0.25, NAN, NAN],
         [1.5, NAN, NAN],
