@@ -97,7 +97,7 @@ class ParameterSpace:
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
-        self._assign(module, private, kept_names=kept_names, constant=constant)
+        self._assign_names(module, private, kept_names=kept_names, constant=constant)
 
         self.non_finite_names = self._frozen_not_finite(float_state)
         self._excluded = self._private.union(self._constant, self.non_finite_names)
@@ -124,7 +124,7 @@ class ParameterSpace:
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
-    def _assign(
+    def _assign_names(
         self,
         module: nn.Module,
         patterns: Sequence[str],

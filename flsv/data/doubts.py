@@ -128,27 +128,28 @@ def find_doubts(
                     )
     doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
-    return sorted(_once(doubts), key=lambda doubt: -doubt.strength)
+    return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
 
 Found = Iterator[tuple[float, str]]
 
 
-def _once(
+def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
     """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
+    # If one site's numbers have another scale, the others' differ from its numbers, too.
     strongest: dict[tuple[str, str], Doubt] = {}
-    remaining = []
+    doubts_of_one_site = []
     for doubt in doubts:
-        kind = doubt.text.split()[0]
-        if kind not in ("values", "median"):
-            remaining.append(doubt)
+        first_word = doubt.text.split()[0]
+        if first_word not in ("values", "median"):
+            doubts_of_one_site.append(doubt)
             continue
-        candidate = strongest.get((doubt.column, kind))
-        if candidate is None or doubt.strength > candidate.strength:
-            strongest[doubt.column, kind] = doubt
-    return [*remaining, *strongest.values()]
+        key = doubt.column, first_word
+        if key not in strongest or doubt.strength > strongest[key].strength:
+            strongest[key] = doubt
+    return [*doubts_of_one_site, *strongest.values()]
 
 
 def _missing(column: pd.Series, other_values: pd.Series) -> Found:

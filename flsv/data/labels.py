@@ -68,11 +68,14 @@ def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
 
 def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> None:
     """Warn if a sample's label is the only number among several parts, and not the second part."""
-    name = _label_name(parts, is_number)
-    if isinstance(name, int) and name > 1 and is_number(parts[name]):
+    position = _label_name(parts, is_number)
+    if not isinstance(position, int):
+        return  # the parts have names
+    if position > 1 and is_number(parts[position]):
         warnings.warn(
-            f"the label of each sample is taken to be part {name}, the only number after the inputs. labels={name} "
-            "confirms that. If it is another number, such as a length, give labels=[...] or labels=False.",
+            f"the label of each sample is taken to be part {position}, the only number after the inputs. "
+            f"labels={position} confirms that. If it is another number, such as a length, give labels=[...] or "
+            "labels=False.",
             stacklevel=2,
         )
 

@@ -60,8 +60,9 @@ class _Reader:
         """Raise ConfigurationError if a batch of a task's samples has fewer rows, or another label."""
         batches = self._batches(tasks)
         for task, batch in zip(tasks, batches, strict=True):
-            vectors = label_vectors(batch)
-            if vectors or batch is None:  # else the batch does not tell its number of rows
+            vectors = label_vectors(batch)  # each [B], of numbers that may be the labels
+            tells_its_size = bool(vectors) or batch is None
+            if tells_its_size:
                 self._check_count(task, vectors)
             if self.compare_labels:
                 self._check_label(task, vectors)
@@ -99,10 +100,10 @@ class _Reader:
         return not _hold_the_same(batch, batch_again)
 
     def _check_count(self, task: ReadingTask, vectors: list[Tensor]) -> None:
-        count = max(map(len, vectors), default=0)
-        if count < len(task.rows):
+        num_rows = max(map(len, vectors), default=0)
+        if num_rows < len(task.rows):
             raise ConfigurationError(
-                f"{self._described(task)}: a batch of {len(task.rows)} samples has {count} rows. "
+                f"{self._described(task)}: a batch of {len(task.rows)} samples has {num_rows} rows. "
                 "Samples that collate_fn leaves out would count as trained: leave them out of the "
                 "data set, as with torch.utils.data.Subset."
             )

@@ -140,6 +140,7 @@ def _clusters(similar: Tensor) -> list[list[int]]:
     k = len(similar)
     distances = 1 - (similar + similar.T) / 2
     condensed = squareform(distances.clamp_min(0).numpy(), checks=False)
+    # Each step joins the two clusters in its first two columns to a new one.
     steps = linkage(condensed, "single")
     joined_pairs = steps[:, :2].astype(int).tolist()
     clusters = [[row] for row in range(k)]  # then one more with each step

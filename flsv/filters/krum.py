@@ -49,7 +49,7 @@ class MultiKrum(UpdateFilter):
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         clients = federation.num_clients  # a round's cohort may be smaller
-        needed = 2 * self.byzantine + 3
+        needed = 2 * self.byzantine + 3  # the paper's condition
         if clients < needed:
             advice = "leave it out"
             if clients > 2:

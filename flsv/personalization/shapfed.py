@@ -51,12 +51,13 @@ class ShapFedPersonalizer(Personalizer):
         models: Starts,
     ) -> Starts:
         assert round.server_vector is not None
-        cssv = contributions[self.metric]
-        gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
-        mean = gamma.nanmean().nan_to_num(1.0)
-        gamma = gamma.nan_to_num(float(mean)).to(round.client_vectors)
+        cssv = contributions[self.metric]  # [n, M]
+        cohort_values = cssv[round.client_ids.to(cssv.device)]
+        server_shares, _ = participant_weights(cohort_values)  # gamma_i of the paper, [k]
+        mean_share = server_shares.nanmean().nan_to_num(1.0)
+        server_shares = server_shares.nan_to_num(float(mean_share)).to(round.client_vectors)
         next_models = {}
         ids = on_host(round.client_ids)
-        for client, vector, share in zip(ids, round.client_vectors, gamma):
+        for client, vector, share in zip(ids, round.client_vectors, server_shares):
             next_models[client] = torch.lerp(vector, round.server_vector, share)
         return next_models

@@ -50,7 +50,7 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
                         f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
                     )
                 strategy_by_name[name] = f"{role} {strategy!r}"
-    return [name for strategy in strategies.values() for name in strategy.reports]
+    return list(strategy_by_name)  # of the reports
 
 
 def check_setup(

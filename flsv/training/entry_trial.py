@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,12 +115,9 @@ def _comparable_states(value: object) -> list[ObjectState]:
             return [_SumAndNormState(value)]
         return [TensorState(value)]
     states = list(states_of(value))
-    try:
+    hidden_state = None
+    with suppress(Exception):  # an object's own __reduce__ may raise any error
         hidden_state = hidden_state_of(value)
-    except (
-        Exception
-    ):  # an object's own __reduce__ may raise any error: the object is not compared then
-        return states
     if hidden_state is not None:
         states.append(hidden_state)
     return states

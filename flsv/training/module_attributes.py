@@ -271,18 +271,15 @@ def _objects_in(
 
 def _named_values(owner: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
-    attributes = getattr(owner, "__dict__", {})
+    attributes = dict(getattr(owner, "__dict__", {}))
     if isinstance(owner, nn.Module):
-        return [
-            (name, value)
-            for name, value in attributes.items()
-            if name not in _LIGHTNINGS_ATTRIBUTES
-        ]
-    items = list(attributes.items())
+        for name in _LIGHTNINGS_ATTRIBUTES:
+            attributes.pop(name, None)
+        return list(attributes.items())
     for name in slots_of(type(owner)):
         if hasattr(owner, name):
-            items.append((name, getattr(owner, name)))
-    return items
+            attributes[name] = getattr(owner, name)
+    return list(attributes.items())
 
 
 def _is_object(value: Any) -> bool:

@@ -138,7 +138,7 @@ class Optimizers:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
         is_written = False
         for optimizer in self._trainer.optimizers:
-            if hasattr(optimizer, "upload_parameters"):
+            if hasattr(optimizer, "upload_parameters"):  # such as pFedMe's
                 optimizer.upload_parameters()
                 is_written = True
         return is_written
@@ -394,7 +394,8 @@ class OptimizerOptions:
             groups += optimizer.param_groups
         for group, options, saved_options in zip(groups, self._options, saved["options"]):
             for name, value in options.items():
-                if name in saved_options and _option_text(value) != saved_options[name]:
+                was_changed = name in saved_options and _option_text(value) != saved_options[name]
+                if was_changed:  # by the user since the run was started
                     group[name] = value
 
 

@@ -85,7 +85,7 @@ class TrainerState:
         self._state_at_start = self._outside_vector.read()
         self.global_vector, _, _ = self._saved
         vector = self.space.read(self.module)
-        if not torch.equal(vector, self.global_vector):
+        if not torch.equal(vector, self.global_vector):  # a hook has changed the model
             self.global_vector = vector
         self._constant_norms_and_sums = _norms_and_sums(self._constants.values())
         # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
@@ -319,28 +319,23 @@ class NonVectorState:
             )
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
-        missing = dict(state)
+        unwritten = dict(state)
         for name, layer, name_in_layer, buffer in list(self._buffers()):
             if name not in state:
                 delattr(layer, name_in_layer)
                 continue
-            value = missing.pop(name)
-            if (
-                buffer is None
-                or value is None
-                or buffer.shape != value.shape
-                or buffer.dtype != value.dtype
-            ):
+            value = unwritten.pop(name)
+            if buffer is None or value is None or not _have_one_format(buffer, value):
                 layer._buffers[name_in_layer] = self._copy(value)
             else:
                 buffer.copy_(value)
-        if not missing:
+        if not unwritten:
             return
 
         layers = dict(self._module.named_modules())
-        for name, value in missing.items():
-            prefix, _, name_in_layer = name.rpartition(".")
-            layer = layers[prefix]
+        for name, value in unwritten.items():
+            layer_name, _, name_in_layer = name.rpartition(".")
+            layer = layers[layer_name]
             if name_in_layer not in layer._buffers:  # training has made it
                 layer.register_buffer(name_in_layer, self._copy(value), persistent=False)
 
@@ -363,6 +358,10 @@ class NonVectorState:
 
 def _can_be_averaged(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _have_one_format(tensor: Tensor, other_tensor: Tensor) -> bool:
+    return tensor.shape == other_tensor.shape and tensor.dtype == other_tensor.dtype
 
 
 def _are_equal(tensor: Tensor, other_tensor: Tensor) -> bool:

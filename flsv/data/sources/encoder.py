@@ -338,13 +338,13 @@ class TableEncoder:
         if isinstance(self.columns.gaps, dict):
             self._check_present(table, "gaps", self.columns.gaps)
 
-        no_features = {self.target, self.group}
-        no_features.update(self.columns.exclude or ())
+        excluded_names = {self.target, self.group, *(self.columns.exclude or ())}
         if self.columns.features is None:
-            asked_for = {*(self.columns.categorical or ()), *(self.columns.dates or ())}
-            no_features.update(set(self._split_columns) - asked_for)
+            # A column by which samples are split is a feature only if an option names it.
+            named_columns = {*(self.columns.categorical or ()), *(self.columns.dates or ())}
+            excluded_names |= set(self._split_columns) - named_columns
         candidates = self.columns.features or table.frame.columns
-        return [name for name in candidates if name not in no_features]
+        return [name for name in candidates if name not in excluded_names]
 
     def _check_present(
         self,

@@ -140,17 +140,17 @@ def open_source(
                 f"{folder} has data by client, which defines the clients: leave groups out."
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
-        held_out = _filled(held_out, held_out_paths)
+        held_out = _merge_held_out(held_out, held_out_paths)
         return _combined(paths, held_out, reading, clients=True, joining=joining)
 
     # A list may name the training data and the test data.
     is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
     if is_list and 0 < len(source) <= 2:
         train, *test = source
-        held_out = _filled(held_out, dict(zip(["test"], test)))
+        held_out = _merge_held_out(held_out, dict(zip(["test"], test)))
     else:
         train = source
-        held_out = _filled(held_out, {})
+        held_out = _merge_held_out(held_out, {})
     return _combined({"source": train}, held_out, reading, joining=joining)
 
 
@@ -166,18 +166,18 @@ def tables_source(
     return source
 
 
-def _filled(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``{"val": data, "test": data}`` that the user has set, or else the source's own."""
-    filled = {}
+    merged = {}
     for name in ("val", "test"):
-        data = held_out.get(name)
+        data_of_user = held_out.get(name)
         data_of_source = from_source.get(name)
-        if data is not None and data_of_source is not None:
+        if data_of_user is not None and data_of_source is not None:
             raise ConfigurationError(
                 f"{name}: the source has {name} data of its own. Leave it out."
             )
-        filled[name] = data_of_source if data is None else data
-    return filled
+        merged[name] = data_of_source if data_of_user is None else data_of_user
+    return merged
 
 
 def source_name(source: Any) -> str:
@@ -205,7 +205,7 @@ def _combined(
     first_part = next(iter(parts.values()))
     if isinstance(first_part, SourceData):
         parts = {"source": first_part.train}
-        held_out = _filled(held_out, {"val": first_part.val, "test": first_part.test})
+        held_out = _merge_held_out(held_out, {"val": first_part.val, "test": first_part.test})
     for name, data in (joining or {}).items():
         parts[name] = read_part(data, reading, f"client {name!r}")
 

@@ -105,11 +105,12 @@ def _missing(
     column: _SiteColumn, other_columns: Sequence[_SiteColumn]
 ) -> Iterator[tuple[float, str]]:
     missing_rows = sum(partner.summary.missing for partner in other_columns)
-    usual_share = missing_rows / sum(partner.num_rows for partner in other_columns)
-    difference = column.missing_share - usual_share
+    all_rows = sum(partner.num_rows for partner in other_columns)
+    share = column.missing_share
+    usual_share = missing_rows / all_rows
+    difference = share - usual_share
     if difference > MOST_MISSING:
-        share = f"{100 * column.missing_share:.0f} %"
-        text = f"{share} are missing, {100 * usual_share:.0f} % at the other sites"
+        text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
         yield difference / MOST_MISSING, text
 
 

@@ -420,7 +420,7 @@ class GhostProducts:
                 if layer_parameter is not None:
                     entries[parameter_name] = entries_of_parameter.get(layer_parameter)
             if any(entry is not None for entry in entries.values()):
-                twin = _copy_with(layer, layer._parameters, entries)
+                twin = _copy_with(layer, entries)
                 self._watched.append((layer, name, twin))
 
     def watch(self, samples: int | None) -> None:
@@ -547,16 +547,16 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
 
 def _copy_with(
     layer: nn.Module,
-    parameters: dict[str, Any],
     reference: dict[str, Tensor | None],
 ) -> nn.Module:
-    """Copy a layer, with the entries of ``reference``, or zeros for None, in place of its ``parameters``."""
+    """Copy a layer, with the entries of ``reference``, or zeros for None, in place of its parameters."""
     new_parameters = {}
     for name, entries in reference.items():
+        parameter: Any = layer._parameters[name]
         if entries is None:
-            new_parameters[name] = torch.zeros_like(parameters[name])
+            new_parameters[name] = torch.zeros_like(parameter)
         else:
-            new_parameters[name] = entries.detach().to(parameters[name])
+            new_parameters[name] = entries.detach().to(parameter)
     padding_row = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding_row is not None:  # it has no gradient
         new_parameters["weight"] = new_parameters["weight"].clone()
