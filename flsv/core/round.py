@@ -275,6 +275,7 @@ class Round:
         """
         weights = weights.to(self.client_vectors)
         total = weights.sum()
+        # sum_i w_i x_i + (1 - sum_i w_i) x. The methods change it in place.
         combined = weights @ self.client_vectors
         self._add_global_parameters(combined, 1 - total)
         self._normalize_buffers(combined, total)

@@ -100,6 +100,7 @@ def _normalized(name: str) -> Any:
 
 def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     """Return ``values`` as client names of one line. A number gets ``kind`` before it, as in "school 7"."""
+    values = list(values)
     texts = list(map(str, values))
     client_ids = list(map(str, range(len(texts))))
     if kind in ("group", "site") and texts == client_ids:

@@ -74,7 +74,9 @@ class DirichletPartitioner(Partitioner):
             counts = np.diff(boundaries, axis=1, prepend=0)
             samples_of_smallest = int(counts.sum(axis=0).min())
             if samples_of_smallest >= self.min_samples:
-                return _by_class(labels, range(num_classes), generator, torch.from_numpy(counts.T))
+                return _divide_by_class(
+                    labels, range(num_classes), generator, torch.from_numpy(counts.T)
+                )
             best_minimum = max(best_minimum, samples_of_smallest)
         raise ConfigurationError(
             f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
@@ -146,7 +148,7 @@ class PathologicalPartitioner(Partitioner):
         rank_in_class = has_class.cumsum(0) - 1
         has_one_more = rank_in_class < class_sizes % divisor
         counts = (class_sizes // divisor + has_one_more) * has_class
-        return _by_class(labels, num_holders.nonzero().flatten().tolist(), generator, counts)
+        return _divide_by_class(labels, num_holders.nonzero().flatten().tolist(), generator, counts)
 
 
 class ShardPartitioner(Partitioner):
@@ -310,7 +312,7 @@ class ProportionPartitioner(Partitioner):
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
         counts = self._counts(entries, available)
-        return _by_class(labels, range(num_classes), generator, counts)
+        return _divide_by_class(labels, range(num_classes), generator, counts)
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
         """Return each client's number of samples per class, int64 ``[num_clients, num_classes]``.
@@ -420,7 +422,7 @@ class LongTail(Partitioner):
         return torch.cat(samples).sort().values
 
 
-def _by_class(
+def _divide_by_class(
     labels: Tensor,
     classes: Iterable[int],
     generator: Generator,

@@ -22,8 +22,10 @@ def untrained_scores(run: FederationRun) -> dict[str, float]:
         score = performance["value"]
         if score is None:
             assert run.server.games is not None
+            # The score is not defined. The model is evaluated again to show its outputs.
             evaluate = run.server.games.evaluator_of(measures[name])
-            outputs = evaluate(run.state.model()[None], keep=True).outputs
+            models = run.state.model()[None]  # [1, P]
+            outputs = evaluate(models, keep=True).outputs
             raise undefined_untrained(f"metric {name!r}", measures[name], outputs)
         scores[name] = score
     return scores

@@ -71,35 +71,36 @@ class Cohort:
     def norms(self) -> Tensor:
         """Norms of the updates, float64 ``[k]`` on the CPU. If a client's start point is unknown, the distance of its
         model from the global model."""
-        return self._lengths[0]
+        update_norms, _ = self._host_norms
+        return update_norms
 
     @property
     def model_norm(self) -> float:
         """Norm of the global model's parameters at the start of the round. 0 if the model is unknown."""
-        return self._lengths[1]
+        _, model_norm = self._host_norms
+        return model_norm
 
     @cached_property
-    def _lengths(self) -> tuple[Tensor, float]:
+    def _host_norms(self) -> tuple[Tensor, float]:
         """Copy the updates' lengths and the model's norm to the CPU at once."""
         num_parameters = self.num_parameters
+        rows = self.matrix[:, :num_parameters]
         if self.common_start is not None:
-            lengths = [
-                distances(self.matrix[:, :num_parameters], self.common_start[:num_parameters])
-            ]
+            norms = [distances(rows, self.common_start[:num_parameters])]
         else:
-            lengths = []
-            for row, client_start in zip(self.matrix, self.starts):
+            norms = []
+            for row, client_start in zip(rows, self.starts):
                 origin = self.model if client_start is None else client_start
                 assert origin is not None
-                lengths.append(distances(row[None, :num_parameters], origin[:num_parameters]))
+                norms.append(distances(row[None], origin[:num_parameters]))
         if self.model is None:
-            return torch.cat(to_host(lengths)), 0.0
+            return torch.cat(to_host(norms)), 0.0
 
         zero = self.model.new_zeros(1)
         model_norm = distances(self.model[None, :num_parameters], zero)
-        host_norms = torch.cat(to_host([*lengths, model_norm]))
-        norms, model_norm = host_norms.split([len(self.matrix), 1])
-        return norms, model_norm.item()
+        host_norms = torch.cat(to_host([*norms, model_norm]))
+        update_norms, model_norm = host_norms.split([len(rows), 1])
+        return update_norms, model_norm.item()
 
     @cached_property
     def gram(self) -> Tensor | None:

@@ -142,8 +142,10 @@ class TrainerState:
             self.begin_clients()
             assert self._buffers is not None
             self._outside_vector.attributes.restore_objects(self._objects)
-            self._write(model, self._buffers, {**self._private, **(private or {})})
-        self._client = self._steps.client = client
+            private_parameters = {**self._private, **(private or {})}
+            self._write(model, self._buffers, private_parameters)
+        self._client = client
+        self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
         self._optimizers.enter(client, self._store.committed(client))
 

@@ -302,24 +302,24 @@ def one_numbering(
     names_by_part = {}
     for name, part in all_parts.items():
         names_by_part[name] = class_names_of(part)
-    union = _union_of_names(parts, names_by_part, pos_label)
+    common_names = _union_of_names(parts, names_by_part, pos_label)
 
     renumbered = {}
     for name, part in all_parts.items():
         names = names_by_part[name]
-        if names and union:
-            new_numbers = _numbers_of_names(name, names, union)
+        if names and common_names:
+            new_numbers = _numbers_of_names(name, names, common_names)
         elif names:
             new_numbers = _numbers_beside_numbers(name, part, names)
-        elif _are_numbers(union):
-            new_numbers = _numbers_as_named(name, part, union)
+        elif _are_numbers(common_names):
+            new_numbers = _numbers_as_named(name, part, common_names)
         else:
             _check_nameless(name, parts, names_by_part)
             new_numbers = {}
-        renumbered[name] = _renumbered(part, new_numbers, union, name)
+        renumbered[name] = _renumbered(part, new_numbers, common_names, name)
 
     clients = {name: renumbered[name] for name in parts}
-    return clients, {name: renumbered.get(name) for name in held_out}, union
+    return clients, {name: renumbered.get(name) for name in held_out}, common_names
 
 
 def _union_of_names(
@@ -364,14 +364,14 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"0|[1-9]\d*", name) for name in names)
 
 
-def _numbers_of_names(name: str, names: Names, union: Names) -> NewNumbers:
+def _numbers_of_names(name: str, names: Names, common_names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set whose classes have ``names``."""
-    unknown_names = [label for label in names if label not in union]
+    unknown_names = [label for label in names if label not in common_names]
     if unknown_names:
         raise ConfigurationError(
             f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
         )
-    return dict(enumerate(map(union.index, names)))
+    return dict(enumerate(map(common_names.index, names)))
 
 
 def _numbers_beside_numbers(name: str, part: Dataset[Any], names: Names) -> NewNumbers:
@@ -386,18 +386,18 @@ def _numbers_beside_numbers(name: str, part: Dataset[Any], names: Names) -> NewN
     return {}
 
 
-def _numbers_as_named(name: str, part: Dataset[Any], union: Names) -> NewNumbers:
-    """Return ``{number: new number}`` of a data set without names, whose numbers are the names of ``union``."""
-    numbers_as_names = tuple(map(str, range(len(union))))
-    if tuple(union) == numbers_as_names:
+def _numbers_as_named(name: str, part: Dataset[Any], common_names: Names) -> NewNumbers:
+    """Return ``{number: new number}`` of a data set without names, whose numbers are among the common names."""
+    numbers_as_names = tuple(map(str, range(len(common_names))))
+    if tuple(common_names) == numbers_as_names:
         return {}
     new_numbers = {}
     for number in dataset_labels(part).unique().tolist():
-        if str(number) not in union:
+        if str(number) not in common_names:
             raise ConfigurationError(
-                f"{name!r} has the label {number}, and the classes of the others are {listed(union, 8)}."
+                f"{name!r} has the label {number}, and the classes of the others are {listed(common_names, 8)}."
             )
-        new_numbers[number] = union.index(str(number))
+        new_numbers[number] = common_names.index(str(number))
     return new_numbers
 
 
@@ -407,12 +407,12 @@ def _check_nameless(
     names_by_part: Mapping[str, Names],
 ) -> None:
     """Raise ConfigurationError if others name their classes, and what this data set's numbers mean is not known."""
-    numberings = {names_by_part[part_name] for part_name in parts}
-    if len(numberings) > 1:
+    distinct_names = {names_by_part[client] for client in parts}
+    if len(distinct_names) > 1:
         raise ConfigurationError(
             f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
         )
-    names = numberings.pop()
+    names = distinct_names.pop()
     if names and any(map(by_name, parts.values())):
         raise ConfigurationError(
             f"{name!r} has numbers for its classes, and the clients have names ({listed(names, 8)}), which flsv has "
@@ -456,7 +456,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
 def _renumbered(
     dataset: Any,
     new_numbers: NewNumbers,
-    union: Names,
+    common_names: Names,
     name: str,
 ) -> Any:
     """Return a data set whose classes have other numbers, ``{number: new number}``."""
@@ -472,11 +472,11 @@ def _renumbered(
         renumbered.target_transform = dict(new_numbers).__getitem__
     else:
         raise ConfigurationError(
-            f"{name!r} has other numbers for the classes {listed(union, 8)}, in the order of all. The labels of a "
-            f"{type(dataset).__name__} cannot be renumbered: use the same numbers at all clients, and an attribute "
+            f"{name!r} has other numbers for the classes {listed(common_names, 8)}, in the order of all. The labels of "
+            f"a {type(dataset).__name__} cannot be renumbered: use the same numbers at all clients, and an attribute "
             "`classes` of all."
         )
-    renumbered.classes = tuple(union)
+    renumbered.classes = tuple(common_names)
     return renumbered
 
 

@@ -168,23 +168,24 @@ class Columns:
                     f"Columns: {name!r} is the target or the group, and cannot have another role."
                 )
 
-    def repaired(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
+    def with_remedies(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, with changes that may solve ``problems``."""
         options: dict[str, Any] = {}
         for option in fields(self):
             value = getattr(self, option.name)
-            if value not in (None, {}, getattr(Columns, option.name)):
+            default = getattr(Columns, option.name)
+            if value not in (None, {}, default):
                 options[option.name] = value
 
         for problem in problems:
-            for name, value in problem.remedy.items():
-                if isinstance(value, list):
-                    merged = [*options.get(name, ()), *value]
+            for name, remedy in problem.remedy.items():
+                if isinstance(remedy, list):
+                    merged = [*options.get(name, ()), *remedy]
                     options[name] = list(dict.fromkeys(merged))
-                elif isinstance(value, dict):
-                    options[name] = {**options.get(name, {}), **value}
+                elif isinstance(remedy, dict):
+                    options[name] = {**options.get(name, {}), **remedy}
                 else:
-                    options[name] = value
+                    options[name] = remedy
         return options
 
 
@@ -335,7 +336,7 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
     if len(problems) > _LISTED:
         lines.append(f"and {len(problems) - _LISTED} more")
     lines.append("These options may help (in Python columns={...}):")
-    options = json.dumps(columns.repaired(problems), ensure_ascii=False)
+    options = json.dumps(columns.with_remedies(problems), ensure_ascii=False)
     lines.append(f"  columns: {options}")
     raise ConfigurationError("\n".join(lines))
 

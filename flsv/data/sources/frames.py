@@ -76,16 +76,17 @@ def without_point_zero(words: Iterable[Any]) -> list[Any]:
     fraction.
     """
     words = list(words)
-    fractions = set()
+    with_point = set()
     for word in words:
-        if isinstance(word, str) and (match := _WITH_POINT.fullmatch(word)):
-            fractions.add(match[1])
-    if fractions != {"0"}:
+        if isinstance(word, str) and _WITH_POINT.fullmatch(word):
+            with_point.add(word)
+    all_end_in_zero = all(word.endswith(".0") for word in with_point)
+    if not all_end_in_zero:
         return words
 
     names = []
     for word in words:
-        if isinstance(word, str) and _WITH_POINT.fullmatch(word):
+        if word in with_point:
             word = word.removesuffix(".0")
         names.append(word)
     return names

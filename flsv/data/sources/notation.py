@@ -92,11 +92,12 @@ def column_numbers(
 ) -> np.ndarray:
     """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
     texts = [value for value in values if isinstance(value, str)]
-    if decimal == "," and any(map(_has_decimal_point, texts)):
-        if any("," in text for text in texts):
-            return parsed(values, ",")
-        return parsed(values, ".")
-    return parsed(values, decimal, thousands)
+    has_decimal_point = any(map(_has_decimal_point, texts))
+    has_comma = any("," in text for text in texts)
+    if decimal != "," or not has_decimal_point:
+        return parsed(values, decimal, thousands)
+    # A number such as 0.5 shows that this file's points do not separate thousands.
+    return parsed(values, "," if has_comma else ".")
 
 
 def _has_decimal_point(text: str) -> bool:
