@@ -41,11 +41,11 @@ def content_hashes(
     hashes = {}
     for name, indices in holders.items():
         if len(indices):
-            hashes[name] = _hash_of(dataset, indices)
+            hashes[name] = _hash_of_rows(dataset, indices)
     return hashes
 
 
-def _hash_of(dataset: Any, indices: Tensor) -> str:
+def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
@@ -127,9 +127,9 @@ def loader_hash(loaders: Any) -> str:
     hashes: list[str] = []
     for loader in loaders:
         if isinstance(loader, TensorBatches):
-            hashes.append(_hash_of(TensorDataset(*loader.tensors), loader.indices))
+            hashes.append(_hash_of_rows(TensorDataset(*loader.tensors), loader.indices))
         elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
-            hashes.append(_hash_of(loader.dataset, rows_of(loader)))
+            hashes.append(_hash_of_rows(loader.dataset, rows_of(loader)))
     return " ".join(hashes)
 
 

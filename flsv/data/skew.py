@@ -394,13 +394,13 @@ class LongTail(Partitioner):
         groups: Tensor | None,
         generator: Generator,
     ) -> list[Tensor]:
-        samples = self._tail(labels, num_classes, generator)
+        samples = self._draw_tail(labels, num_classes, generator)
         if groups is not None:
             groups = groups[samples]
         parts = self.partitioner(labels[samples], num_classes, groups)
         return [samples[part] for part in parts]
 
-    def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
+    def _draw_tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
         class_sizes = torch.bincount(labels, minlength=num_classes)
         classes = class_sizes.nonzero().flatten()

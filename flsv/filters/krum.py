@@ -76,13 +76,13 @@ class MultiKrum(UpdateFilter):
         num_selected = clients - self.byzantine
         if self.keep is not None:
             num_selected = min(self.keep, num_selected)
-        scores = krum_scores(self._distances(cohort), self.byzantine)
+        scores = krum_scores(self._squared_distances(cohort), self.byzantine)
         order = scores.argsort(stable=True)
         is_selected = torch.zeros(clients, dtype=torch.bool)
         is_selected[order[:num_selected]] = True
         return cohort.keep(is_selected)
 
-    def _distances(self, cohort: Cohort) -> Tensor:
+    def _squared_distances(self, cohort: Cohort) -> Tensor:
         """Return the updates' squared distances ``[k, k]``."""
         if cohort.gram is None:
             raise RuntimeError(
@@ -90,8 +90,9 @@ class MultiKrum(UpdateFilter):
             )
         products = cohort.gram.double()
         squares = products.diag()
-        distances = squares[:, None] + squares - 2 * products
-        return distances.clamp_min(0)
+        # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b
+        squared_distances = squares[:, None] + squares - 2 * products
+        return squared_distances.clamp_min(0)
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:

@@ -298,7 +298,7 @@ def check_metric_shapes(
         if strategy.metric is None or strategy.metric_shape is None:
             continue
         metric = metrics[strategy.metric]
-        shape = _shape(metric)
+        shape = _shape_of_values(metric)
         # A user's own metric may not know its size before the first update.
         if shape is None or shape[:1] != (num_clients,):
             continue
@@ -318,7 +318,7 @@ _MEANING = {
 }
 
 
-def _shape(metric: Metric) -> tuple[int, ...] | None:
+def _shape_of_values(metric: Metric) -> tuple[int, ...] | None:
     """Return the shape of the metric's value, None if it is known only later."""
     try:
         # Call the class's own function: the instance's `compute` warns, and caches its result.
