@@ -112,11 +112,11 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
     """Find pairs of clients in isolated groups, bool ``[k, k]``. A group's members are more similar to each other than
     to others, by at least ``gap``. A group has at most half of the clients.
     """
-    # min s_ij within G - max s_il to clients outside >= gap, for 2 <= |G| <= k / 2. It supplements ALIKE: where data
-    # hardly differ, what is left of directions is noise, and even copies are less similar than the threshold. Only a
-    # pair's first three rounds count: later, updates differ by noise only, and wrong labels in common make clients
-    # similar. With few classes or parameters honest clients can be isolated by chance (by 0.6 among eight clients,
-    # with three classes and 80 parameters).
+    # A group of two clients to half of the cohort is isolated if its members are more similar to each other than any of
+    # them to other clients, by at least `gap`. Where data hardly differ, even copies stay below ALIKE, and this
+    # rule finds them. It counts in a pair's first three rounds only: later, updates differ by noise, and common
+    # wrong labels make clients similar. With few classes or parameters honest clients can be isolated by chance (by
+    # 0.6 among eight clients, with three classes and 80 parameters).
     k = len(similar)
     is_isolated = torch.zeros(k, k, dtype=torch.bool)
     if k < LEAST:

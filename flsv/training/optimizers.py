@@ -227,10 +227,10 @@ class Schedules:
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
         """Return schedulers made for the client's number of steps, or None if it is the fit's largest."""
         if not self._steps.length_was_read:
-            return None
+            return None  # no schedule depends on the number of steps
         num_steps = self._steps.num_steps(client)
         if num_steps == self._steps.max_num_steps():
-            return None
+            return None  # the fit's own schedulers are made for it
         if num_steps not in self._schedulers_by_length:
             # configure_optimizers asks the trainer for the number of steps, which is now this client's.
             self._schedulers_by_length[num_steps] = _SchedulersOfLength(
