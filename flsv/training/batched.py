@@ -212,6 +212,7 @@ class StackedOptimizer:
 
     def _restrict_to_first(self, num_active: int) -> None:
         """Restrict the optimizer and its state to the first ``num_active`` models."""
+        # Views of the models that still have batches take the place of the former views, with their state.
         views = self._view_first(num_active)
         for group, names in zip(self._optimizer.param_groups, self._groups):
             group["params"] = [views[name] for name in names]

@@ -308,6 +308,7 @@ class _SchedulersOfLength:
             fit_schedulers, self._schedulers, self._initial_states
         ):
             scheduler.load_state_dict(deepcopy(state))
+            # The trainer's object stays, with the attributes of the other one, but with its own optimizer.
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
             fit_scheduler.optimizer = fit_optimizer

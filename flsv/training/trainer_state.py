@@ -255,7 +255,7 @@ def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
     """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
     float_tensors = []
     for tensor in tensors:
-        if not tensor.is_floating_point():  # it has no norm, and training does not change it
+        if not tensor.is_floating_point():  # only real numbers are compared
             tensor = tensor.new_zeros(1, dtype=torch.float32)
         float_tensors.append(tensor)
     if not float_tensors:

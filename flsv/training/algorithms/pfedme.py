@@ -154,7 +154,7 @@ class MoreauSGD(torch.optim.Optimizer):
             ws = []
             for theta in thetas:
                 state = self.state[theta]
-                if not state:
+                if not state:  # w begins at the model that the client was sent
                     state["shared"] = theta.clone()
                 ws.append(state["shared"])
             yield group, thetas, ws
