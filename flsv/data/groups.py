@@ -26,7 +26,7 @@ def named_groups(
 
     Without groups, return ``(None, ())``.
     """
-    kind = "group"
+    kind = "group"  # stands before names that are numbers: site 3
     if groups is None:
         groups = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
         if groups is None:

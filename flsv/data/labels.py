@@ -321,11 +321,11 @@ def find_classes(
     class_names: Sequence[str],
     held_out: Mapping[str, Dataset[Any] | None],
     labels: Any = None,
-    asking: Sequence[Any] = (),
+    users_of_classes: Sequence[Any] = (),
 ) -> Classes:
     """Find the training samples' classes, or put all into one class.
 
-    Without classes it raises an error if one of the components ``asking`` needs them.
+    Without classes it raises an error if one of the components ``users_of_classes`` needs them.
     """
     try:
         if labels is False:
@@ -334,14 +334,14 @@ def find_classes(
             # The held-out data need not have labels of the same name.
             classes = _labels_of_user(train, labels)
             held_out = {}
-        elif asking:
+        elif users_of_classes:
             classes = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
         else:
             classes = _numbers_as_classes(_read_labels(train, "biu"), bool(class_names))
         num_classes = count_classes(classes, class_names, held_out)
     except _NoClassError as error:
-        if asking:
-            requirement = f"{asking[0]!r} needs each sample's class."
+        if users_of_classes:
+            requirement = f"{users_of_classes[0]!r} needs each sample's class."
             raise ConfigurationError(f"{requirement} {_unusable(train, str(error))}") from error
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]

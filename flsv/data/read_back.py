@@ -130,9 +130,11 @@ class _Reader:
         dataset = self.dataset
         row = int(task.rows[0])
         while isinstance(dataset, ConcatDataset):
-            part = bisect_right(dataset.cumulative_sizes, row)
-            row -= [0, *dataset.cumulative_sizes][part]
-            dataset = dataset.datasets[part]
+            ends = dataset.cumulative_sizes
+            part_index = bisect_right(ends, row)
+            if part_index > 0:
+                row -= ends[part_index - 1]
+            dataset = dataset.datasets[part_index]
 
         name = str(task.label)
         if task.label < len(self.class_names):
@@ -181,15 +183,15 @@ def warn_of_random_evaluation(data: FederatedData) -> None:
     for client, client_split in enumerate(data.splits.clients):
         owner = client_called(client, data.splits.names)
         rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
+    reader = _Reader(
+        data.train,
+        data.eval_options,
+        class_names=data.classes.names,
+        compare_labels=False,
+    )
     for owner, rows in rows_by_owner.items():
         if len(rows) == 0:
             continue
-        reader = _Reader(
-            data.train,
-            data.eval_options,
-            class_names=data.classes.names,
-            compare_labels=False,
-        )
         if reader.is_random(rows[:SAMPLES_OF_A_CLASS]):
             rank_zero_warn(
                 f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "

@@ -112,20 +112,22 @@ class HeldOut:
                     f"{self.column!r} of samples to hold out has values that are no dates such as 2024-03-31: "
                     f"{listed(not_dates.unique().tolist(), show=repr)}."
                 )
-            selected = dates >= _date(self.since)
+            is_held_out = dates >= _date(self.since)
         else:
-            chosen = _names_of(self._chosen_values())
-            selected = words.isin(set(chosen))
-            absent = sorted(set(chosen) - set(words.dropna()))
-            if absent and selected.any():
-                rank_zero_warn(f"No sample has {self.column!r} = {listed(absent, show=repr)}.")
+            chosen_words = set(_names_of(self._chosen_values()))
+            is_held_out = words.isin(chosen_words)
+            absent_words = sorted(chosen_words - set(words.dropna()))
+            if absent_words and is_held_out.any():
+                rank_zero_warn(
+                    f"No sample has {self.column!r} = {listed(absent_words, show=repr)}."
+                )
 
-        if not selected.any():
-            values_present = sorted(set(words.dropna()))
+        if not is_held_out.any():
+            words_present = sorted(set(words.dropna()))
             raise ConfigurationError(
-                f"No sample is held out by {self}. {self.column!r} has {listed(values_present, show=repr)}."
+                f"No sample is held out by {self}. {self.column!r} has {listed(words_present, show=repr)}."
             )
-        return torch.tensor(selected.tolist(), dtype=torch.bool)
+        return torch.tensor(is_held_out.tolist(), dtype=torch.bool)
 
     def _chosen_values(self) -> list[str]:
         if self.file is not None:

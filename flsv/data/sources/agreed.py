@@ -41,6 +41,7 @@ class Moments:
     @classmethod
     def of(cls, numbers: np.ndarray) -> Moments:
         """Return the moments of finite numbers, float64 ``[N]``."""
+        # A number is mantissa * 2^(exponent - 53), and sums of whole mantissas are exact.
         fractions, exponents = np.frexp(numbers)
         mantissas = np.ldexp(fractions, 53).astype(np.int64)
         total = Fraction(0)
@@ -88,7 +89,8 @@ class Moments:
         epsilon = Fraction(sys.float_info.epsilon)
         rounding_of_sums = self.count * epsilon * self.variance
         rounding_of_mean = (self.total * epsilon) ** 2
-        if self.variance <= rounding_of_sums + rounding_of_mean:
+        is_constant = self.variance <= rounding_of_sums + rounding_of_mean
+        if is_constant:
             return 1.0
         return self.deviation
 

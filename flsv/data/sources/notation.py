@@ -281,10 +281,10 @@ def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
     if formats:
         iso_texts = texts.where(texts.isna() | texts.str.match(r"\d{4}-\d"))
     dates = pd.to_datetime(iso_texts, format="ISO8601", errors="coerce", utc=True)
-    is_ambiguous = dates.isna() & False
+    is_ambiguous = pd.Series(False, index=texts.index)
     for date_format in formats:
         dates_of_format = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
-        have_two_readings = dates.notna() & dates_of_format.notna()
-        is_ambiguous |= have_two_readings & (dates != dates_of_format)
+        have_both = dates.notna() & dates_of_format.notna()
+        is_ambiguous |= have_both & (dates != dates_of_format)
         dates = dates.fillna(dates_of_format)
     return dates.mask(is_ambiguous)
