@@ -130,10 +130,10 @@ class _Reader:
         dataset = self.dataset
         row = int(task.rows[0])
         while isinstance(dataset, ConcatDataset):
-            ends = dataset.cumulative_sizes
-            part_index = bisect_right(ends, row)
+            sizes_so_far = dataset.cumulative_sizes
+            part_index = bisect_right(sizes_so_far, row)
             if part_index > 0:
-                row -= ends[part_index - 1]
+                row -= sizes_so_far[part_index - 1]
             dataset = dataset.datasets[part_index]
 
         name = str(task.label)
