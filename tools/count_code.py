@@ -35,7 +35,7 @@ BUDGETS = {
     "tokens of flsv": (376_500, 290_000),
     "tokens of the core": (128_500, 125_000),
     "modules of the core": (124, 110),
-    "words of all pages": (33_200, 30_000),
+    "words of all pages": (33_350, 30_000),
     "words of guides": (12_100, 12_000),
     "words of docstrings": (100_700, 90_000),
 }

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -60,8 +59,6 @@ Backend = Literal["auto", "vmap", "serial"]
 _CPU_BATCH = 256
 #: Number and scale of the random models whose outputs show whether a module returns logits or probabilities.
 _DRAWS, _SCALE = 8, 3.0
-#: Scale of random models whose outputs have fractions, even if a bound is near.
-_SMALL_SCALE = 0.3
 
 
 @checked
@@ -495,13 +492,10 @@ class ModelEvaluator(VectorEvaluator):
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
                 self._load(state, build, 0)
                 self._find_form(metric.metric, gives_logits)
-                if self.form is None or self.form.classifies:
-                    continue
-                if self._gives_whole_numbers(state, x):
-                    self.form = None
-                else:
+                if self.form is not None and not self.form.classifies:
                     bounded = self._has_bound(state, x)
-                    self.form = replace(self.form, bounded=bounded)
+                    small_outputs = self._outputs_of_random_models(state, x, 0.1 * _SCALE)
+                    self.form = self.form.in_range(bounded, small_outputs)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
@@ -547,16 +541,6 @@ class ModelEvaluator(VectorEvaluator):
                 'one at a time. backend="serial" silences this.',
                 stacklevel=5,
             )
-
-    def _gives_whole_numbers(self, state: LentModule, x: Any) -> bool:
-        """Return whether all outputs are whole numbers. A prediction would lie between them."""
-        numbers_of_models = []
-        for outputs in self._outputs_of_random_models(state, x, _SMALL_SCALE):
-            numbers_of_models.append(outputs.flatten())
-        numbers = torch.cat(numbers_of_models)
-        # Of larger ones float32 has no fractions.
-        numbers = numbers[numbers.abs() < 2**20]
-        return len(numbers) > 0 and torch.equal(numbers, numbers.round())
 
     def _has_bound(self, state: LentModule, x: Any) -> bool:
         """Return whether no output passes some bound, however large the parameters are."""

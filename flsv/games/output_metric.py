@@ -7,7 +7,8 @@ way, flsv decides once per module: it returns logits if a model with random para
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -138,6 +139,16 @@ class OutputForm:
             single=shape in shapes_of_single_outputs,
             gives_logits=gives_logits,
         )
+
+    def in_range(self, bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
+        """Return this form of a regression with its bound. None if all ``examples`` of outputs are whole numbers, since
+        predictions would lie between them."""
+        numbers = torch.cat([outputs.flatten() for outputs in examples])
+        # Of larger ones float32 has no fractions.
+        numbers = numbers[numbers.abs() < 2**20]
+        if len(numbers) and torch.equal(numbers, numbers.round()):
+            return None
+        return replace(self, bounded=bounded)
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Convert outputs ``[c, B, ...]`` of c models to this form."""

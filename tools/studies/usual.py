@@ -2,6 +2,7 @@
 
     python tools/studies/usual.py train [NAME...] [--seeds 6]    goes on where it was stopped
     python tools/studies/usual.py table [--csv FILE]    misallocated, ranks, and what brackets hold
+    python tools/studies/usual.py examples --csv FILE    of copies and lies, after predicted.py train fashion_twins_6
     python tools/studies/usual.py signs choose|check    signs of a bad prediction, in one half of the federations
 
 `train` fits each federation of ``usual_federations.py`` with the product's own loop and
@@ -33,9 +34,10 @@ from torch.utils.data import TensorDataset
 from usual_federations import FEDERATIONS, UsualModule, dealt, half
 
 from flsv import FederatedDataModule, FederatedLoop
-from flsv.benchmark.scores import spearman
+from flsv.benchmark.scores import shares, spearman
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.intervals import t_quantile
+from flsv.functional.shapley.exact import shapley_of_table
 from flsv.metrics import ShadowShapley
 
 #: The coalitions of which values are computed, from all that are trained.
@@ -52,6 +54,8 @@ BY_SCORES: Any = {
     "alone, scores": "singles",
     "alone and all but one, scores": "both",
 }
+#: A federation of ``predicted.py``, whose second client has the first one's data.
+TWINS = "fashion_twins_6"
 BASELINES = ("equal pay", "counted samples")
 
 
@@ -351,6 +355,29 @@ def signs(
     return "\n".join(lines)
 
 
+def examples(folder: Path, path: Path) -> str:
+    """What a copy and a client with random labels are paid, in percent of a payment."""
+    twins = [torch.load(file) for file in sorted(Path("runs/predicted").glob(f"{TWINS}/?.pt"))]
+    utilities = torch.stack([record["utilities"] for record in twins]).mean(0)
+    has_no_copy = (torch.arange(len(utilities)) >> 1) % 2 == 0
+    alone_of_both = utilities[has_no_copy]
+    liar_seeds = records(folder)["digits_liars"]
+    exact = values_of("exact", liar_seeds)
+    predicted = values_of("alone, predicted", liar_seeds)
+    paid = {
+        "a client and its copy": shapley_of_table(utilities[:, None])[:, 0],
+        "the client without its copy": shapley_of_table(alone_of_both[:, None])[:, 0],
+        "random labels, exact": exact.mean(0),
+        "random labels, alone": predicted.mean(0),
+    }
+    rows = [["example", "percent"]]
+    for example, values in paid.items():
+        rows.append([example, f"{100 * float(shares(values)[0]):.1f}"])
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return grid(rows)
+
+
 def share_apart(
     record: dict[str, Any],
 ) -> float:
@@ -365,7 +392,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["train", "table", "signs"])
+    parser.add_argument("what", choices=["train", "table", "signs", "examples"])
     parser.add_argument("names", nargs="*", help="federations, or one half")
     parser.add_argument("--folder", type=Path, default=Path("runs/usual"))
     parser.add_argument("--seeds", type=int, default=6)
@@ -376,6 +403,8 @@ def main() -> None:
         train(options.folder, options.names or [*FEDERATIONS], options.seeds)
     elif options.what == "signs":
         print(signs(options.folder, options.names[0]))
+    elif options.what == "examples":
+        print(examples(options.folder, options.csv))
     else:
         print(table(options.folder, options.csv))
 
