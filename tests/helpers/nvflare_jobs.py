@@ -28,6 +28,7 @@ class Job:
         self.number = 0
         self.abort_signal = Signal()
         self.tasks: list[Task] = []
+        self.cancelled: list[Task] = []
         #: The sites that the server can reach.
         self.present = set(NAMES)
         #: Whether a site answers a task.
@@ -42,9 +43,13 @@ class Job:
         """Run the rounds that are left, as another job."""
         self.number += 1
         self.code.server = server  # type: ignore[attr-defined]
+        self.controller().control_flow(self.abort_signal, self.context("server"))
+
+    def controller(self) -> FlsvController:
+        """Make a Controller that reaches the sites."""
         controller = FlsvController(f"{self.code.__name__}:server")
         controller.communicator = Wire(self)
-        controller.control_flow(self.abort_signal, self.context("server"))
+        return controller
 
     def context(self, name: str) -> FLContext:
         """Make the context of the server or of a site."""
@@ -98,7 +103,7 @@ class Wire:
         task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
 
     def cancel_task(self, task: Task, *options: Any) -> None:
-        pass
+        self._job.cancelled.append(task)
 
     def get_client_disconnect_time(self, name: str) -> float | None:
         if name in self._job.present:

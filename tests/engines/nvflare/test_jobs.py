@@ -21,8 +21,15 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.fuel.utils import fobs
 from nvflare.job_config.api import FedJob
 
-from flsv.engines.nvflare import FlsvController, FlsvExecutor, from_shareable, to_shareable
+from flsv.engines.nvflare import (
+    FlsvController,
+    FlsvExecutor,
+    NvflareTransport,
+    from_shareable,
+    to_shareable,
+)
 from flsv.engines.remote import Packet, RemoteServer
+from flsv.engines.remote.federation import Stopped
 from flsv.utilities.errors import ConfigurationError
 from helpers.nvflare_jobs import Job
 from helpers.sites import NAMES, ServerData, module, one_process, shapfed
@@ -134,6 +141,31 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     assert weighed[1] == {"Boston", "Osaka"}
     assert weighed[2] == {"Lyon", "Osaka"}
     assert weighed[3] == set(NAMES)
+
+
+def test_site_without_a_process_is_not_waited_for_and_an_abort_cancels_its_task(job: Job) -> None:
+    context = job.context("server")
+    transport = NvflareTransport(job.controller(), context, job.abort_signal)
+    packets = {"Lyon": Packet("train", {"round": 0})}
+
+    def dies(site: str, task: Task) -> bool:
+        job.present.remove(site)
+        return False
+
+    job.answers = dies
+    replies = dict(transport.exchange(packets, 600.0))
+    assert replies == {"Lyon": "its process has ended, or its connection"}
+    assert "Lyon" not in transport.present()
+
+    def aborts(site: str, task: Task) -> bool:
+        job.abort_signal.trigger(True)
+        return False
+
+    job.answers = aborts
+    job.cancelled.clear()
+    with pytest.raises(Stopped, match="the job was aborted"):
+        list(transport.exchange(packets, 600.0))
+    assert job.cancelled == job.tasks[-1:]
 
 
 def greeted(job: Job, context: Any = None) -> dict[str, Any]:
