@@ -7,7 +7,7 @@ Owner: the flsv contributors
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -18,7 +18,7 @@ from flsv.core import FederationState, Round
 from flsv.core.answers import Numbers
 from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms import ClientAlgorithm
-from flsv.training.algorithms.base import ClientContext
+from flsv.training.algorithms.base import ClientContext, is_plain_sgd
 from flsv.utilities.errors import ConfigurationError
 
 DIRECTION, RATES = "fedcm_direction", "fedcm_learning_rate_sum"
@@ -70,7 +70,7 @@ class FedCM(ClientAlgorithm):
 
     def resume(self, federation: FederationInfo) -> None:
         self._aggregator: Any = federation.strategies["aggregator"]
-        if not _is_plain_sgd(federation.optimizers):
+        if not is_plain_sgd(federation.optimizers):
             raise ConfigurationError(
                 f"{self!r} works out a mean gradient from how far the global model moved: it needs one torch.optim.SGD "
                 "with momentum=0 and a single learning rate, and the module configures "
@@ -111,12 +111,3 @@ class FedCM(ClientAlgorithm):
             update = round.server_update[: round.space.num_parameters]
             path = update / self._aggregator.server_lr
             self._direction = -path / mean_lr_sum
-
-
-def _is_plain_sgd(optimizers: Sequence[Any]) -> bool:
-    if [type(optimizer) for optimizer in optimizers] != [torch.optim.SGD]:
-        return False
-    groups = optimizers[0].param_groups
-    learning_rates = {group["lr"] for group in groups}
-    has_momentum = any(group["momentum"] for group in groups)
-    return len(learning_rates) == 1 and not has_momentum

@@ -363,3 +363,13 @@ def used_model(
     if personalizer is None:
         return instruction.start
     return personalizer.own(local, instruction)
+
+
+def is_plain_sgd(optimizers: Sequence[Any]) -> bool:
+    """Return whether each step is a gradient times one learning rate, that of ``torch.optim.SGD`` without momentum."""
+    if [type(optimizer) for optimizer in optimizers] != [torch.optim.SGD]:
+        return False
+    groups = optimizers[0].param_groups
+    learning_rates = {group["lr"] for group in groups}
+    has_momentum = any(group["momentum"] for group in groups)
+    return len(learning_rates) == 1 and not has_momentum

@@ -17,7 +17,6 @@ Departures:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from flsv.core.strategy import FederationInfo
 from flsv.data.groups import client_called
 from flsv.functional.distances import distances
 from flsv.functional.outliers import large_updates
-from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext, is_plain_sgd
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -71,7 +70,7 @@ class SCAFFOLD(ClientAlgorithm):
         self._num_clients = federation.num_clients
         self._names = federation.client_names
         self._aggregator: Any = federation.strategies["aggregator"]
-        if not _is_plain_sgd(federation.optimizers):
+        if not is_plain_sgd(federation.optimizers):
             raise ConfigurationError(
                 f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
                 f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
@@ -139,12 +138,3 @@ class SCAFFOLD(ClientAlgorithm):
             mean, _ = self._aggregator.aggregate(round_of_gradients, {})
         share_of_clients = len(round) / self._num_clients
         self._variate = variate + share_of_clients * (mean - variate)
-
-
-def _is_plain_sgd(optimizers: Sequence[Any]) -> bool:
-    if [type(optimizer) for optimizer in optimizers] != [torch.optim.SGD]:
-        return False
-    groups = optimizers[0].param_groups
-    learning_rates = {group["lr"] for group in groups}
-    has_momentum = any(group["momentum"] for group in groups)
-    return len(learning_rates) == 1 and not has_momentum
