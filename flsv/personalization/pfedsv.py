@@ -429,10 +429,7 @@ class PFedSV(UploadKeeper):
     def _value_peers(
         self, client: Client, round: Round, relevance: Tensor, extractor: Tensor | None
     ) -> tuple[list[int], Tensor | None]:
-        """Choose the peers whose models a client downloads, and ask the client for the models' values.
-
-        ``relevance [n, n]`` has a score for every pair of clients.
-        """
+        # relevance [n, n] has a score for every pair of clients.
         generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
         scores = relevance[client.id]
         if self.game == "joining":  # a model that adds nothing now may add accuracy later
