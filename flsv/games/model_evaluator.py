@@ -86,7 +86,7 @@ class ModelEvaluator(VectorEvaluator):
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         asking: name of the object that needs the metric, for messages.
-        is_tried: whether another evaluator has shown that scoring changes nothing that cannot be restored.
+        is_tried: whether another evaluator has tried scoring.
 
     Attributes:
         form: the :class:`OutputForm` of the outputs that :meth:`evaluate` keeps. None if the batches have no common

@@ -138,7 +138,7 @@ class ShadowShapley(MeasuredMetric):
 
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
-    cost = "one to two more fits, validations included."
+    cost = "one to three more fits, validations included."
     values: Tensor
     errors: Tensor
     starts: Tensor

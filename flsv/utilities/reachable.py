@@ -255,7 +255,7 @@ class ClassFacts:
 
 @by_class
 def facts_of(kind: type) -> ClassFacts:
-    """Return the facts of a class. They are stored, since a walk meets hundreds of objects of a class."""
+    """Return the facts of a class, which are stored."""
     parts_of_kind = None
     for kinds, parts in _PARTS.items():
         if issubclass(kind, kinds):
