@@ -141,8 +141,7 @@ class OutputForm:
         )
 
     def in_range(self, bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
-        """Return this form of a regression with its bound. None if all ``examples`` of outputs are whole numbers, since
-        predictions would lie between them."""
+        """Return this form with its bound. None if all ``examples`` are whole numbers: predictions lie between."""
         numbers = torch.cat([outputs.flatten() for outputs in examples])
         # Of larger ones float32 has no fractions.
         numbers = numbers[numbers.abs() < 2**20]
