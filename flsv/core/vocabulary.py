@@ -110,11 +110,6 @@ class Attribute:
     outside: bool
     is_argument: bool
 
-    @property
-    def is_told_by_clients(self) -> bool:
-        """Return whether clients tell it beside their updates, so that it does not exist where they are private."""
-        return not TOLD_BY_CLIENTS.isdisjoint(self.needs)
-
 
 def _parse_table(table: str) -> dict[str, Attribute]:
     attributes = {}
