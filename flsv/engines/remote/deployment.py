@@ -38,15 +38,13 @@ _log = logging.getLogger(__name__)
 class RemoteServer:
     """Server that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
 
-    The loop computes metrics, aggregation and personalization, and writes TensorBoard logs, ``contributions.csv`` and
-    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from it. After a crash, start the
-    server again.
+    The loop writes TensorBoard logs, ``contributions.csv`` and checkpoints into ``folder``. If the folder holds a
+    checkpoint, the run continues from it.
 
     A site that is away or late, or whose reply is not a valid and finite model, is left out of the round. The log names
     it, and its contributions keep their values.
 
-    The file ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, the
-    sites' faults.
+    ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, their faults.
 
     Args:
         make_module: a function that makes the LightningModule.
