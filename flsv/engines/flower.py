@@ -112,8 +112,8 @@ def client_app(
     Start a SuperNode with ``--node-config 'folder="/data/boston"'``. ``folder`` is the folder in which the site keeps
     its state between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is
     the path of a file with the limits that the site's owner sets (:class:`flsv.engines.remote.SitePolicy`), which no
-    app can change. All other entries of the configuration are for ``make_datamodule``. A site has the name under which
-    the SuperLink's operator has registered its key: ``flwr supernode register KEY --name Boston``.
+    app can change. A site has the name under which the SuperLink's operator has registered its key: ``flwr supernode
+    register KEY --name Boston``.
 
     Returns:
         The ClientApp.
