@@ -35,8 +35,8 @@ BUDGETS = {
     "tokens of flsv": (376_500, 290_000),
     "tokens of the core": (128_500, 125_000),
     "modules of the core": (124, 110),
-    "words of all pages": (33_350, 30_000),
-    "words of guides": (12_100, 12_000),
+    "words of all pages": (34_000, 30_000),
+    "words of guides": (12_300, 12_000),
     "words of docstrings": (100_700, 90_000),
 }
 LINES_OF_A_FILE = 600
