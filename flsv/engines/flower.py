@@ -53,10 +53,10 @@ def to_record(packet: Packet) -> RecordDict:
 def from_record(record: RecordDict) -> Packet:
     """Convert a Flower record into a packet, or raise ValueError."""
     try:
-        plain, tensors = record.config_records["plain"], record.array_records["tensors"]
-        return Packet(
-            str(plain["kind"]), json.loads(str(plain["plain"])), dict(tensors.to_torch_state_dict())
-        )
+        fields = record.config_records["plain"]
+        plain = json.loads(str(fields["plain"]))
+        tensors = record.array_records["tensors"].to_torch_state_dict()
+        return Packet(str(fields["kind"]), plain, dict(tensors))
     except Exception as error:  # foreign bytes may raise any error in a parser
         raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
 
@@ -77,17 +77,22 @@ class GridTransport:
     def exchange(
         self, packets: Mapping[int, Packet], seconds: float
     ) -> Iterator[tuple[int, Reply]]:
-        deadline, messages = time.monotonic() + seconds, []
+        deadline = time.monotonic() + seconds
+        messages = []
         for node, packet in packets.items():
-            timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
-            messages.append(
-                Message(to_record(timed), node, MESSAGE_TYPES[packet.kind], ttl=seconds + POLL)
-            )
-        waiting = dict(zip(self._grid.push_messages(messages), packets))
-        while waiting and time.monotonic() < deadline:
-            for message in self._grid.pull_messages(list(waiting)):
-                yield waiting.pop(message.metadata.reply_to_message_id), _reply(message)
-            time.sleep(POLL if waiting else 0)
+            plain = {**packet.plain, "seconds": seconds}
+            content = to_record(Packet(packet.kind, plain, packet.tensors))
+            message_type = MESSAGE_TYPES[packet.kind]
+            messages.append(Message(content, node, message_type, ttl=seconds + POLL))
+
+        message_ids = self._grid.push_messages(messages)
+        unanswered_nodes = dict(zip(message_ids, packets))
+        while unanswered_nodes and time.monotonic() < deadline:
+            for message in self._grid.pull_messages(list(unanswered_nodes)):
+                node = unanswered_nodes.pop(message.metadata.reply_to_message_id)
+                yield node, _reply(message)
+            if unanswered_nodes:
+                time.sleep(POLL)
 
 
 def _reply(message: Message) -> Reply:
@@ -129,16 +134,17 @@ def client_app(
         make_module, make_datamodule, make_loop, trainer=trainer, questions=questions
     )
 
-    def reply(message: Message, context: Context) -> Message:
+    def reply_to(message: Message, context: Context) -> Message:
         def answer() -> Packet:
             packet = from_record(message.content)
             sender = f"Flower run {message.metadata.run_id}"
             return client.answer(packet, context.node_config, sender)
 
-        return Message(content=to_record(answer_or_failure(answer)), reply_to=message)
+        answer_packet = answer_or_failure(answer)
+        return Message(content=to_record(answer_packet), reply_to=message)
 
-    for register in (app.train(), app.query(), app.evaluate()):
-        register(reply)
+    for register_handler in (app.train(), app.query(), app.evaluate()):
+        register_handler(reply_to)
     return app
 
 

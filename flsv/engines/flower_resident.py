@@ -70,63 +70,69 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     """
 
     def answer(message: Message, context: Context) -> Message:
-        given = (
-            app,
-            [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id],
-            message,
-            context,
-        )
-        deleted = any(
-            "runtime-envs" in Path(each).parts for each in sys.path
-        )  # Flower deletes it after this message
-        live = idle and not deleted and os.name == "posix"
-        reply, state, error = _handed_over(idle, *given) if live else _answered(*given)
+        identity = [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id]
+        # Flower deletes an environment of this name after the message: no other process could import from it.
+        is_environment_deleted = any("runtime-envs" in Path(path).parts for path in sys.path)
+        if idle and not is_environment_deleted and os.name == "posix":
+            result = _ask_resident_process(idle, app, identity, message, context)
+        else:
+            result = _answer_here(app, identity, message, context)
+
+        reply, state, error = result
         if error is not None:
             raise RuntimeError(error)
         context.state = state
         return reply
 
-    made = ClientApp()
-    for register in (made.train(), made.query(), made.evaluate()):
-        register(answer)
-    return made
+    passing_app = ClientApp()
+    for register_handler in (passing_app.train(), passing_app.query(), passing_app.evaluate()):
+        register_handler(answer)
+    return passing_app
 
 
-def _answered(
+def _answer_here(
     app: str, identity: list[int], message: Message, context: Context
 ) -> tuple[Any, Any, str | None]:
     """Let the app answer a message in this process. Return ``(reply, app's state, None)``, or ``(None, None, text)``
     after an error."""
     # The text has only the error's class: the error's own text may hold samples, and must not reach the server.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
-    module, _, name = app.partition(":")
+    module_name, _, app_name = app.partition(":")
     try:
-        return getattr(import_module(module), name)(message, context), context.state, None
+        client_app = getattr(import_module(module_name), app_name)
+        reply = client_app(message, context)
+        return reply, context.state, None
     except Exception as error:
         _log.exception("the app could not answer")
         return None, None, f"{type(error).__name__}, the site's own log says more"
 
 
-def _handed_over(
+def _ask_resident_process(
     idle: float, app: str, identity: list[int], message: Message, context: Context
 ) -> Any:
     """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    key = folder / "socket.key"
-    with suppress(FileExistsError), open(key, "xb", opener=partial(os.open, mode=0o600)) as file:
+    key_file = folder / "socket.key"
+    open_private = partial(os.open, mode=0o600)
+    with suppress(FileExistsError), open(key_file, "xb", opener=open_private) as file:
         file.write(secrets.token_bytes(32))
     # The socket is not in the site's folder: its path may not have more than some 100 characters.
     name = hashlib.sha256(f"{folder} {context.run_id}".encode()).hexdigest()[:16]
-    place = f"{tempfile.gettempdir()}/flsv-{name}.sock"
-    link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
-    terms = json.dumps([app, identity[2], idle, os.getppid(), place, str(key), sys.path])
-    for start in (False, True, True):
-        process = subprocess.Popen([*_COMMAND, terms], stdin=subprocess.DEVNULL) if start else None
+    address = f"{tempfile.gettempdir()}/flsv-{name}.sock"
+    connect = partial(Client, address, "AF_UNIX", authkey=key_file.read_bytes())
+    arguments = [app, identity[2], idle, os.getppid(), address, str(key_file), sys.path]
+    command = [*_COMMAND, json.dumps(arguments)]
+
+    # The first attempt asks a process of an earlier message, the others start one.
+    for starts_process in (False, True, True):
+        process = None
+        if starts_process:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while True:
-            with suppress(*_BROKEN), link() as there:
-                there.send((app, identity, message, context))
-                return there.recv()
+            with suppress(*_BROKEN), connect() as connection:
+                connection.send((app, identity, message, context))
+                return connection.recv()
             # Reached if there is no process, or it does not listen yet, or has died.
             if process is None or process.poll() is not None:
                 break
@@ -140,9 +146,9 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    app, own_node, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
+    app, own_node, idle, supernode, address, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
-    lock = FileLock(f"{place}.lock")  # until the process ends
+    lock = FileLock(f"{address}.lock")  # until the process ends
     try:
         lock.acquire(timeout=5)  # seconds, for a process that is about to end
     except Timeout:
@@ -157,10 +163,11 @@ def _live() -> None:
             sys.exit(f"{_TAKEN}: {Path(key).parent}")
     holder.write_text(f"{own_node} {supernode}")
     import_module(app.partition(":")[0])
-    Path(place).unlink(missing_ok=True)
-    before, secret = os.umask(0o177), Path(key).read_bytes()
-    listener = Listener(place, "AF_UNIX", authkey=secret)
-    os.umask(before)
+    Path(address).unlink(missing_ok=True)
+    umask_before = os.umask(0o177)
+    secret = Path(key).read_bytes()
+    listener = Listener(address, "AF_UNIX", authkey=secret)
+    os.umask(umask_before)
     since = time.monotonic()  # time of the last answer; inf while one is computed
 
     def watch() -> None:
@@ -172,15 +179,14 @@ def _live() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     while True:
-        with suppress(*_BROKEN), listener.accept() as link:
-            given = link.recv()
-            if given[1][2] != own_node:
-                os.kill(
-                    supernode, 0
-                )  # an error if that SuperNode has ended: the process of this one takes over
-                link.send((None, None, _TAKEN))
+        with suppress(*_BROKEN), listener.accept() as connection:
+            app, identity, message, context = connection.recv()
+            if identity[2] != own_node:
+                # An error if that SuperNode has ended: the process of this one takes over.
+                os.kill(supernode, 0)
+                connection.send((None, None, _TAKEN))
                 continue
             since = math.inf
-            answered = _answered(*given)
+            result = _answer_here(app, identity, message, context)
             since = time.monotonic()
-            link.send(answered)
+            connection.send(result)

@@ -73,20 +73,21 @@ class RankGroup(Ranks):
         return [self.broadcast(rank, value, exchange_name) for rank in range(self.size)]
 
     def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
-        data = (
-            _packed((exchange_name, value))
-            if source == self.rank
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        is_sender = source == self.rank
+        data = torch.empty(0, dtype=torch.uint8)
+        if is_sender:
+            data = _packed((exchange_name, value))
+        # The receivers need the length before the bytes.
         length = torch.tensor([len(data)])
         self.broadcast_rows([length], [source], exchange_name)
-        data = data if source == self.rank else data.new_empty(int(length))
+        if not is_sender:
+            data = data.new_empty(int(length))
         self.broadcast_rows([data], [source], exchange_name)
-        if source == self.rank:
+        if is_sender:
             return value
-        sent_name, received = torch.load(
-            io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False
-        )
+
+        buffer = io.BytesIO(data.numpy().data)
+        sent_name, received = torch.load(buffer, map_location=self._restored, weights_only=False)
         if sent_name != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
@@ -103,19 +104,21 @@ class RankGroup(Ranks):
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} has given up, and cannot exchange {exchange_name}."
             )
-        there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
+        cpu_rows = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
-            for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
-                work.wait()
+            # All broadcasts run at once.
+            broadcasts = [self._group.broadcast(*pair) for pair in zip(cpu_rows, owners)]
+            for broadcast in broadcasts:
+                broadcast.wait()
         except RuntimeError as error:
             self.abort(f"another rank is gone ({exchange_name})")
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} cannot go on ({exchange_name}): another rank is gone, or does not "
                 f"come; its message says more ({error}). Start again from the last checkpoint, on any number of ranks."
             ) from error
-        for row, sent, owner in zip(matrix, there, owners):
-            if sent is not row and owner != self.rank:
-                row.copy_(sent)
+        for row, cpu_row, owner in zip(matrix, cpu_rows, owners):
+            if cpu_row is not row and owner != self.rank:
+                row.copy_(cpu_row)
 
     def abort(self, why: str) -> None:
         if not self.aborted:
@@ -149,7 +152,8 @@ def meet(
     try:
         # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.
         attempt = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        store = PrefixStore(attempt, next(rendezvous("env://", rank, size, timeout=patience))[0])
+        shared_store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+        store = PrefixStore(attempt, shared_store)
         group = ProcessGroupGloo(store, rank, size, patience)
     except RuntimeError as error:
         raise ConfigurationError(
@@ -272,16 +276,14 @@ class FederatedStrategy(ParallelStrategy):
         if self._size > 1:
             if not environment.creates_processes_externally:
                 os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
-            self._launcher = SubprocessLauncher(
-                environment, self._size // self.num_nodes, self.num_nodes
-            )
+            ranks_per_node = self._size // self.num_nodes
+            self._launcher = SubprocessLauncher(environment, ranks_per_node, self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
         environment: Any = self.cluster_environment
-        environment.set_global_rank(
-            self.node_rank * (self._size // self.num_nodes) + self.local_rank
-        )
+        ranks_per_node = self._size // self.num_nodes
+        environment.set_global_rank(self.node_rank * ranks_per_node + self.local_rank)
         environment.set_world_size(self._size)
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # a function's attribute
         if self._size > 1:
