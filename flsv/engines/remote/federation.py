@@ -193,9 +193,13 @@ class RemoteFederation(IdleEngine):
 
     def _make_manager(self) -> ClientManager:
         manager = super()._make_manager()
+
+        def round_index() -> int:
+            return self._state.round_index
+
         manager.clients = [
-            RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
-            for i, local in enumerate(manager.locals)
+            RemoteClient(client_id, local, manager.channel, self._remote, round_index)
+            for client_id, local in enumerate(manager.locals)
         ]
         return manager
 
@@ -204,23 +208,28 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
-        start = self.global_vector
-        updates, self.broken = self._remote.train(self._instructions, start.device, self.space)
+        global_vector = self.global_vector
+        updates, self.broken = self._remote.train(
+            self._instructions, global_vector.device, self.space
+        )
         if not updates and not self.broken:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
                 "checkpoint."
             )
-        self._matrix = (
-            empty_rows(len(updates), start, self.trainer.default_root_dir)
-            if updates
-            else self._matrix[:0]
-        )
+        if updates:
+            folder = self.trainer.default_root_dir
+            self._matrix = empty_rows(len(updates), global_vector, folder)
+        else:
+            self._matrix = self._matrix[:0]
+
+        # Only one copy of each vector stays in memory: a row of the matrix.
+        self.updates = []
         for row, update in zip(self._matrix, updates):
             row.copy_(update.vector)
-        # Only one copy of each vector stays in memory.
-        self.updates = [replace(update, vector=row) for update, row in zip(updates, self._matrix)]
-        add(self.trainer, Counted(steps=sum(update.num_steps for update in updates)))
+            self.updates.append(replace(update, vector=row))
+        num_steps = sum(update.num_steps for update in updates)
+        add(self.trainer, Counted(steps=num_steps))
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
@@ -229,9 +238,9 @@ class RemoteFederation(IdleEngine):
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._mine()))
-        unknown = dict.fromkeys(OWN_SCORES, float("nan"))
-        everybody = [scores.get(client, unknown) for client in range(self._state.num_clients)]
-        return {name: torch.tensor([each[name] for each in everybody]) for name in OWN_SCORES}
+        no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
+        rows = [scores.get(client, no_scores) for client in range(self._state.num_clients)]
+        return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
 
 
 @contextmanager
@@ -251,21 +260,21 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
     # later.
     lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
 
-    begun = datetime.now(UTC)
+    start_time = datetime.now(UTC)
 
     def write(status: str, why: str | None = None) -> None:
         path = folder / "status.json"
-        earlier_status = path.read_text() if path.is_file() else ""
-        is_stopped = '"stopped"' in earlier_status
-        if run is not None and is_stopped and f'"{run}"' in earlier_status:
+        earlier_text = path.read_text() if path.is_file() else ""
+        is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
+        if run is not None and is_run_stopped:
             return
-        since = (begun if status == "running" else datetime.now(UTC)).isoformat(timespec="seconds")
+        time_of_status = start_time
+        if status != "running":
+            time_of_status = datetime.now(UTC)
+        since = time_of_status.isoformat(timespec="seconds")
+        fields = {"status": status, "since": since, "why": why, "run": run}
         with replacing(path) as file:
-            file.write(
-                json.dumps(
-                    {"status": status, "since": since, "why": why, "run": run}, indent=1
-                ).encode()
-            )
+            file.write(json.dumps(fields, indent=1).encode())
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
 
@@ -342,53 +351,61 @@ class RemoteSites:
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Return the sites' updates, and the ids of sites whose model is not finite."""
         # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
-        began = time.monotonic()
-        updates, broken = self.updates(
-            self.directory.exchange(self.packets(instructions)), device, space
+        start_time = time.monotonic()
+        replies = self.directory.exchange(self.packets(instructions))
+        updates, broken = self.updates(replies, device, space)
+        seconds = time.monotonic() - start_time
+        num_sites = f"{len(updates)} of {len(instructions)} sites"
+        rank_zero_info(
+            f"flsv: round {self._state.round_index + 1}: {num_sites} in {seconds:.1f} s."
         )
-        came, took = f"{len(updates)} of {len(instructions)} sites", time.monotonic() - began
-        rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         return updates, broken
 
     def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
         """Return the requests to train, ``{site id: message}``."""
         return {
-            site: instruction_packet(told, self._run_info(site))
-            for site, told in instructions.items()
+            site: instruction_packet(instruction, self._run_info(site))
+            for site, instruction in instructions.items()
         }
 
     def updates(
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
-        updates: dict[int, ClientUpdate | None] = {}
+        finite: dict[int, ClientUpdate] = {}
+        broken: list[int] = []
         visits: dict[int, str] = {}
-        wrong: dict[int, str] = {}
+        faults: dict[int, str] = {}
         for site, reply in replies.items():
             try:
-                updates[site], visits[site] = self._read(site, check_done(reply), device, space)
-            except BadReply as why:
-                wrong[site] = str(why)
-        finite = {site: update for site, update in updates.items() if update is not None}
-        wrong |= self._unusual({site: _reported(update) for site, update in finite.items()})
+                update, visits[site] = self._read_update(site, check_done(reply), device, space)
+            except BadReply as error:
+                faults[site] = str(error)
+                continue
+            if update is None:
+                broken.append(site)
+            else:
+                finite[site] = update
+
+        reports = {site: _describe_reports(update) for site, update in finite.items()}
+        faults |= self._unusual_reports(reports)
         when = f" of round {self._state.round_index + 1}"
-        for site, words in wrong.items():
-            self._warn(site, "is left out", words, when)
-        self._trained = {site: visits[site] for site in finite if site not in wrong}
+        for site, fault in faults.items():
+            self._warn(site, "is left out", fault, when)
+        self._trained = {site: visits[site] for site in finite if site not in faults}
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
             self._warn_of_withheld(site, replies[site], [LOSS])
-        return [finite[site] for site in self._trained], [
-            site for site in updates if site not in finite
-        ]
+        return [finite[site] for site in self._trained], broken
 
-    def _read(
+    def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
         """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
         samples = self.directory.sizes[site]["train"]
-        update = read_update(reply, site, space, device, samples, self._most_steps(site, samples))
+        most_steps = self._most_steps(site, samples)
+        update = read_update(reply, site, space, device, samples, most_steps)
         if update is None:
             return None, ""
         for name, value in sorted(update.reports.items()):
@@ -404,11 +421,12 @@ class RemoteSites:
         except ValueError as error:
             raise BadReply(f"it reports {name!r:.40}, {error}") from error
 
-    def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
+    def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         counts = Counter(reports.values())
-        most_frequent = {words for words, count in counts.items() if count == max(counts.values())}
+        highest_count = max(counts.values(), default=0)
+        most_frequent = {words for words, count in counts.items() if count == highest_count}
         if len(most_frequent) == 1:
             (self._majority_reports,) = most_frequent
 
@@ -487,29 +505,37 @@ class RemoteSites:
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
-                own = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
-                if any(value < 0 or value > 1 for value in own.values()):  # NaN means: not defined
-                    raise BadReply(f"its scores are {own}")
-                scores[site] = own
+                plain = check_done(reply).plain
+                scores_of_site = {name: float(plain[name]) for name in OWN_SCORES}
+                # A score of NaN is not defined, and passes.
+                if any(score < 0 or score > 1 for score in scores_of_site.values()):
+                    raise BadReply(f"its scores are {scores_of_site}")
+                scores[site] = scores_of_site
                 self._warn_of_withheld(site, reply, OWN_SCORES)
             except GARBLED as error:
                 self._warn(site, "has not tested its model", fault_of(error))
         return scores
 
     def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
-        told = reply.plain.get("withheld")
-        told = told if isinstance(told, list) else []
-        found = [name for name in names if name in told and (site, name) not in self._withheld]
-        self._withheld |= {(site, name) for name in found}
-        if found:
-            self._warn(site, f"does not tell {', '.join(found)}", "its policy does not let it")
+        withheld = reply.plain.get("withheld")
+        if not isinstance(withheld, list):
+            return
+        # One warning in a run for each site and name.
+        new_names = []
+        for name in names:
+            if name in withheld and (site, name) not in self._withheld:
+                self._withheld.add((site, name))
+                new_names.append(name)
+        if new_names:
+            self._warn(site, f"does not tell {', '.join(new_names)}", "its policy does not let it")
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""
-        run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         names = self.directory.names
         return {
-            **run,
+            "run": self._state.run,
+            "rounds": self._rounds,
+            "classes": self._num_classes,
             "clients": len(names),
             "client": site,
             "name": names[site],
@@ -517,13 +543,12 @@ class RemoteSites:
         }
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        # A site's words may hold any character, such as line breaks or halves of characters.
-        printable = [
-            "".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)
-        ]
-        what, why = printable[0], printable[1] and f": {printable[1]}"
-        self._state.note(site, f"{what}{why}")
-        return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
+        event = _printable(what)
+        reason = _printable(why)
+        if reason:
+            reason = f": {reason}"
+        self._state.note(site, f"{event}{reason}")
+        return f"site {self.directory.names[site]!r} (client {site}) {event}{when}{reason}."
 
     def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
         warnings.warn(self._note(site, what, why, when), stacklevel=3)
@@ -548,12 +573,15 @@ def name_of_question(question: Callable[..., Any]) -> str:
     return name
 
 
-def _reported(update: ClientUpdate) -> str:
+def _printable(words: object) -> str:
+    # A site's words may hold any character, such as line breaks or halves of characters.
+    return "".join(c if c.isprintable() else "?" for c in str(words))
+
+
+def _describe_reports(update: ClientUpdate) -> str:
     reports = sorted(update.reports.items())
-    return (
-        ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports)
-        or "nothing"
-    )
+    descriptions = [f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports]
+    return ", ".join(descriptions) or "nothing"
 
 
 class RemoteClient(Client):

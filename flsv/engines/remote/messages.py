@@ -108,7 +108,8 @@ def instruction_packet(
     tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
         tensors[START] = instruction.start
-    return Packet(kind, plain, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    cpu_tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    return Packet(kind, plain, cpu_tensors)
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
@@ -167,22 +168,22 @@ def update_packet(
         "visit": visit,
     }
     tensors = {REPORT + name: value for name, value in update.reports.items()}
-    return Packet(
-        "update",
-        plain,
-        {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()},
-    )
+    tensors["vector"] = update.vector
+    cpu_tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    return Packet("update", plain, cpu_tensors)
 
 
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
     # The error's text may quote samples, so only a Refused error is sent with its text.
-    words = str(error)
+    text = str(error)
     if not isinstance(error, Refused):
-        places = traceback.extract_tb(error.__traceback__)
-        where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-        words = f"it failed with {type(error).__name__}{where}, its own log says more"
-    return Packet("failed", {"error": words, "unwilling": isinstance(error, ConfigurationError)})
+        frames = traceback.extract_tb(error.__traceback__)
+        source_line = ""
+        if frames:
+            source_line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        text = f"it failed with {type(error).__name__}{source_line}, its own log says more"
+    return Packet("failed", {"error": text, "unwilling": isinstance(error, ConfigurationError)})
 
 
 def check_done(reply: Reply) -> Packet:
@@ -190,8 +191,10 @@ def check_done(reply: Reply) -> Packet:
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
-        unwilling = reply.plain.get("unwilling") is True
-        raise (Unwilling if unwilling else BadReply)(f"{reply.plain.get('error')!s:.600}")
+        reason = f"{reply.plain.get('error')!s:.600}"
+        if reply.plain.get("unwilling") is True:
+            raise Unwilling(reason)
+        raise BadReply(reason)
     return reply
 
 
@@ -207,7 +210,8 @@ def read_update(
     ``most_steps``. None: its model is not finite."""
     if packet.kind == "broken":
         return None
-    plain, most_numbers = packet.plain, 2 * space.size + 64
+    plain = packet.plain
+    most_numbers = 2 * space.size + 64
     try:
         vector = packet.tensors["vector"]
         sent = checked_int(plain, "samples", maximum=float("inf"))
@@ -294,24 +298,29 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
         {'a': [1, tensor(2.)], 'b': (None, 'x')}
     """
     tensors: dict[str, Tensor] = {}
+    plain = _pack_into(tensors, value)
+    return plain, tensors
 
-    def packed(value: Any) -> Any:
-        if isinstance(value, Tensor | torch.Generator):
-            name = str(len(tensors))
-            tensors[name] = value.detach() if isinstance(value, Tensor) else value.get_state()
-            return {"tensor" if isinstance(value, Tensor) else "generator": name}
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-            return {"dict": [[key, packed(part)] for key, part in value.items()]}
-        if type(value) in (list, tuple):
-            return {type(value).__name__: [packed(part) for part in value]}
-        raise ConfigurationError(
-            f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
-            "and dictionaries of them can."
-        )
 
-    return packed(value), tensors
+def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
+    """Return the plain values of ``value``, and add its tensors to ``tensors`` by their number."""
+    if isinstance(value, _PLAIN):
+        return value
+    name = str(len(tensors))
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, torch.Generator):
+        tensors[name] = value.get_state()
+        return {"generator": name}
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        return {"dict": [[key, _pack_into(tensors, part)] for key, part in value.items()]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_pack_into(tensors, part) for part in value]}
+    raise ConfigurationError(
+        f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
+        "and dictionaries of them can."
+    )
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -132,27 +132,31 @@ class SitePolicy:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads)) or math.inf
+        # Without noise the sum is infinite.
+        square_of_update = sum(n.noise_multiplier**-2 for n in self.noise(uploads)) or math.inf
         with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
-            updates, squares = _spent(ledger)
-            epsilon = gaussian_epsilon((squares + square) ** -0.5, 1, self.delta)
+            updates, squares = _read_ledger(ledger)
+            squares += square_of_update
+            epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
             if self.max_epsilon is not None and epsilon > self.max_epsilon:
                 raise Refused(
                     f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it "
                     f"would be {epsilon:.3g}"
                 )
             with replacing(ledger) as file:
-                spent = {"updates": updates + 1, "squares": squares + square, "epsilon": epsilon}
-                file.write(json.dumps(spent).encode())
+                entries = {"updates": updates + 1, "squares": squares, "epsilon": epsilon}
+                file.write(json.dumps(entries).encode())
 
 
-def _spent(ledger: Path) -> tuple[int, float]:
+def _read_ledger(ledger: Path) -> tuple[int, float]:
+    """Return the number of updates so far, and their sum of ``1 / noise_multiplier^2``."""
+    if not ledger.is_file():
+        return 0, 0.0
     with suppress(*GARBLED):
-        spent = (
-            json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
-        )
-        if spent["squares"] >= 0:  # not NaN
-            return checked_int(spent, "updates", math.inf), float(spent["squares"])
+        entries = json.loads(ledger.read_text())
+        if entries["squares"] >= 0:  # not NaN
+            updates = checked_int(entries, "updates", math.inf)
+            return updates, float(entries["squares"])
     raise Refused(
         f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
         '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'

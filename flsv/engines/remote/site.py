@@ -157,10 +157,9 @@ class Site:
                 raise Refused(
                     f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
                 )
-            if (
-                number := packet.plain.get("client")
-            ) is not None:  # which client this is, in the server's count
-                self._data.deal_from(number)
+            client_id = packet.plain.get("client")
+            if client_id is not None:
+                self._data.deal_from(client_id)
             take_encoder(self._data, packet, self._configured_encoder, private=self._config.private)
             return replies[packet.kind](packet)
         except Exception as error:
@@ -179,11 +178,12 @@ class Site:
         return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
     def _needed(self) -> list[str]:
-        losses = [LOSS for metric in self._config.metrics.values() if "losses" in needs_of(metric)]
-        return [
-            *losses[:1],
-            *(name for each in self._config.strategies.values() for name in each.reports),
-        ]
+        names: list[str] = []
+        if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
+            names.append(LOSS)
+        for strategy in self._config.strategies.values():
+            names += strategy.reports
+        return names
 
     def _train(self, packet: Packet) -> Packet:
         memory = SiteMemory(self._folder, packet.plain["run"])
@@ -245,17 +245,20 @@ class Site:
         return visit.noise_alone()
 
     def _test(self, packet: Packet) -> Packet:
-        state, withheld = self._kept(packet), self.policy.withheld(OWN_SCORES)
+        site_state = self._state_for(packet)
+        withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
-            self.policy.check_told(OWN_SCORES)
-        scores = self._within_fit(packet, partial(self._scores, packet, state))
-        return Packet(
-            "tested", {**scores, **dict.fromkeys(withheld, float("nan")), "withheld": withheld}
-        )
+            self.policy.check_told(OWN_SCORES)  # refuses: nothing is left to report
+        scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
+        scores |= dict.fromkeys(withheld, float("nan"))
+        return Packet("tested", {**scores, "withheld": withheld})
 
-    def _scores(self, packet: Packet, saved: SiteState, trainer: L.Trainer) -> dict[str, float]:
-        module, num_classes = trainer.lightning_module, packet.plain["classes"]
-        space, _, local = opened_state(trainer, self._data, self._config, packet, saved)
+    def _score_own_model(
+        self, packet: Packet, site_state: SiteState, trainer: L.Trainer
+    ) -> dict[str, float]:
+        module = trainer.lightning_module
+        num_classes = packet.plain["classes"]
+        space, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
         with opened(local):
             model = used_model(local, read_instruction(packet), self._config.strategies)
             assert model is not None
@@ -268,55 +271,68 @@ class Site:
     def _ask(self, packet: Packet) -> Packet:
         name = packet.plain["question"]
         self.policy.check_question(name, self._questions)
-        module_name, _, function = name.partition(":")
-        question = getattr(importlib.import_module(module_name), function)
+        module_name, _, function_name = name.partition(":")
+        question = getattr(importlib.import_module(module_name), function_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
         bound = inspect.signature(question).bind(None, *args, **kwargs)
         bound.apply_defaults()
-        performance = bound.arguments.get("performance")
-        if (score := QUESTIONS.get(name) if performance is None else performance) is not None:
+        # The score that an answer tells: the question's argument, or else what is listed of the question.
+        score = bound.arguments.get("performance")
+        if score is None:
+            score = QUESTIONS.get(name)
+        if score is not None:
             self.policy.check_told([score])
-        state, memory = self._kept(packet), SiteMemory(self._folder, packet.plain["run"])
-        answer, tensors = pack(
-            self._within_fit(packet, partial(self._reply, packet, question, state))
-        )
-        plain = {"answer": answer, "visit": packet.digest.hex()}
-        memory.keep(plain["visit"], state, memory.all())
-        return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
-    def _reply(
-        self, packet: Packet, question: Callable[..., Any], saved: SiteState, trainer: L.Trainer
+        site_state = self._state_for(packet)
+        ask = partial(self._call_question, packet, question, site_state)
+        answer, tensors = pack(self._within_fit(packet, ask))
+        visit = packet.digest.hex()
+        memory = SiteMemory(self._folder, packet.plain["run"])
+        memory.keep(visit, site_state, memory.all())
+        cpu_tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
+        return Packet("answer", {"answer": answer, "visit": visit}, cpu_tensors)
+
+    def _call_question(
+        self,
+        packet: Packet,
+        question: Callable[..., Any],
+        site_state: SiteState,
+        trainer: L.Trainer,
     ) -> Any:
-        _, _, local = opened_state(trainer, self._data, self._config, packet, saved)
+        """Return the question's answer, and write what it has changed into ``site_state``."""
+        _, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):
             answer = question(local, *args, **kwargs)
             tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
-            saved["store"] = {**saved.get("store", {}), TENSORS: tensors}
+            site_state["store"] = {**site_state.get("store", {}), TENSORS: tensors}
         return answer
 
-    def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        answers: list[Any] = []
-        callback = LambdaCallback(
-            on_fit_start=lambda trainer, module: answers.append(reply(trainer))
-        )
-        self._trainer(packet, 0, callback).fit(self._make_module(), self._data.client_loader(0))
-        return answers[0]
+    def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
+        """Return ``compute(trainer)``, called where a fit without any round has prepared the trainer."""
+        results: list[Any] = []
+
+        def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
+            results.append(compute(trainer))
+
+        trainer = self._trainer(packet, 0, LambdaCallback(on_fit_start=on_fit_start))
+        trainer.fit(self._make_module(), self._data.client_loader(0))
+        return results[0]
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
-        callbacks = [*self._trainer_options.get("callbacks", []), callback]
-        trainer = L.Trainer(
-            **{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds}
-        )
+        options = {**_QUIET, **self._trainer_options}
+        options["callbacks"] = [*options.get("callbacks", []), callback]
+        options["max_epochs"] = rounds
+        trainer = L.Trainer(**options)
         if rounds:
-            progress = trainer.fit_loop.epoch_progress.current
-            vars(progress).update(
-                dict.fromkeys(vars(progress), packet.plain["round"])
-            )  # its only epoch's number
+            # The fit's only epoch has the round's number.
+            counters = vars(trainer.fit_loop.epoch_progress.current)
+            for name in counters:
+                counters[name] = packet.plain["round"]
         return trainer
 
-    def _kept(self, packet: Packet) -> SiteState:
+    def _state_for(self, packet: Packet) -> SiteState:
         """Return the saved state from which this site continues, as the server requests."""
         state = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
         if state is None:
@@ -406,9 +422,10 @@ class SiteVisit(L.Callback):
             num_clients=self._num_clients,
         )
         strategies: Mapping[str, Any] = self._config.strategies
-        work = {instruction.client_id: self._config.work_of(self._packet.plain.get("name", ""))}
+        site_name = self._packet.plain.get("name", "")
+        work_by_client = {instruction.client_id: self._config.work_of(site_name)}
         self._steps = LocalSteps(
-            trainer, self._numbered, strategies["sampler"], state, work, self._limit
+            trainer, self._numbered, strategies["sampler"], state, work_by_client, self._limit
         )
         self._loader = CohortLoader(
             self._numbered,
@@ -553,18 +570,18 @@ class SiteVisit(L.Callback):
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
+        client_id = self._instruction.client_id
         with opened(self._holder) as local:
+            sent = None
+            if local.sent is not local.model:
+                sent = local.sent
             self.kept = {
-                "store": self._store.state_dict().get(self._instruction.client_id, {}),
+                "store": self._store.state_dict().get(client_id, {}),
                 "buffers": shared.buffers(),
                 "start": local.start,
                 "trained": local.model,
-                "sent": None if local.sent is local.model else local.sent,
-                "who": [
-                    self._instruction.client_id,
-                    self._num_clients,
-                    self._instruction.round_index,
-                ],
+                "sent": sent,
+                "who": [client_id, self._num_clients, self._instruction.round_index],
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
@@ -572,9 +589,9 @@ class SiteVisit(L.Callback):
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":
                 continue
+            num_earlier_steps = self._instruction.round_index // config.frequency
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # torch warns of schedules that step before the optimizer
-                for _ in range(self._instruction.round_index // config.frequency):
+                # torch warns of schedules that step before the optimizer.
+                warnings.simplefilter("ignore")
+                for _ in range(num_earlier_steps):
                     config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself

@@ -218,55 +218,60 @@ class Directory:
         self._addresses = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
-        new = {
+        greetings = {
             site: Packet("hello", {"client": site})
             for site in self._addresses
             if site not in self._greeted
         }
-        for site, reply in self._send(new, seconds):
-            self._greet(site, reply, strict)
+        for site, reply in self._send(greetings, seconds):
+            self._take_greeting(site, reply, strict)
         return {site: address for site, address in self._addresses.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
-        # If no site can be reached, because all are being restarted, wait for the first one.
-        began = time.monotonic()
+        deadline = time.monotonic() + self.wait
         replies: dict[int, Reply] = {}
-        with self._awaiting(
-            lambda: [site for site in packets if site not in replies], len(packets)
-        ):
-            while not self.refresh() and time.monotonic() < began + self.wait:
+
+        def sites_without_reply() -> list[int]:
+            return [site for site in packets if site not in replies]
+
+        with self._awaiting(sites_without_reply, len(packets)):
+            # If no site can be reached, because all are being restarted, wait for the first one.
+            present = self.refresh()
+            while not present and time.monotonic() < deadline:
                 time.sleep(min(0.5, self.wait))
-            sent = {
-                site: packet
-                for site, packet in packets.items()
-                if site in self._addresses and site in self._greeted
-            }
+                present = self.refresh()
+            sent = {site: packet for site, packet in packets.items() if site in present}
             for site, reply in self._send(sent, self.timeout):
                 replies[site] = reply
-        late = dict.fromkeys(sent, f"no reply within {self.timeout:g} s")
-        return {**dict.fromkeys(packets, "it is away"), **late, **replies}
+
+        for site in sites_without_reply():
+            replies[site] = "it is away"
+            if site in sent:
+                replies[site] = f"no reply within {self.timeout:g} s"
+        return {site: replies[site] for site in packets}
 
     @contextmanager
-    def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
-        """Report every 15 s within this context which of ``count`` sites are still ``missing()``."""
-        done = threading.Event()
+    def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
+        """Report every 15 s within this context which of ``count`` sites are still missing."""
+        is_done = threading.Event()
 
-        def watch() -> None:
-            while not done.wait(PAUSE):
-                if sites := missing():
-                    names = ", ".join(self.names[site] for site in sites)
-                    words = f"{count - len(sites)} of {count} sites, waiting for {names}"
+        def report_until_done() -> None:
+            while not is_done.wait(PAUSE):
+                missing = missing_sites()
+                if missing:
+                    names = ", ".join(self.names[site] for site in missing)
+                    words = f"{count - len(missing)} of {count} sites, waiting for {names}"
                     rank_zero_info(f"flsv: {words}.")
                     self._say(words)
 
-        watching = threading.Thread(target=watch, daemon=True)
-        watching.start()
+        thread = threading.Thread(target=report_until_done, daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            done.set()
-            watching.join()
+            is_done.set()
+            thread.join()
             self._say(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
@@ -303,7 +308,7 @@ class Directory:
                 addresses[site] = address
         return addresses
 
-    def _greet(self, site: int, reply: Reply, strict: bool) -> None:
+    def _take_greeting(self, site: int, reply: Reply, strict: bool) -> None:
         name = self.names[site]
         try:
             plain = check_done(reply).plain
@@ -341,15 +346,14 @@ class Directory:
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
-    sizes = {
-        split: checked_int(plain, split, float("inf"), minimum)
-        for split, minimum in _SPLITS.items()
-    }
-    split = max(sizes, key=sizes.__getitem__)
-    if sizes[split] > max_samples:
+    sizes = {}
+    for split, minimum in _SPLITS.items():
+        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
+    largest_split = max(sizes, key=sizes.__getitem__)
+    if sizes[largest_split] > max_samples:
         raise Unwilling(
-            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={max_samples:,} of a "
-            "site at most. If it has them, raise server_app(max_samples=...)"
+            f"it announces {sizes[largest_split]:,} {largest_split} samples, and the server takes "
+            f"max_samples={max_samples:,} of a site at most. If it has them, raise server_app(max_samples=...)"
         )
     return sizes
 
@@ -364,23 +368,24 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     Returns:
         Descriptions by name, for :func:`check_agreement`.
     """
-    config, strategies = settings.config, settings.config.strategies
+    config = settings.config
     space = shared_space(module, config)
-    layout = hashlib.sha256(
-        repr(list(zip(space.names, map(tuple, space.shapes)))).encode()
-    ).hexdigest()[:16]
-    at_clients = [
-        repr(strategies[role])
-        for role in ("client_algorithm", "personalizer")
-        if role in strategies
-    ]
+    names_and_shapes = [(name, tuple(shape)) for name, shape in zip(space.names, space.shapes)]
+    hash_of_layout = hashlib.sha256(repr(names_and_shapes).encode()).hexdigest()[:16]
+
+    parts_at_clients = []
+    for role in ("client_algorithm", "personalizer"):
+        if role in config.strategies:
+            parts_at_clients.append(config.strategies[role])
+    parts_at_clients += config.uploads
+    options = []
+    for name in ("local_epochs", "optimizer_state", "head"):
+        options.append(f"{name}={getattr(config, name)!r}")
     return {
         "flsv": f"{version('flsv')}, sources {_sources()}",
-        "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
-        "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
-        "training": ", ".join(
-            f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "optimizer_state", "head")
-        ),
+        "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
+        "at clients": ", ".join(map(repr, parts_at_clients)) or "nothing",
+        "training": ", ".join(options),
     }
 
 
