@@ -186,7 +186,8 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
                 "that all start from the global model. Leave one of them out."
             )
     places = [transformation.place for transformation in uploads]
-    if places != sorted(places) or places.count(1) > 1:
+    num_privacies = places.count(1)
+    if places != sorted(places) or num_privacies > 1:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
             "collusion. Epsilon does not hold for noise that is added before an attack or after compression."
@@ -291,14 +292,16 @@ class Compression(Upload):
             )
         # With the position, two compressions of one client have errors of their own.
         name = f"upload.{context.position}.error"
-        wanted = update[: context.num_parameters]
+        parameters = update[: context.num_parameters]
+        buffers = update[context.num_parameters :]
         if self.error_feedback and name in context.state:
-            wanted = wanted + context.state[name]
+            parameters = parameters + context.state[name]
         path = ("compression", context.position, context.round_index, context.client)
-        sent = self.compress(wanted, generator_for(context.seed, *path))
+        compressed = self.compress(parameters, generator_for(context.seed, *path))
         if self.error_feedback:
-            context.state[name] = wanted - sent
-        return torch.cat([sent, update[context.num_parameters :]])
+            # What is not sent in this round is added in the next.
+            context.state[name] = parameters - compressed
+        return torch.cat([compressed, buffers])
 
     def traffic(
         self,

@@ -151,14 +151,15 @@ def answering(
     trainer_class = type(trainer)
     properties = {}
     for name, answer in answers.items():
-        properties[name] = _answered(trainer, getattr(trainer_class, name), answer)
+        original = getattr(trainer_class, name)
+        properties[name] = _property_with_answer(trainer, original, answer)
     patched_class = type(trainer_class.__name__, (trainer_class,), properties)
     return trainer, "__class__", patched_class
 
 
-def _answered(
+def _property_with_answer(
     trainer: L.Trainer,
-    lightnings: Any,
+    original: Any,
     answer: Callable[[], Any],
 ) -> property:
     """Return a property that is ``answer()`` for this trainer, where that is not None, and Lightning's otherwise."""
@@ -168,7 +169,7 @@ def _answered(
         if self is trainer:
             value = answer()
         if value is None:
-            return lightnings.fget(self)
+            return original.fget(self)
         return value
 
     return property(get)

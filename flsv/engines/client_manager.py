@@ -58,7 +58,7 @@ class ClientManager:
         class_counts = data.class_counts
         if num_classes is not None:
             self._num_classes = num_classes
-            class_counts = _widened(class_counts, num_classes)
+            class_counts = _pad_classes(class_counts, num_classes)
         self._population = class_counts.sum(0)
         self._evaluator: ModelEvaluator | None = None
         self._any_task: dict[ModelScore, VectorEvaluator] = {}
@@ -199,11 +199,12 @@ class ClientManager:
         return all_on_device(self._trainer, self._data.val_dataloader())
 
 
-def _widened(counts: Tensor, num_classes: int) -> Tensor:
+def _pad_classes(counts: Tensor, num_classes: int) -> Tensor:
     """Append zero counts for classes without samples: ``[n, M']`` to ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "
             "federation does, or tell its server of all of them (num_classes)."
         )
-    return F.pad(counts, (0, num_classes - counts.shape[1]))
+    num_missing = num_classes - counts.shape[1]
+    return F.pad(counts, (0, num_missing))  # zeros: [n, num_classes]

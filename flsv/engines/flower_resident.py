@@ -85,8 +85,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         return reply
 
     passing_app = ClientApp()
-    for register_handler in (passing_app.train(), passing_app.query(), passing_app.evaluate()):
-        register_handler(answer)
+    passing_app.train()(answer)
+    passing_app.query()(answer)
+    passing_app.evaluate()(answer)
     return passing_app
 
 
@@ -108,20 +109,28 @@ def _answer_here(
 
 
 def _ask_resident_process(
-    idle: float, app: str, identity: list[int], message: Message, context: Context
+    idle: float,
+    app: str,
+    identity: list[int],
+    message: Message,
+    context: Context,
 ) -> Any:
     """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
-    folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
+    configured_folder = context.node_config.get("folder", FOLDER)
+    folder = Path(str(configured_folder)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     key_file = folder / "socket.key"
     open_private = partial(os.open, mode=0o600)
     with suppress(FileExistsError), open(key_file, "xb", opener=open_private) as file:
         file.write(secrets.token_bytes(32))
     # The socket is not in the site's folder: its path may not have more than some 100 characters.
-    name = hashlib.sha256(f"{folder} {context.run_id}".encode()).hexdigest()[:16]
+    folder_and_run = f"{folder} {context.run_id}"
+    name = hashlib.sha256(folder_and_run.encode()).hexdigest()[:16]
     address = f"{tempfile.gettempdir()}/flsv-{name}.sock"
     connect = partial(Client, address, "AF_UNIX", authkey=key_file.read_bytes())
-    arguments = [app, identity[2], idle, os.getppid(), address, str(key_file), sys.path]
+    node_id = identity[2]
+    supernode = os.getppid()
+    arguments = [app, node_id, idle, supernode, address, str(key_file), sys.path]
     command = [*_COMMAND, json.dumps(arguments)]
 
     # The first attempt asks a process of an earlier message, the others start one.
@@ -146,7 +155,8 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    app, own_node, idle, supernode, address, key, sys.path[:] = json.loads(sys.argv.pop())
+    arguments = json.loads(sys.argv.pop())
+    app, own_node, idle, supernode, address, key, sys.path[:] = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     lock = FileLock(f"{address}.lock")  # until the process ends
     try:
@@ -154,12 +164,12 @@ def _live() -> None:
     except Timeout:
         sys.exit(f"{_TAKEN}: {Path(key).parent}")
     holder = Path(key).with_suffix(".node")  # of all processes of one SuperNode
-    other, _, alive = holder.read_text().partition(" ") if holder.is_file() else ("", "", "")
-    if other not in ("", str(own_node)):
-        with suppress(
-            ProcessLookupError, PermissionError
-        ):  # that SuperNode has ended: this one takes over
-            os.kill(int(alive), 0)
+    text_of_holder = holder.read_text() if holder.is_file() else ""
+    earlier_node, _, earlier_supernode = text_of_holder.partition(" ")
+    if earlier_node not in ("", str(own_node)):
+        # An error means: that SuperNode has ended, and this one takes over.
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(int(earlier_supernode), 0)
             sys.exit(f"{_TAKEN}: {Path(key).parent}")
     holder.write_text(f"{own_node} {supernode}")
     import_module(app.partition(":")[0])
@@ -172,7 +182,9 @@ def _live() -> None:
 
     def watch() -> None:
         with suppress(OSError):  # the SuperNode has ended
-            while time.monotonic() - since <= idle and Path(key).read_bytes() == secret:
+            while time.monotonic() - since <= idle:
+                if Path(key).read_bytes() != secret:
+                    break
                 os.kill(supernode, 0)
                 time.sleep(LOOK)
         os._exit(0)

@@ -154,7 +154,7 @@ def possible_measures(
     """Describe by which measures models can be scored: what validation logs, and accuracy."""
     loaders = data.val_dataloader()
 
-    def log_names() -> str:
+    def values_by_logs() -> str:
         if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
             raise ConfigurationError("there is no validation_step.")
         one_batch_each = [islice(loader, 1) for loader in each_loader(loaders)]
@@ -162,13 +162,16 @@ def possible_measures(
         models = ValidatedModels(trainer, space, batches, names=())
         return f"performance one of {models.logged()}, with a mode."
 
-    def classified() -> str:
+    def values_by_accuracy() -> str:
         if data.no_classes is not None:
             raise ConfigurationError(f"{data.no_classes}.")
         try_forward(trainer, loaders, data.num_classes, "forward(x)")
         return f"performance accuracy, of {data.num_classes} classes."
 
-    return [_values_by("what validation logs", log_names), _values_by("accuracy", classified)]
+    return [
+        _values_by("what validation logs", values_by_logs),
+        _values_by("accuracy", values_by_accuracy),
+    ]
 
 
 def _values_by(measures: str, describe: Callable[[], str]) -> str:

@@ -91,18 +91,16 @@ class SeveralRanks(Engine):
         return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
     def _train(self, batches: Any) -> None:
-        self._strategy.within_round = (
-            True  # until the clients are trained; after an error, until the fit is closed
-        )
+        # Until the clients are trained, or after an error until the fit is closed.
+        self._strategy.within_round = True
         self._clients = list(self._instructions)
         self._all_trained = None
         self._counted = counts_so_far(self.trainer)
         if self._idle():
             state = self.local_training.state
             state.begin_clients()
-            state.enter(
-                self._clients[0]
-            )  # so the federation's schedules do not step on this rank's idle batch
+            # The federation's schedules do not step on this rank's idle batch within a client.
+            state.enter(self._clients[0])
             self.loop.train_epoch()
             state.leave(keep=False)
         else:

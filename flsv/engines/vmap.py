@@ -235,7 +235,8 @@ class VmapProcess(IdleEngine):
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
     """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a trial."""
-    module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
+    module = trainer.lightning_module
+    name = type(module).__name__
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
     if optimizer_state != "reset":
@@ -250,47 +251,53 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
         return f"{kind.__name__} is not known to allow one step of many models. Use one of {', '.join(ELEMENTWISE)}"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{kind.__name__} has hooks around its steps, which would see no client's step. Leave them out"
-    windows = any(isinstance(c, GradientAccumulationScheduler) for c in callbacks_of(trainer))
-    if trainer.accumulate_grad_batches != 1 or windows:
+    accumulates = trainer.accumulate_grad_batches != 1
+    for callback in callbacks_of(trainer):
+        accumulates |= isinstance(callback, GradientAccumulationScheduler)
+    if accumulates:
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
     if trainer.precision not in PRECISIONS:
         return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
-    if stepped := [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]:
-        return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
-    return _not_by_hooks(module) or _not_by_callbacks(trainer)
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step":
+            name = type(config.scheduler).__name__
+            return f"{name} steps after every batch of a client. Use interval='epoch' (a round)"
+    return _obstacle_in_module(module) or _obstacle_in_callbacks(trainer)
 
 
-def _not_by_hooks(module: L.LightningModule) -> str | None:
+def _obstacle_in_module(module: L.LightningModule) -> str | None:
     """Return why a module's hooks or embeddings prevent batched training, with a remedy, or None."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
-    if hooks := [
-        hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)
-    ]:
+    hooks = [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]
+    if hooks:
         name = type(module).__name__
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
     return None
 
 
-def _not_by_callbacks(trainer: L.Trainer) -> str | None:
+def _obstacle_in_callbacks(trainer: L.Trainer) -> str | None:
     """Return which callback prevents batched training, with a remedy, or None."""
     for callback in callbacks_of(trainer):
-        if hooks := [hook for hook in HOOKS if not _harmless(callback, hook)]:
+        hooks = [hook for hook in HOOKS if not _is_harmless(callback, hook)]
+        if hooks:
             name = type(callback).__name__
             return f"{name} defines {', '.join(hooks)}, which would see no client's batches. Leave it out"
     return None
 
 
-def _harmless(callback: L.Callback, hook: str) -> bool:
+def _is_harmless(callback: L.Callback, hook: str) -> bool:
     if not is_overridden(hook, callback, L.Callback):
         return True
     if hook in vars(callback):  # an attribute of the instance, as in LambdaCallback
         return False
-    for kind in type(callback).__mro__:
-        if hook in vars(kind):
-            is_idle = issubclass(kind, WATCHERS) and kind.__module__.startswith("lightning.")
-            return is_idle or kind.__module__.startswith("flsv.")
+    # The class from which the callback has its hook.
+    for parent in type(callback).__mro__:
+        if hook in vars(parent):
+            only_watches = issubclass(parent, WATCHERS)
+            package, _, _ = parent.__module__.partition(".")
+            return package == "flsv" or (package == "lightning" and only_watches)
     return False
 
 
@@ -416,20 +423,21 @@ def _compare(
     name: str,
     batched: Tensor,
     ordinary: Tensor,
-    allowed: float,
-    rounded: float = 0.0,
+    tolerance: float,
+    rounding_norm: float = 0.0,
 ) -> None:
-    """Raise NotBatched if two results called ``name`` differ by more than the tolerance ``allowed``, and their distance
-    exceeds ``rounded``."""
-    if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
+    """Raise NotBatched if two results called ``name`` differ by more than ``tolerance``, and their distance exceeds
+    ``rounding_norm``."""
+    if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
-    if float((batched - ordinary).float().norm()) <= rounded:
+    difference = batched - ordinary
+    if float(difference.float().norm()) <= rounding_norm:
         return
-    difference = (batched - ordinary).abs().max().item()
+    largest = difference.abs().max().item()
     raise refusal(
         module,
-        f"after at most {BATCHES} batches of one client, {name!r} differs by {difference:.2g} from what the same "
-        f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
+        f"after at most {BATCHES} batches of one client, {name!r} differs by {largest:.2g} from what the same "
+        f"batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalization)",
     )

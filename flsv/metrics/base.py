@@ -34,8 +34,9 @@ def _shown_by_notebooks(plot: _Plot) -> _Plot:
         result = plot(*args, **kwargs)
         if not isinstance(result, tuple):
             return result
-        shown = resolve_name("flsv.metrics.plot:Shown")  # loaded by who draws
-        return shown(result)
+        # Imported here because most runs draw nothing.
+        tuple_with_picture = resolve_name("flsv.metrics.plot:Shown")
+        return tuple_with_picture(result)
 
     return cast(_Plot, with_picture)
 
@@ -313,30 +314,26 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def __repr__(self) -> str:
         """Return the class's name with the arguments that differ from their defaults, without sizes and tensors."""
         parameters = inspect.signature(type(self)).parameters
-        values = {
-            name: getattr(self, name)
-            for name in parameters
-            if hasattr(self, name) and name not in _OF_THE_DATA
-        }
-        shown = [
-            f"{name}={value!r}"
-            for name, value in values.items()
-            if not isinstance(value, Tensor)
-            and parameters[name].default != (None if value == {} else value)
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        arguments = []
+        for name, parameter in parameters.items():
+            if name in _OF_THE_DATA or not hasattr(self, name):
+                continue
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                continue
+            # An argument that was None may be stored as an empty dictionary.
+            if parameter.default != (None if value == {} else value):
+                arguments.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _repr_html_(self) -> str:
         """Return the clients' values so far as an HTML table, for a notebook."""
         rounds = int(getattr(self, "rounds", 0))
-        values = self.per_client(self.compute()).tolist() if rounds else []
-        names = self.client_names or [
-            f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)
-        ]
-        rows = [
-            [name, f"{value:.4g}"]
-            for name, value in zip(names, values if isinstance(values, list) else [])
-        ]
+        values: Any = []
+        if rounds:
+            values = self.per_client(self.compute()).tolist()
+        names = self.client_names or [f"client {client}" for client in range(len(values))]
+        rows = [[name, f"{value:.4g}"] for name, value in zip(names, values)]
         return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -377,9 +374,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if val is None:
             val = self.compute()
             stderr = self.diagnostics().get("stderr") if stderr is None else stderr
+        if not isinstance(val, Tensor):
+            val = [self.per_client(value) for value in val]
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
-            val if isinstance(val, Tensor) else [self.per_client(value) for value in val],
+            val,
             ax=ax,
             name=title or type(self).__name__,
             class_names=self.columns() or self.class_names,
@@ -420,27 +419,27 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
         """Wrap ``update`` as torchmetrics does. The wrapper first checks the arguments, and finally counts the
         round."""
-        arguments = inspect.signature(update)
+        signature = inspect.signature(update)
 
         @functools.wraps(update)
-        def counted(*args: Any, **kwargs: Any) -> None:
-            bound = arguments.bind(*args, **kwargs).arguments
+        def checked_update(*args: Any, **kwargs: Any) -> None:
+            arguments = signature.bind(*args, **kwargs).arguments
             if not self._sized:
                 raise ConfigurationError(
                     f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
                     "num_classes, or use it in a FederatedLoop."
                 )
-            if "client_ids" in bound:
+            if "client_ids" in arguments:
                 assert self.num_clients is not None
-                check_clients(bound["client_ids"], self.num_clients)
-                check_rows(bound["client_ids"], bound, self.rows_of_clients)
-            with torch.inference_mode(
-                False
-            ):  # tensors made in inference mode cannot be changed outside of it
+                client_ids = arguments["client_ids"]
+                check_clients(client_ids, self.num_clients)
+                check_rows(client_ids, arguments, self.rows_of_clients)
+            # States made in inference mode could not be changed outside of it.
+            with torch.inference_mode(False):
                 update(*args, **kwargs)
                 self.rounds += 1
 
-        return super()._wrap_update(counted)
+        return super()._wrap_update(checked_update)
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
         """Raise ValueError unless ``clients`` are the round's clients, in the order of ``client_ids``."""
@@ -460,9 +459,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             raise ValueError(
                 f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}."
             )
-        return ClientMatrix(
-            client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates)
-        )
+        no_start = torch.zeros_like(client_updates[0])
+        return ClientMatrix(client_updates, [no_start] * len(client_updates))
 
 
 #: Names of the constructor's arguments that a ``FederatedLoop`` sets.
@@ -475,9 +473,9 @@ def _settings(metric: Metric) -> dict[str, Any]:
     """
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
-    plain = (int, float, str, dict, type(None))
+    plain_types = (int, float, str, dict, type(None))
     return {
         name: value
         for name, value in values.items()
-        if isinstance(value, plain) or is_dataclass(value)
+        if isinstance(value, plain_types) or is_dataclass(value)
     }

@@ -76,12 +76,12 @@ def scores_without_own(
     scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
     """
     ids = [client.id for client in clients]
-    weight_of = dict(zip(ids, weights.tolist()))
+    weights_by_id = dict(zip(ids, weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 
     def ask(client: Client) -> Tensor | None:
         try:
-            answer = client.ask(question, aggregate, weight_of[client.id])
+            answer = client.ask(question, aggregate, weights_by_id[client.id])
         except NoAnswer as reason:
             warnings.warn(
                 f"{reason} Its score of the others is missing in this round.", stacklevel=2

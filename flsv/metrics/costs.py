@@ -108,12 +108,11 @@ class CommunicationCost(ContributionMetric):
         """
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
-            bytes = numbers.cpu().double() * 4
+            num_bytes = numbers.cpu().double() * 4  # of float32
         else:
-            bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
-        for name, now in (("exchanged", numbers), ("exchanged_bytes", bytes.ceil())):
-            total = getattr(self, name)
-            total[client_ids] += now.to(total)
+            num_bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
+        self.exchanged[client_ids] += numbers.to(self.exchanged)
+        self.exchanged_bytes[client_ids] += num_bytes.ceil().to(self.exchanged_bytes)
         self.seen[client_ids] = True
 
     @staticmethod
@@ -241,8 +240,9 @@ class PrivacyLoss(ContributionMetric):
             return None
         client = int(self.participations.argmax())
         rounds = int(self.participations[client])
+        client_name = client_called(client, self.client_names or ())
         return (
-            f"{client_called(client, self.client_names or ())} has spent epsilon = "
+            f"{client_name} has spent epsilon = "
             f"{self.privacy.epsilon(rounds):.4g} in {rounds} rounds, and one more would make it "
             f"{self.privacy.epsilon(rounds + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
             f"(delta={self.privacy.delta:g})"

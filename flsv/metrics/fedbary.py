@@ -140,17 +140,23 @@ class WassersteinContribution(ContributionMetric):
             generator: the random generator of the start points. None: torch's default.
         """
         self._check_asked(client_ids, clients)
-        if self.every:
-            wanted = list(clients) if round_index % self.every == 0 else []
-        else:
-            wanted = [client for client in clients if self.distances[client.id].isnan()]
-        if wanted:
+        if self.every and round_index % self.every:
+            return
+        valued_clients = list(clients)
+        if not self.every:  # each client once
+            valued_clients = [c for c in clients if self.distances[c.id].isnan()]
+        if valued_clients:
             valuation = self.valuer.value(
-                wanted, server_data, generator, global_vector, judge=self.judges, others=self._sizes
+                valued_clients,
+                server_data,
+                generator,
+                global_vector,
+                judge=self.judges,
+                others=self._sizes,
             )
-            self._take(wanted, valuation)
+            self._store_distances(valued_clients, valuation)
 
-    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
+    def _store_distances(self, clients: Sequence[Client], valuation: Valuation) -> None:
         """Store the distances of ``valuation``, a valuation of ``clients``, in the states."""
         self.distances = self.distances.clone()
         self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
@@ -228,8 +234,8 @@ class CalibratedOTGradient(WassersteinContribution):
         super().init_states(num_clients, num_classes)
         self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
-    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
-        super()._take(clients, valuation)
+    def _store_distances(self, clients: Sequence[Client], valuation: Valuation) -> None:
+        super()._store_distances(clients, valuation)
         self.flagged = self.flagged.clone()
         self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
 

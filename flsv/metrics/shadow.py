@@ -176,7 +176,7 @@ class ShadowShapley(MeasuredMetric):
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
-        self._play_starts: Callable[[], Tensor] | None = None
+        self._score_untrained: Callable[[], Tensor] | None = None
         self._judged: Tensor | None = None
         self._case_covariance: Callable[[], Tensor | None] | None = None
         self._evidence: dict[str, Any] = {}
@@ -230,13 +230,13 @@ class ShadowShapley(MeasuredMetric):
             self._interval = ceil(rounds / 5)
 
     def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor]:
+        # Also prepares that of untrained models, which the next update plays.
         if round.trained is None or round.games is None:
             raise RuntimeError(
                 "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
             )
         if self._build is not None:
-            # It scores untrained models when the update asks for it.
-            self._play_starts = partial(
+            self._score_untrained = partial(
                 round.games.utility_of_models,
                 self._build,
                 UNTRAINED,
@@ -299,11 +299,11 @@ class ShadowShapley(MeasuredMetric):
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
         self.seen[client_ids] += 1
-        if self._play_starts is not None and self.starts.isnan().any():
-            utilities = self._play_starts()
+        if self._score_untrained is not None and self.starts.isnan().any():
+            utilities = self._score_untrained()
             self.starts = utilities.to(self.starts).view_as(self.starts)
             self._build = None
-            self._play_starts = None
+            self._score_untrained = None
 
         masks = coalitions.cpu()
         value_round = partial(self._value_round, masks, utility, round_index)
@@ -342,7 +342,8 @@ class ShadowShapley(MeasuredMetric):
         game = utility if isinstance(utility, TrainedGame) else None
 
         if self.judges == "clients":
-            self._judged = utilities[masks.all(1)].mean()
+            is_full_coalition = masks.all(1)
+            self._judged = utilities[is_full_coalition].mean()
         if self._pending is not None:
             self._append("valued", torch.tensor([round_index]))
             self._append("ends", utilities.detach().reshape(1, 2, -1))
@@ -580,13 +581,14 @@ class ShadowShapley(MeasuredMetric):
         """
         if self.per_class:
             return None
-        present = self.compute()
-        value = present if value is None else value
+        current_value = self.compute()
+        if value is None:
+            value = current_value
         # The standard errors belong to the current values; for values of another round they are not known.
-        if not torch.allclose(value.to(present), present, equal_nan=True):
+        if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
             return None
-        half = t_quantile(level) * self.errors.squeeze(-1).to(value)
-        return value - half, value + half
+        half_width = t_quantile(level) * self.errors.squeeze(-1).to(value)
+        return value - half_width, value + half_width
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients

@@ -50,6 +50,7 @@ from flsv.engines.remote.messages import (
     check_done,
     fault_of,
     instruction_packet,
+    on_cpu,
     pack,
     read_answer,
     read_update,
@@ -458,7 +459,7 @@ class RemoteSites:
         packet = Packet(
             "ask",
             {"question": name, "arguments": plain, "round": round_index, **info},
-            {key: tensor.cpu() for key, tensor in tensors.items()},
+            on_cpu(tensors),
         )
 
         self._answered.pop(site, None)
@@ -542,8 +543,8 @@ class RemoteSites:
             "counted": self._stands.get(site),
         }
 
-    def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        event = _printable(what)
+    def _note(self, site: int, event: str, why: object = "", when: str = "") -> str:
+        event = _printable(event)
         reason = _printable(why)
         if reason:
             reason = f": {reason}"

@@ -95,6 +95,11 @@ def fault_of(error: Exception) -> str:
     )
 
 
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Packets may go to a process without the same devices.
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
 def instruction_packet(
     instruction: Instruction, info: Mapping[str, Any], kind: str = "train"
 ) -> Packet:
@@ -105,11 +110,12 @@ def instruction_packet(
         "seed": instruction.seed,
         **info,
     }
-    tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
+    tensors = {}
+    for name, tensor in instruction.tensors.items():
+        tensors[OTHER + name] = tensor
     if instruction.start is not None:
         tensors[START] = instruction.start
-    cpu_tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    return Packet(kind, plain, cpu_tensors)
+    return Packet(kind, plain, on_cpu(tensors))
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
@@ -167,10 +173,11 @@ def update_packet(
         "withheld": list(withheld),
         "visit": visit,
     }
-    tensors = {REPORT + name: value for name, value in update.reports.items()}
+    tensors = {}
+    for name, value in update.reports.items():
+        tensors[REPORT + name] = value
     tensors["vector"] = update.vector
-    cpu_tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    return Packet("update", plain, cpu_tensors)
+    return Packet("update", plain, on_cpu(tensors))
 
 
 def failure_packet(error: BaseException) -> Packet:
@@ -183,7 +190,8 @@ def failure_packet(error: BaseException) -> Packet:
         if frames:
             source_line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
         text = f"it failed with {type(error).__name__}{source_line}, its own log says more"
-    return Packet("failed", {"error": text, "unwilling": isinstance(error, ConfigurationError)})
+    is_unwilling = isinstance(error, ConfigurationError)
+    return Packet("failed", {"error": text, "unwilling": is_unwilling})
 
 
 def check_done(reply: Reply) -> Packet:
@@ -218,7 +226,8 @@ def read_update(
         steps = checked_int(plain, "steps", most_steps)
         loss = float(plain["loss"])
         numbers, size = plain["traffic"]
-        traffic = Traffic(checked_int({"traffic": numbers}, "traffic", most_numbers), float(size))
+        num_numbers = checked_int({"traffic": numbers}, "traffic", most_numbers)
+        traffic = Traffic(num_numbers, float(size))
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
@@ -233,13 +242,13 @@ def read_update(
         )
     # Check after the conversion: values that are finite in float64 may overflow here.
     vector = vector.detach().to(device, space.dtype)
-    reports = {
-        n[len(REPORT) :]: t.detach().to(device)
-        for n, t in packet.tensors.items()
-        if n.startswith(REPORT)
-    }
-    if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
-        return None
+    reports = {}
+    for name, tensor in packet.tensors.items():
+        if name.startswith(REPORT):
+            reports[name.removeprefix(REPORT)] = tensor.detach().to(device)
+    for tensor in (vector, *reports.values()):
+        if not tensor.isfinite().all():
+            return None
     return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
 
 
@@ -303,7 +312,7 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
-    """Return the plain values of ``value``, and add its tensors to ``tensors`` by their number."""
+    # Tensors of the value are added to `tensors`, and numbered in this order.
     if isinstance(value, _PLAIN):
         return value
     name = str(len(tensors))
@@ -314,9 +323,11 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
         tensors[name] = value.get_state()
         return {"generator": name}
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, _pack_into(tensors, part)] for key, part in value.items()]}
+        pairs = [[key, _pack_into(tensors, part)] for key, part in value.items()]
+        return {"dict": pairs}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [_pack_into(tensors, part) for part in value]}
+        parts = [_pack_into(tensors, part) for part in value]
+        return {type(value).__name__: parts}
     raise ConfigurationError(
         f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
         "and dictionaries of them can."

@@ -149,7 +149,7 @@ class SitePolicy:
 
 
 def _read_ledger(ledger: Path) -> tuple[int, float]:
-    """Return the number of updates so far, and their sum of ``1 / noise_multiplier^2``."""
+    # The number of updates so far, and their sum of 1 / noise_multiplier^2.
     if not ledger.is_file():
         return 0, 0.0
     with suppress(*GARBLED):

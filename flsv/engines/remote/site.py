@@ -36,6 +36,7 @@ from flsv.engines.remote.messages import (
     check_request,
     failure_packet,
     global_model,
+    on_cpu,
     pack,
     read_instruction,
     unpack,
@@ -199,7 +200,7 @@ class Site:
         visit = SiteVisit(
             packet=packet,
             data=self._data,
-            kept=state or {},
+            site_state=state or {},
             config=self._config,
             upload_secret=secret,
             limit=self._limit,
@@ -218,7 +219,7 @@ class Site:
         if update is None:
             return Packet("broken")
         name = packet.digest.hex()
-        memory.keep(name, visit.kept, [packet.plain["counted"]])
+        memory.keep(name, visit.site_state, [packet.plain["counted"]])
         return update_packet(
             update, name, lost=state is None, withheld=self.policy.withheld([LOSS])
         )
@@ -289,8 +290,7 @@ class Site:
         visit = packet.digest.hex()
         memory = SiteMemory(self._folder, packet.plain["run"])
         memory.keep(visit, site_state, memory.all())
-        cpu_tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-        return Packet("answer", {"answer": answer, "visit": visit}, cpu_tensors)
+        return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
 
     def _call_question(
         self,
@@ -299,7 +299,7 @@ class Site:
         site_state: SiteState,
         trainer: L.Trainer,
     ) -> Any:
-        """Return the question's answer, and write what it has changed into ``site_state``."""
+        # What the question has changed is written into `site_state`.
         _, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
@@ -310,7 +310,7 @@ class Site:
         return answer
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
-        """Return ``compute(trainer)``, called where a fit without any round has prepared the trainer."""
+        # A fit without any round prepares the trainer.
         results: list[Any] = []
 
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -399,7 +399,7 @@ class SiteVisit(L.Callback):
         self,
         packet: Packet,
         data: FederatedDataModule,
-        kept: SiteState,
+        site_state: SiteState,
         config: FederationConfig,
         upload_secret: bytes | int,
         limit: float = 1.0,
@@ -411,7 +411,8 @@ class SiteVisit(L.Callback):
         self._numbered: Any = NumberedData(data, self._num_clients)
         self._data, self._config, self._limit = data, config, limit
         # The site's state after an earlier round, empty if there is none.
-        self.kept, self._upload_secret = kept, upload_secret
+        self.site_state = site_state
+        self._upload_secret = upload_secret
         self.update: ClientUpdate | None = None
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
@@ -450,7 +451,7 @@ class SiteVisit(L.Callback):
         model = global_model(instruction)
         assert model is not None  # checked before
         upload_seed, upload_secret = self._upload_keys()
-        store = self.kept.get("store", {})
+        store = self.site_state.get("store", {})
         tensors = dict(store.get(TENSORS, {}))
         context = UploadContext(
             client=instruction.client_id,
@@ -463,7 +464,7 @@ class SiteVisit(L.Callback):
         )
         vector, traffic = upload(self._config.uploads, model, model, model, context)
         # What compression has not sent is part of the next update, as after any other.
-        self.kept["store"] = {**store, TENSORS: tensors}
+        self.site_state["store"] = {**store, TENSORS: tensors}
 
         (visit,) = self._loader.visits
         return ClientUpdate(
@@ -509,7 +510,7 @@ class SiteVisit(L.Callback):
         self._data.warn_of_growth()
         self._forward_schedules(trainer)
         space, self._store, self._holder = opened_state(
-            trainer, self._data, self._config, self._packet, self.kept
+            trainer, self._data, self._config, self._packet, self.site_state
         )
         for transformation in self._config.uploads:
             transformation.check(space)
@@ -518,7 +519,7 @@ class SiteVisit(L.Callback):
         )
         self._training = training
         training.upload_seed, training.upload_secret = self._upload_keys()
-        buffers = self.kept.get("buffers")
+        buffers = self.site_state.get("buffers")
         if buffers is not None:
             training.state.restore(buffers)
 
@@ -542,7 +543,7 @@ class SiteVisit(L.Callback):
     def _has_lost_its_model(self) -> bool:
         """Return whether the server sends no model, since this site should have its own, and it is gone."""
         has_trained_before = self._packet.plain["counted"] is not None
-        return has_trained_before and not self.kept and self._instruction.start is None
+        return has_trained_before and not self.site_state and self._instruction.start is None
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
@@ -575,7 +576,7 @@ class SiteVisit(L.Callback):
             sent = None
             if local.sent is not local.model:
                 sent = local.sent
-            self.kept = {
+            self.site_state = {
                 "store": self._store.state_dict().get(client_id, {}),
                 "buffers": shared.buffers(),
                 "start": local.start,

@@ -200,7 +200,8 @@ class Directory:
         for site in self._greeted:
             packets[site] = Packet("agree", {"client": site, "question": TABLE_SUMMARY})
         replies: dict[str, Reply] = dict.fromkeys(self.names, "it is away")
-        for site, reply in self._send(packets, max(self.timeout, self.wait)):
+        seconds = max(self.timeout, self.wait)
+        for site, reply in self._send(packets, seconds):
             replies[self.names[site]] = reply
         return replies
 
@@ -225,7 +226,7 @@ class Directory:
         }
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
-        return {site: address for site, address in self._addresses.items() if site in self._greeted}
+        return {site: self._addresses[site] for site in self._addresses if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
@@ -241,7 +242,7 @@ class Directory:
             while not present and time.monotonic() < deadline:
                 time.sleep(min(0.5, self.wait))
                 present = self.refresh()
-            sent = {site: packet for site, packet in packets.items() if site in present}
+            sent = {site: packets[site] for site in packets if site in present}
             for site, reply in self._send(sent, self.timeout):
                 replies[site] = reply
 
@@ -292,6 +293,7 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
+        # `nodes` holds each address's registered name.
         addresses: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -348,7 +350,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
     sizes = {}
     for split, minimum in _SPLITS.items():
-        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
+        sizes[split] = checked_int(plain, split, float("inf"), minimum)
     largest_split = max(sizes, key=sizes.__getitem__)
     if sizes[largest_split] > max_samples:
         raise Unwilling(

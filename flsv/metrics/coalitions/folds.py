@@ -112,13 +112,13 @@ class MovingAverage(Fold):
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
-        values, stderr = (
-            value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate)
-        )
-        metric.history = momentum_add(metric.history, client_ids, values, self.momentum)
-        now = torch.full_like(metric.stderr, float("nan"))
-        now[client_ids] = stderr
-        metric.stderr = latest(torch.stack([metric.stderr, now]))
+        values, stderr = self._read(estimate)
+        rows = values.to(metric.history).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
+        metric.history = momentum_add(metric.history, client_ids, rows, self.momentum)
+        # Clients of other rounds keep the errors that they have.
+        stderr_of_round = torch.full_like(metric.stderr, float("nan"))
+        stderr_of_round[client_ids] = stderr.to(metric.history).reshape(rows.shape)
+        metric.stderr = latest(torch.stack([metric.stderr, stderr_of_round]))
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in
@@ -179,11 +179,10 @@ class Sum(Fold):
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
-        values = estimate.values.to(metric.total).reshape(len(client_ids), -1)
+        values = estimate.values.to(metric.total).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
+        stderr = estimate.stderr.to(metric.variance).reshape(values.shape)
         metric.total[client_ids] += values
-        metric.variance[client_ids] += (
-            estimate.stderr.to(metric.variance).reshape(values.shape) ** 2
-        )
+        metric.variance[client_ids] += stderr**2  # the rounds' errors are independent
         metric.seen[client_ids] += 1
 
     def compute(self, metric: Any) -> Tensor:
@@ -234,12 +233,11 @@ class Decay(Sum):
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
         shares, skipped, flagged = round_shares(estimate.values)
-        values = (
-            (shares if self.normalize else estimate.values)
-            .to(metric.total)
-            .reshape(len(client_ids), -1)
-        )
-        metric.total[client_ids] += factor * values
+        values = estimate.values
+        if self.normalize:
+            values = shares
+        rows = values.to(metric.total).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
+        metric.total[client_ids] += factor * rows
         metric.seen[client_ids] += 1
         metric.skipped += skipped
         metric.flagged += flagged

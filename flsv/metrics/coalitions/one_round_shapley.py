@@ -181,20 +181,22 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             raise ValueError(
                 f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
             )
-        if self.updates.shape[1] != len(global_vector):
+        if self.updates.shape[1] != len(global_vector):  # the first round
             self.updates = self.updates.new_zeros(
                 len(self.updates), len(global_vector), dtype=global_vector.dtype
             )
-        self.updates[client_ids] += aggregation_weights.to(client_updates)[:, None] * client_updates
+        weights = aggregation_weights.to(client_updates)
+        self.updates[client_ids] += weights[:, None] * client_updates  # [k, P]
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.seen[client_ids] += 1
         rounds_added = int(self.rounds) + 1  # the present round is counted later
         play = partial(self._play, utility, generator, round_index, rounds_added)
-        if (round_index + 1) % self.fold.rounds:
-            self.put_off = play
-        else:
+        is_due = (round_index + 1) % self.fold.rounds == 0
+        if is_due:
             self.put_off = None
             play()
+        else:
+            self.put_off = play
 
     def _play(
         self, utility: Game, generator: torch.Generator | None, round_index: int, rounds_added: int

@@ -73,10 +73,11 @@ class MeasuredMetric(ContributionMetric):
         measure = self.measured_by
         if measure == "negative_loss":
             return "fall of the validation loss (nats)"
-        names = self.class_names or ()
-        return (
-            f"gain in {title_of(measure, names[1] if len(names) == 2 else None).replace('_', ' ')}"
-        )
+        positive_class = None
+        if self.class_names is not None and len(self.class_names) == 2:
+            positive_class = self.class_names[1]
+        title = title_of(measure, positive_class).replace("_", " ")
+        return f"gain in {title}"
 
 
 class CoalitionValue(MeasuredMetric):
