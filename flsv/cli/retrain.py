@@ -58,7 +58,7 @@ from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
-from flsv.retraining.retrain import SEEDS, Retrained, learn, stored_outputs, train_seeds
+from flsv.retraining.retrain import SEEDS, Retrained, copy_from_run, stored_outputs, train_seeds
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.choices import Participation
@@ -109,11 +109,11 @@ def retrain(
         outputs = stored_outputs(masks, summary.question.measure)
         store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
         if not (changes or summary.another_game):
-            learn(
+            copy_from_run(
                 store,
                 run,
                 names=[summary.by] if len(names) == 1 else names,
-                outputs=outputs,
+                output_names=outputs,
                 seeds=range(summary.seed, summary.seed + (seeds or SEEDS)),
                 num_rounds=summary.rounds,
             )

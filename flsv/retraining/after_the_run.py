@@ -47,7 +47,8 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     for metric in metrics:
         measures[column_name(metric.measured_by)] = metric.measured_by
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
-    if not measures.keys().isdisjoint(CLASSIFICATION):
+    has_classification_measure = any(name in CLASSIFICATION for name in measures)
+    if has_classification_measure:
         for name in CLASSIFICATION:
             measures[name] = name
     return measures
@@ -89,17 +90,19 @@ class SavedBeginning:
         self._make_fresh_fits = partial(
             FreshFits, trainer, measures=measures, start_time=time.monotonic()
         )
-        pickled = partial(pickled_fit, trainer, module, environment=dict(os.environ))
+        pickle_fit = partial(pickled_fit, trainer, module, environment=dict(os.environ))
         if self.why_no_fork is None:
-            self.forks = ForkedFits(trainer, module, measures, pickled)
-            return self.forks.begun
-        if trainer.current_epoch:
+            self.forks = ForkedFits(trainer, module, measures, pickle_fit)
+            return self.forks.is_in_coalition_process
+
+        has_been_fitted = trainer.current_epoch > 0
+        if has_been_fitted:
             self.why_not_pickled = (
                 "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
             )
             return False
         try:
-            self._fresh_fits = self._make_fresh_fits(pickled())
+            self._fresh_fits = self._make_fresh_fits(pickle_fit())
         except Exception as error:  # reported when it is known that coalitions will be trained
             self.why_not_pickled = f"{type(error).__name__}: {error}"
         return False
@@ -135,6 +138,7 @@ class SavedBeginning:
         self.forks = None
         if forks is None:
             return None
+        # The fit as it was at the beginning, which only the waiting fork still has.
         pickled = forks.pickled()
         forks.close()
         self.why_no_fork = f"forks have failed ({reason})"
@@ -179,12 +183,12 @@ class AfterTheRun:
         failed.
         """
         scores = {}
-        predicting = set()
+        measures_with_outputs = set()
         for name, metric in self._metrics.items():
-            scores[name] = self._score(metric, run)
+            scores[name] = self._output_score(metric, run)
             if scores[name] is not None:
-                predicting.add(column_name(metric.measured_by))
-        store = self._store(run, predicting)
+                measures_with_outputs.add(column_name(metric.measured_by))
+        store = self._make_store(run, measures_with_outputs)
         coalitions = members_of(self._masks[2:])
         trained_coalitions = list(coalitions)
         if any(_is_scored_by_clients(metric, run) for metric in self._metrics.values()):
@@ -253,7 +257,7 @@ class AfterTheRun:
             replacement=self._beginning.switch_to_fresh_processes,
         )
 
-    def _store(self, run: EndedRun, predicting: set[str]) -> UtilityStore:
+    def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
         ranks = ranks_of(run.trainer)
         path = None
         if run.folder is not None:
@@ -263,27 +267,30 @@ class AfterTheRun:
                 path.unlink(missing_ok=True)
         return UtilityStore(
             path,
-            list(measures_of(self._metrics.values())),
-            run.settings,
+            names=list(measures_of(self._metrics.values())),
+            settings=run.settings,
             rounds=self._rounds,
             ranks=ranks,
-            outputs=predicting,
+            outputs=measures_with_outputs,
             anew=True,
         )
 
-    def _score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
+    def _output_score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
         """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
         needed, or if those of all coalitions are too many.
         """
-        if not whole_layers(self._masks) or not len(metric.outputs):
+        has_outputs = len(metric.outputs) > 0
+        if not has_outputs or not whole_layers(self._masks):
             return None
-        num_coalitions = len(self._masks)
-        numbers_of_a_model = metric.outputs[:, 0].numel()
-        are_all_trained = num_coalitions == 2 ** self._masks.shape[1]
-        are_too_many = num_coalitions * numbers_of_a_model > MOST_OUTPUTS
-        if are_all_trained and (metric.per_class or are_too_many):
-            return None
-        return OutputScore.of(run.games.evaluator_of(metric.measured_by), metric.measured_by)
+        num_coalitions, num_clients = self._masks.shape
+        are_all_trained = num_coalitions == 2**num_clients
+        if are_all_trained:
+            outputs_per_coalition = metric.outputs[:, 0].numel()
+            are_too_many = num_coalitions * outputs_per_coalition > MOST_OUTPUTS
+            if metric.per_class or are_too_many:
+                return None
+        evaluator = run.games.evaluator_of(metric.measured_by)
+        return OutputScore.of(evaluator, metric.measured_by)
 
     def _complete(
         self,
@@ -299,17 +306,19 @@ class AfterTheRun:
         measure_name = column_name(metric.measured_by)
         column = store.names.index(measure_name)
         positions = [self._rounds.index(index) for index in metric.valued.tolist()]
-        if _is_scored_by_clients(metric, run):  # the run's clients have trained their part by now
-            untrained = [row[column] for row in store.rows(run.seed, ())]
-            untrained_utilities = torch.tensor(untrained)[positions].to(metric.ends)
+        if _is_scored_by_clients(metric, run):
+            # The run's clients have trained their own part by now, so the untrained model was scored with it, too.
+            untrained_by_round = [row[column] for row in store.rows(run.seed, ())]
+            untrained_utilities = torch.tensor(untrained_by_round)[positions]
             with torch.inference_mode():
-                metric.ends[:, 0] = untrained_utilities
+                metric.ends[:, 0] = untrained_utilities.to(metric.ends)
 
         utilities_by_round = []
         rows_by_coalition = [store.rows(run.seed, members) for members in coalitions]
         for position in positions:
-            utilities_by_round.append([rows[position][column] for rows in rows_by_coalition])
-        # [R, K - 2, 1], or per class
+            utilities_of_round = [rows[position][column] for rows in rows_by_coalition]
+            utilities_by_round.append(utilities_of_round)
+        # [rounds, K - 2, 1], or per class: the empty and the full coalition are missing.
         utilities = torch.tensor(utilities_by_round, dtype=torch.float64)
         if utilities.shape[-1] == 1:
             utilities = utilities.squeeze(-1)
@@ -320,16 +329,16 @@ class AfterTheRun:
         for members in coalitions:
             outputs = store.outputs(run.seed, members, measure_name)
             outputs_by_coalition.append(outputs[positions])
-        outputs = torch.stack(outputs_by_coalition, 1)
+        outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
     def _remedy(self, error: ConfigurationError) -> str:
         if not isinstance(error, Unproved):
-            pickling = ""
-            if self._beginning.why_not_pickled:
-                reason = self._beginning.why_not_pickled
-                pickling = f" Nor can fresh processes train them, since the fit cannot be pickled ({reason})."
-            return f"{pickling} flsv retrain trains the coalitions that are missing."
+            why_not_fresh = ""
+            reason = self._beginning.why_not_pickled
+            if reason:
+                why_not_fresh = f" Nor can fresh processes train them, since the fit cannot be pickled ({reason})."
+            return f"{why_not_fresh} flsv retrain trains the coalitions that are missing."
         if self._beginning.forks is not None:
             return (
                 ": training depends on something that neither its seed nor the state of this process at the beginning "

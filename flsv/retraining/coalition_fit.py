@@ -108,6 +108,7 @@ class GlobalModelScoring(L.Callback):
             pl_module.load_state_dict(self.initial, strict=False)  # frozen weights may be left out
         loop: Any = trainer.fit_loop
         strategy: Any = trainer.strategy
+        # The model is scored after Lightning's own end of a round or of training.
         if self._rounds is None:
             strategy.on_train_end = in_turn(strategy.on_train_end, partial(self._end, trainer))
         else:
@@ -142,42 +143,40 @@ class GlobalModelScoring(L.Callback):
 
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         if self._scores_untrained:
-            self.untrained_scores = self._evaluated(pl_module)
+            self.untrained_scores = self._scores_of(pl_module)
             for measure, scores in zip(self._measures, self.untrained_scores):
                 check_untrained("retraining", measure, scores)
         self.seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
-        index = trainer.current_epoch - 1
+        round_index = trainer.current_epoch - 1
         rounds = self._rounds or ()
-        if index == rounds[-1]:
+        if round_index == rounds[-1]:  # scored after all hooks at the end of training
             self.has_ended = True
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
-        elif index in rounds:
+        elif round_index in rounds:
             module = trainer.lightning_module
             with model_of_validation(trainer, module):
-                self._score(module, index)
+                self._score(module, round_index)
 
     def _end(self, trainer: L.Trainer) -> None:
         self._score(trainer.lightning_module, trainer.current_epoch - 1)
 
-    def _evaluated(self, module: L.LightningModule) -> list[Scores]:
-        weighing: AbstractContextManager[None]
+    def _scores_of(self, module: L.LightningModule) -> list[Scores]:
+        class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
-            weighing = module.weighing_for_all()
-        else:
-            weighing = nullcontext()
+            class_weights = module.weighing_for_all()
 
-        with weighing:
+        with class_weights:
             return [evaluator.live(module, keep=True) for evaluator in self._evaluators]
 
-    def _score(self, module: L.LightningModule, index: int) -> None:
+    def _score(self, module: L.LightningModule, round_index: int) -> None:
         start_time = time.perf_counter()
         self.models[0] = self.space.read(module)
 
-        self.scores_by_round[index] = self._evaluated(module)
-        self.scored_round = index
+        self.scores_by_round[round_index] = self._scores_of(module)
+        self.scored_round = round_index
         self.seconds += time.perf_counter() - start_time
 
 
@@ -247,8 +246,9 @@ class CoalitionScoring(GlobalModelScoring):
         )
         self._order = order
         self._omission = OmittedValidation()
+        # After training: the module's weights, and the model of the loop. None until then.
         self.delivered: Tensor | None = None
-        self._global: Tensor | None = None
+        self._global_model: Tensor | None = None
         # The scores of the last finite model, if training ended without another one.
         self._last_scores: list[Scores] = []
 
@@ -260,7 +260,8 @@ class CoalitionScoring(GlobalModelScoring):
         if self._order.nudged:
             with torch.no_grad():
                 for parameter in filter(torch.is_floating_point, pl_module.parameters()):
-                    parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
+                    nudged_values = self._rounding.nudged(parameter.flatten())
+                    parameter.copy_(nudged_values.view_as(parameter))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -270,19 +271,23 @@ class CoalitionScoring(GlobalModelScoring):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Score the last finite model if a round has none, unless it was scored after its round."""
-        if not isinstance(exception, NoModel) or self.scored_round == trainer.current_epoch - 1:
+        if not isinstance(exception, NoModel):
+            return
+        last_round = trainer.current_epoch - 1
+        if self.scored_round == last_round:
             return
         loop: Any = find_loop(callbacks_of(trainer))
         with lent(pl_module, self.space):
             self.space.write(pl_module, loop.state.model())
-            self._last_scores = self._evaluated(pl_module)
+            self._last_scores = self._scores_of(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store and score the module's weights after all hooks at the end of training."""
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
         self.delivered = self.space.read(module).clone()
-        self._global = loop.state.model()
+        self._global_model = loop.state.model()
+
         last_round = self._order.rounds[-1]
         if not self.has_ended:
             raise RuntimeError(
@@ -306,8 +311,9 @@ class CoalitionScoring(GlobalModelScoring):
 
         models = None
         if self._order.returns_models:
-            models = self._models()
-            if digest(models.trained).hex() == self._order.expected_hash:
+            models = self._fit_models()
+            is_expected = digest(models.trained).hex() == self._order.expected_hash
+            if is_expected:  # nothing is left to compare
                 models = None
         return FitResult(
             utilities=utilities,
@@ -318,10 +324,10 @@ class CoalitionScoring(GlobalModelScoring):
             rounding=self._rounding,
         )
 
-    def _models(self) -> FitModels:
+    def _fit_models(self) -> FitModels:
         """Return the models before and after training. Without a finite one, that which was scored last."""
         scored_model, initial_model = self.models.cpu()
-        trained_model = self._global
+        trained_model = self._global_model
         if self._order.checkpoint is not None:
             trained_model = self.delivered
         if trained_model is None:
@@ -343,9 +349,9 @@ class CoalitionScoring(GlobalModelScoring):
         for name, measure in self._scored.items():
             position = self._scored_measures.index(measure)
             outputs_of_rounds = [scores[position].outputs for scores in scores_of_rounds]
-            known_outputs = [output for output in outputs_of_rounds if output is not None]
-            if len(known_outputs) == len(outputs_of_rounds):
-                outputs[name] = torch.cat(known_outputs)
+            stored_outputs = [output for output in outputs_of_rounds if output is not None]
+            if len(stored_outputs) == len(outputs_of_rounds):
+                outputs[name] = torch.cat(stored_outputs)
         return outputs
 
     def _utility(self, scores: list[Scores], name: str) -> Tensor:
@@ -364,11 +370,10 @@ def prepare_coalition_fit(
     """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result. Callbacks
     write into ``folder`` if it is set. ``end`` is called when the result is complete.
     """
-    unfitted: Any = trainer
     data.counted_clients = order.members
     if order.rounds == (LAST,):
-        planned_rounds = int(trainer.max_epochs or 0)
-        order = replace(order, rounds=(planned_rounds - 1,))
+        num_rounds = int(trainer.max_epochs or 0)
+        order = replace(order, rounds=(num_rounds - 1,))
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
     for callback in callbacks:
@@ -383,15 +388,17 @@ def prepare_coalition_fit(
     if order.run_time is not None:
         ChangedFiles(*order.run_time).watch()
 
-    unfitted.callbacks = [scoring, *callbacks]
-    unfitted._default_root_dir = folder or trainer.default_root_dir
-    unfitted.profiler = PassThroughProfiler()
+    untyped_trainer: Any = trainer
+    untyped_trainer.callbacks = [scoring, *callbacks]
+    untyped_trainer._default_root_dir = folder or trainer.default_root_dir
+    untyped_trainer.profiler = PassThroughProfiler()
 
     def deliver_and_end() -> None:
         scoring.deliver(trainer)
         end()
 
-    unfitted.strategy.on_train_end = deliver_and_end
+    # The strategy's hook runs after those of the callbacks and of the module.
+    untyped_trainer.strategy.on_train_end = deliver_and_end
     return scoring
 
 
@@ -417,14 +424,14 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
         base = L.Callback
 
-    classes = []
+    program_classes = []
     for kind in type(callback).__mro__:
         if not kind.__module__.startswith(("lightning.", "flsv.")):
-            classes.append(kind)
-    for owner in (*classes, callback):
+            program_classes.append(kind)
+    for owner in (*program_classes, callback):
         for name, value in vars(owner).items():
-            is_special = name.startswith("__")
-            if callable(value) and not is_special and callable(getattr(base, name, None)):
+            replaces_method = callable(value) and callable(getattr(base, name, None))
+            if replaces_method and not name.startswith("__"):
                 return False
     return True
 

@@ -77,14 +77,14 @@ class CoalitionPlan(RunExtension):
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
         """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
-        asking: Any = {
-            name: metric
-            for name, metric in config.metrics.items()
-            if attribute_of(metric, "trains") is not None
-        }
-        if asking:
+        retraining_metrics: Any = {}
+        for name, metric in config.metrics.items():
+            coalitions = attribute_of(metric, "trains")
+            if coalitions is not None:
+                retraining_metrics[name] = metric
+        if retraining_metrics:
             check_settings(config)
-        return cls(asking)
+        return cls(retraining_metrics)
 
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
@@ -95,7 +95,8 @@ class CoalitionPlan(RunExtension):
         # The run's model after the round that the coalition of all clients must reach.
         self._checked_model: Tensor | None = None
         self._sites: CoalitionsAtSites | None = None
-        self._loaded: dict[str, Any] | None = None
+        # Of a checkpoint, for the sites.
+        self._loaded_sites: dict[str, Any] | None = None
         self._trains_at_sites = False
         self._seed = 0
         self._cohort: float | None = None
@@ -105,7 +106,9 @@ class CoalitionPlan(RunExtension):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
-        sites = self._loaded if self._sites is None else self._sites.state_dict()
+        sites = self._loaded_sites
+        if self._sites is not None:
+            sites = self._sites.state_dict()
         return {
             "initial": self._initial,
             "first": self._checked_model,
@@ -117,7 +120,7 @@ class CoalitionPlan(RunExtension):
         """Restore the state that ``state_dict`` returned."""
         self._initial = state["initial"]
         self._checked_model = state["first"]
-        self._loaded = state["sites"]
+        self._loaded_sites = state["sites"]
         self._beginning.checked_round = state.get("checked_round", 0)
 
     # ---- before the first round
@@ -185,16 +188,18 @@ class CoalitionPlan(RunExtension):
             return []
         space = run.space
         for metric in self._metrics.values():
-            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+            build_untrained = untrained_models(module, self._initial, space, self._seed)
+            metric.compare_starts(build_untrained)
         with lent(module, space):
             module.load_state_dict(self._initial, strict=False)
             untrained_model = space.read(module)
         self._valued_models = _ValuedModels(self, space, untrained_model, weights)
         if not self._trains_at_sites:
             return [self._valued_models]
-        masks = self.masks(run.state.num_clients)
+
+        untrained_info = replace(run.info(), global_vector=untrained_model)
         self._sites = CoalitionsAtSites(
-            masks, replace(run.info(), global_vector=untrained_model), run.engine, self._loaded
+            self.masks(run.state.num_clients), untrained_info, run.engine, self._loaded_sites
         )
         return [self._sites, self._valued_models]
 
@@ -205,19 +210,18 @@ class CoalitionPlan(RunExtension):
         if not self._metrics:
             return
         self._games = games
-        masks = self.masks(num_clients)
         self._beginning.begin_training()
+        measures = {name: metric.measured_by for name, metric in self._metrics.items()}
         if not self._trains_at_sites:
-            for name, metric in self._metrics.items():
-                measure = metric.measured_by
-                check_scored(
-                    f"metric {name!r}", self._share, module, games.evaluator_of(measure), measure
-                )
+            for name, measure in measures.items():
+                evaluator = games.evaluator_of(measure)
+                check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
         if self._valued_models is not None and not self._trains_at_sites:
-            measures = {name: metric.measured_by for name, metric in self._metrics.items()}
-            self._valued_models.score(module, self._initial, games, measures)
+            self._valued_models.score_untrained(module, self._initial, games, measures)
             space = self._valued_models.space
             observe_first_validation(module.trainer, space, self._validation_changes)
+
+        masks = self.masks(num_clients)
         metric_names = ", ".join(self._metrics)
         rank_zero_info(
             f"flsv: {metric_names}: {_coalitions_in_words(masks)} {self._place_in_words(masks)}."
@@ -234,7 +238,8 @@ class CoalitionPlan(RunExtension):
         return f"trained after the run, each by a fit of its own,{process} which costs {cost}"
 
     def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
-        if len(masks) == 2 ** masks.shape[1]:
+        are_all_trained = len(masks) == 2 ** masks.shape[1]
+        if are_all_trained:
             return ""
         if not whole_layers(masks):
             return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
@@ -283,22 +288,22 @@ class CoalitionPlan(RunExtension):
             return
         if skips_scored and index == self._scored_round:
             return
-        self._scored_round = None
-        if skips_scored:
-            self._scored_round = index
+        self._scored_round = index if skips_scored else None
 
         for metric in self._metrics.values():
+            is_valued = index in metric.valued[-1:]
+            if not is_valued:
+                continue
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
-            # Clients have scored the global model in the round.
-            is_scored = evaluator.asks_clients and self._valued_models.is_full_model(module)
-            if index not in metric.valued[-1:] or is_scored:
-                continue
+            if evaluator.asks_clients and self._valued_models.is_full_model(module):
+                continue  # clients have scored the global model in the round
             scores = evaluator.live(module, keep=True)
             outputs = None
             if scores.outputs is not None:
                 outputs = scores.outputs[0]
-            metric.deliver(utility_of(scores, measure)[0], outputs)
+            utility = utility_of(scores, measure)[0]
+            metric.deliver(utility, outputs)
 
     # ---- after the last round
 
@@ -321,7 +326,7 @@ class CoalitionPlan(RunExtension):
         masks = self.masks(run.data.num_clients)
         stop_observing(run.trainer)
         rank_zero_info(
-            f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.{self._validating(run)}"
+            f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.{self._validation_in_words(run)}"
         )
         trainings = AfterTheRun(
             pending,
@@ -337,11 +342,12 @@ class CoalitionPlan(RunExtension):
         run_seconds = file_time() - self._beginning.first_round_time
         jobs = 1
         if run.trainer.strategy.root_device.type == "cpu":
-            jobs = min(cores(), len(masks) - 2)
-        seconds = run_seconds * fits_of(masks, self._cohort) / max(1, jobs)
+            num_trained = len(masks) - 2  # without the empty and the full coalition
+            jobs = max(1, min(cores(), num_trained))
+        seconds = run_seconds * fits_of(masks, self._cohort) / jobs
         return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
 
-    def _validating(self, run: EndedRun) -> str:
+    def _validation_in_words(self, run: EndedRun) -> str:
         """Say why coalitions run the module's own validation beside flsv's scoring, if they do."""
         trainer = run.trainer
         causes = validation_hooks(
@@ -414,7 +420,7 @@ class _ValuedModels(Strategy):
         self._untrained_scores: dict[Any, Any] = {}
         self._full_model: Tensor | None = None
 
-    def score(
+    def score_untrained(
         self,
         module: L.LightningModule,
         initial: Any,
@@ -430,20 +436,25 @@ class _ValuedModels(Strategy):
                     continue
                 if measure not in self._untrained_scores:
                     self._untrained_scores[measure] = evaluator.live(module, keep=True)
-                check_untrained(f"metric {name!r}", measure, self._untrained_scores[measure])
+                scores = self._untrained_scores[measure]
+                check_untrained(f"metric {name!r}", measure, scores)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
         self._plan.keep_checked_model(round)
         self._full_model = round.server_vector
         weights = self._weights()
-        trained = round.trained  # at sites
+        trained = round.trained  # all coalitions, if sites train them
         if trained is None:
+            # [2, n], nobody and everybody
             masks = torch.tensor([[False], [True]]).expand(-1, len(weights))
-            trained = models_of(masks, self._untrained_model, self._full_model, ())
+            trained = models_of(
+                masks, empty=self._untrained_model, full=self._full_model, inner_models=()
+            )
+        trained = replace(trained, weights=weights)
         if not self._untrained_scores:
-            return replace(trained, weights=weights)
-        return replace(trained, weights=weights, before=self._untrained_scores.__getitem__)
+            return trained
+        return replace(trained, before=self._untrained_scores.__getitem__)
 
     def is_full_model(self, module: L.LightningModule) -> bool:
         """Return whether the module holds the last global model."""

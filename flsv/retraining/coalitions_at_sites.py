@@ -59,15 +59,15 @@ def doubtful_own_models(
         >>> doubtful_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
         {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
     """
-    moves = own_models - initial
-    distances = (own_models - model).norm(dim=1)
+    moves = own_models - initial  # [n, P]
+    distances = (own_models - model).norm(dim=1)  # [n], to the federation's model
     is_near = distances < NEAR * moves.norm(dim=1)
     near_clients = is_near.nonzero().flatten().tolist()
     reasons = dict.fromkeys(near_clients, "its own model is the federation's")
     if len(own_models) < 3:
         return reasons
 
-    cosines = _cosines(moves, updates)
+    cosines = _cosines(moves, updates)  # [n, n]
     has_update = updates.norm(dim=1) > 0
     for client in has_update.nonzero().flatten().tolist():
         reason = _reason_by_direction(client, cosines)
@@ -78,10 +78,10 @@ def doubtful_own_models(
 
 def _reason_by_direction(client: int, cosines: Tensor) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
-    cosines_of_client = cosines[client]
+    cosines_of_client = cosines[client]  # its move with each client's updates
     is_other = torch.arange(len(cosines)) != client
     typical_cosines = cosines[is_other].median(0).values
-    agreement = cosines_of_client - typical_cosines
+    agreement = cosines_of_client - typical_cosines  # [n]
 
     closest = int(agreement.argmax())
     if cosines_of_client[closest] > cosines_of_client[client]:
@@ -107,10 +107,11 @@ def check_at_sites(config: FederationConfig) -> None:
     cannot.
     """
     metrics = ContributionMetrics(_metric_of_aggregator(config), check_names(config.strategies))
-    evaluating = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
-    if evaluating:
+    evaluating_names = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
+    if evaluating_names:
+        distinct_names = list(dict.fromkeys(evaluating_names))
         raise ConfigurationError(
-            f"ShadowShapley: {config.aggregator!r} uses {list(dict.fromkeys(evaluating))}, which evaluate models in "
+            f"ShadowShapley: {config.aggregator!r} uses {distinct_names}, which evaluate models in "
             "every round, and no coalition at sites can. Leave ShadowShapley out, and use flsv retrain where all data "
             "are."
         )
@@ -181,12 +182,13 @@ class CoalitionsAtSites(Strategy):
         with warnings.catch_warnings():
             # The run's own server has warned. Faults of sites are noted.
             warnings.simplefilter("ignore")
-            packets = []
+            packets_by_coalition = []
             for coalition in self._coalitions:
-                packets.append(coalition.instruct(self._run, self._absent, self._clients))
-            replies = self._exchange(packets)
-            for coalition, replies_of_coalition in zip(self._coalitions, replies):
-                coalition.receive(replies_of_coalition, round)
+                packets = coalition.instruct(self._run, self._absent, self._clients)
+                packets_by_coalition.append(packets)
+            replies_by_coalition = self._exchange(packets_by_coalition)
+            for coalition, replies in zip(self._coalitions, replies_by_coalition):
+                coalition.receive(replies, round)
         self._note_doubtful_models(round)
         self._last_model = round.server_vector
 
@@ -201,19 +203,21 @@ class CoalitionsAtSites(Strategy):
                 "hooks leave them as they are, or value the run by flsv retrain."
             )
 
-    def _exchange(self, packets: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        replies: list[dict[int, Any]] = [{} for _ in packets]
-        while any(packets):
-            # A site trains one model at a time.
+    def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
+        # {site: packet} of each coalition, which becomes empty, and {site: reply} of each.
+        replies: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
+        while any(packets_by_coalition):
+            # A site trains one model at a time, so each gets one packet of the next coalition that has one for it.
             packet_by_site: dict[int, Packet] = {}
             coalition_by_site: dict[int, int] = {}
-            for index, waiting_packets in enumerate(packets):
+            for index, waiting_packets in enumerate(packets_by_coalition):
                 for site in waiting_packets.keys() - packet_by_site.keys():
                     packet_by_site[site] = waiting_packets.pop(site)
                     coalition_by_site[site] = index
-            directory = self._coalitions[0].sites.directory
+            directory = self._coalitions[0].sites.directory  # the same for all coalitions
             for site, reply in directory.exchange(packet_by_site).items():
-                replies[coalition_by_site[site]][site] = reply
+                index = coalition_by_site[site]
+                replies[index][site] = reply
         return replies
 
     def _note_doubtful_models(self, round: Round) -> None:
@@ -336,7 +340,7 @@ class _Coalition:
         self._clients = clients
         state.round_index = run.round_index
         state.incidents = run.incidents
-        if not state.run:
+        if not state.run:  # an id of the coalition's run, for which sites have a separate state
             state.run = digest([run.run, self.members]).hex()[:16]
 
         values = self._metrics.with_priors()
@@ -362,10 +366,9 @@ class _Coalition:
         last.
         """
         server = self._server
-        replies_to_instructions = {site: replies[site] for site in self._instructions}
-        updates, broken_clients = self.sites.updates(
-            replies_to_instructions, self.state.model().device, server.space
-        )
+        device = self.state.model().device
+        replies_in_order = {site: replies[site] for site in self._instructions}
+        updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
         self.sent = {update.client_id: update.vector for update in updates}
         server.send(self._instructions)
         if updates:
@@ -411,11 +414,12 @@ def models_of(
     ``[P]``.
     """
     remaining_models = iter(inner_models)
+    num_clients = masks.shape[1]
     models = []
     for size in masks.sum(1).tolist():
         if size == 0:
             models.append(empty)
-        elif size == masks.shape[1]:
+        elif size == num_clients:
             models.append(full)
         else:
             models.append(next(remaining_models))

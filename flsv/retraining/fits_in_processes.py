@@ -91,6 +91,7 @@ def work_on(
         for callback in callbacks_of(federation.trainer):
             if is_loop(callback):
                 become(callback, sampler=FullParticipation())
+    # A ConfigurationError is no failure of the process. It is returned, so that the caller raises it.
     try:
         if isinstance(request, Prediction):
             return _predict(request, federation)
@@ -102,6 +103,7 @@ def work_on(
 def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
     trainer = federation.trainer
     module = federation.module
+
     run_state: Any = None
     if order.checkpoint is not None:
         checkpoint: Any = torch.load(order.checkpoint, map_location="cpu", weights_only=True)
@@ -112,9 +114,9 @@ def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
     scoring = prepare_coalition_fit(
         trainer,
         federation.data,
-        _measures_of(federation),
-        order,
-        folder,
+        measures=_measures_of(federation),
+        order=order,
+        folder=folder,
     )
     with suppress(NoModel):  # the last finite model counts
         trainer.fit(module, federation.data)
@@ -126,7 +128,8 @@ def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
         return result
     module.load_state_dict(run_state)
     checkpoint_model = scoring.space.read(module).cpu()
-    return replace(result, models=replace(result.models, checkpoint=checkpoint_model))
+    models = replace(result.models, checkpoint=checkpoint_model)
+    return replace(result, models=models)
 
 
 def _measures_of(federation: Federation) -> dict[str, Any]:
@@ -156,6 +159,7 @@ def _predict(prediction: Prediction, federation: Federation) -> Predicted:
     quiet_loop = coalition_loop(loop, loop.config.sampler, prediction.seed)
     callbacks[:] = [evaluator, *training_callbacks, quiet_loop]
     trainer.loggers = []
+    # The evaluator ends this fit before training: it only sets up the module and the data.
     trainer.fit(federation.module, federation.data)
     weights = loop.config.client_weights(federation.data.num_samples)
     return evaluator.predict(prediction, weights)
@@ -169,7 +173,8 @@ class _Evaluator(GlobalModelScoring):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+        trainer.should_stop = True
+        trainer.fit_loop.min_epochs = 0
 
     def predict(self, prediction: Prediction, weights: Tensor) -> Predicted:
         """Compute the clients' values that are requested, given their ``weights [n]`` in the average. If all
@@ -242,7 +247,8 @@ class FitsInProcesses:
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute, in a child process, the clients' values that ``prediction`` requests."""
         tasks = [(0, self._task(prediction))]
-        ((_, answer),) = self._supervise(tasks, self._jobs, self._limit_s)
+        answers = list(self._supervise(tasks, self._jobs, self._limit_s))
+        _, answer = answers[0]
         if isinstance(answer, ConfigurationError):
             raise answer
         if isinstance(answer, Reading):

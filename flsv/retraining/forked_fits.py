@@ -72,23 +72,23 @@ class ForkedFits:
         trainer: L.Trainer,
         module: L.LightningModule,
         measures: Mapping[str, str | ModelScore],
-        # Pickles the fit.
-        pickled: Callable[[], bytes],
+        pickle_fit: Callable[[], bytes],
     ) -> None:
         self._pipe, pipe_of_fork = Pipe()
-        self._pickled = pickled
+        self._pickle_fit = pickle_fit
         # Whether this process is a fork whose Trainer has become a coalition's.
-        self.begun = False
+        self.is_in_coalition_process = False
         self.start_time = time.monotonic()
-        self._waiting = quiet_fork()
-        if self._waiting:
+        # Of the process that waits for orders. 0 in that process, and after its end.
+        self._waiting_id = quiet_fork()
+        if self._waiting_id:
             pipe_of_fork.close()
             return
         try:
             self._pipe.close()
             order = self._wait(pipe_of_fork)
-            self._begin(trainer, module, measures, order)
-            self.begun = True
+            self._prepare_trainer(trainer, module, measures, order)
+            self.is_in_coalition_process = True
         except BaseException as error:
             fail(f"{type(error).__name__}: {error}")
 
@@ -96,7 +96,7 @@ class ForkedFits:
         raise TypeError("a process that waits cannot be copied")
 
     def __del__(self) -> None:
-        if not self.begun:
+        if not self.is_in_coalition_process:
             self.close()
 
     # ---- in the run's process
@@ -111,20 +111,21 @@ class ForkedFits:
 
     def pickled(self) -> bytes | ChildFailed:
         """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
-        ((_, pickled_fit),) = self._ask([None], "")
+        answers = list(self._ask([None], folder=""))
+        _, pickled_fit = answers[0]
         return pickled_fit
 
     def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
         """Send orders to the waiting process, and yield ``(index, answer)``. None requests the pickled fit."""
-        missing = set(range(len(orders)))
+        missing = set(range(len(orders)))  # indices of orders without an answer
         limit_s = limit_since(self.start_time)
         try:
-            with ended_by_sigterm() as check:
+            with ended_by_sigterm() as raise_if_terminated:
                 request = pickle.dumps((orders, folder, cores(), limit_s))
                 self._pipe.send_bytes(request)
                 while missing:
                     while not self._pipe.poll(POLL_S):
-                        check()
+                        raise_if_terminated()
                     index, result = pickle.loads(self._pipe.recv_bytes())
                     missing.discard(index)
                     if ends_all(index, result):
@@ -141,15 +142,15 @@ class ForkedFits:
 
     def close(self) -> None:
         """End the waiting forked process and the trainings in it."""
-        process = self._waiting
-        self._waiting = 0
-        if not process:
+        process_id = self._waiting_id
+        self._waiting_id = 0
+        if not process_id:
             return
         self._pipe.close()
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process_id, signal.SIGKILL)
         with suppress(ChildProcessError):
-            os.waitpid(process, 0)
+            os.waitpid(process_id, 0)
 
     # ---- in the process that waits
 
@@ -160,7 +161,9 @@ class ForkedFits:
                 orders, self._folder, jobs, limit_s = pickle.loads(pipe.recv_bytes())
                 tasks = []
                 for index, order in enumerate(orders):
-                    tasks.append((index, partial(self._go_on, order)))
+                    task = partial(self._start, order)
+                    tasks.append((index, task))
+                # Each task begins in a fork. There it raises GoOn, which leaves this loop with the fork's order.
                 with closing(supervise(tasks, jobs, limit_s)) as answers:
                     for index, result in answers:
                         pipe.send_bytes(pickle.dumps((index, result)))
@@ -171,15 +174,15 @@ class ForkedFits:
         except BaseException:
             os._exit(1)
 
-    def _go_on(self, order: FitOrder | None) -> bytes:
+    def _start(self, order: FitOrder | None) -> bytes:
         if order is None:
-            return self._pickled()
+            return self._pickle_fit()
         self._order = order
         raise GoOn
 
     # ---- in the fork of a coalition
 
-    def _begin(
+    def _prepare_trainer(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
@@ -187,12 +190,12 @@ class ForkedFits:
         order: FitOrder,
     ) -> None:
         """Prepare the Trainer to continue this fit with the coalition in ``order`` instead of the run."""
-        unfitted: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
-        folder = own_files(trainer, self._folder)
+        folder = isolate_files(trainer, self._folder)
         keep_callbacks_unrestored(trainer)
-        data: FederatedDataModule = unfitted.datamodule
+        untyped_trainer: Any = trainer
+        data: FederatedDataModule = untyped_trainer.datamodule
         scoring = prepare_coalition_fit(
             trainer,
             data,
@@ -221,21 +224,21 @@ def limit_since(start_time: float) -> float:
     return SECONDS + LONGER * (time.monotonic() - start_time)
 
 
-def own_files(trainer: L.Trainer, root: str) -> str | None:
+def isolate_files(trainer: L.Trainer, root: str) -> str | None:
     """Redirect this process's writes to memory. If that fails, allow writes only in a new folder in ``root``, and
     return it.
     """
-    folders = [str(trainer.default_root_dir)]
+    written_folders = [str(trainer.default_root_dir)]
     for logger in trainer.loggers:
         if logger.save_dir:
-            folders.append(str(logger.save_dir))
+            written_folders.append(str(logger.save_dir))
     try:
-        own_view(folders, root)
+        own_view(written_folders, root)
         return None
-    except OSError:
-        folder = tempfile.mkdtemp(dir=root)
-        no_writes(folder)
-        return folder
+    except OSError:  # the system gives a process no view of files of its own
+        writable_folder = tempfile.mkdtemp(dir=root)
+        no_writes(writable_folder)  # elsewhere
+        return writable_folder
 
 
 class _Ends(L.Callback):
@@ -250,10 +253,11 @@ class _Ends(L.Callback):
         if isinstance(exception, NoModel):  # the last finite model counts
             self._scoring.on_exception(trainer, pl_module, exception)
             answer(self._scoring.result())
-        if isinstance(exception, OSError) and exception.errno in (errno.EROFS, errno.EOVERFLOW):
-            fail(
-                f"it writes {exception.filename!r}, where a coalition cannot have a file of its own"
-            )
+        if isinstance(exception, OSError):
+            is_refused_write = exception.errno in (errno.EROFS, errno.EOVERFLOW)
+            if is_refused_write:
+                path = exception.filename
+                fail(f"it writes {path!r}, where a coalition cannot have a file of its own")
         fail(f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

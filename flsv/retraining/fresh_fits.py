@@ -39,7 +39,7 @@ from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import only_watches_the_run, prepare_coalition_fit
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses
-from flsv.retraining.forked_fits import limit_since, own_files
+from flsv.retraining.forked_fits import isolate_files, limit_since
 from flsv.retraining.readings import Reading, reduced
 from flsv.server.round_server import NoModel
 from flsv.utilities.errors import listed
@@ -110,30 +110,31 @@ def pickled_fit(
     the process that unpickles the fit.
     """
     program = ProgramState(trainer, trainer.callbacks, *parts)  # type: ignore[attr-defined]
-    state, not_pickled = program.pickled()
+    pickled_state, not_pickled = program.pickled()
     if not_pickled:
         rank_zero_info(
             f"flsv: fresh processes have {listed(not_pickled)} as the modules make them, since they cannot be pickled."
         )
     file = io.BytesIO()
-    names = program.by_object()
-    _Pickler(file, trainer, names).dump((trainer, *parts))
+    pickler = _Pickler(file, trainer, names=program.names_by_id())
+    pickler.dump((trainer, *parts))
     pickled_parts = file.getvalue()
 
     surroundings = None
     if environment is not None:
         surroundings = Surroundings(dict(environment), os.getcwd())
-    return pickle.dumps((surroundings, torch_settings(), state, pickled_parts))
+    # Pickled again, so that the first three can be restored before the parts are unpickled.
+    return pickle.dumps((surroundings, torch_settings(), pickled_state, pickled_parts))
 
 
 def unpickled_fit(data: bytes) -> tuple[Any, ...]:
     """Return what :func:`pickled_fit` has pickled, after giving this process the program's state."""
-    surroundings, settings_of_torch, state_of_program, pickled_parts = pickle.loads(data)
+    surroundings, settings_of_torch, pickled_state, pickled_parts = pickle.loads(data)
     # The environment first: modules that the program's state imports may read it. The fit's objects come last, since
     # unpickling them may run the program's own code.
     if surroundings is not None:
         surroundings.restore()
-    restore(state_of_program)
+    restore_program(pickled_state)
     restore_torch(settings_of_torch)
     return pickle.loads(pickled_parts)
 
@@ -150,11 +151,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         names: Mapping[int, Name],
     ) -> None:
         super().__init__(file)
-        unfitted: Any = trainer
+        untyped_trainer: Any = trainer
         self._instead: dict[int, Any] = {}
         for object_id, name in names.items():
             self._instead[object_id] = (Name.value, (name,))
-        self._instead[id(unfitted.profiler)] = (PassThroughProfiler, ())
+        self._instead[id(untyped_trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
             self._instead[id(logger)] = reduced(logger)
         for callback in callbacks_of(trainer):
@@ -181,10 +182,13 @@ def _train(
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     trainer, module = unpickled_fit(data)
-    federated: Any = trainer.datamodule
-    scoring = prepare_coalition_fit(trainer, federated, measures, order, own_files(trainer, folder))
+    writable_folder = isolate_files(trainer, folder)
+    datamodule: Any = trainer.datamodule
+    scoring = prepare_coalition_fit(
+        trainer, datamodule, measures=measures, order=order, folder=writable_folder
+    )
     with suppress(NoModel):  # the last finite model counts
-        trainer.fit(module, federated)
+        trainer.fit(module, datamodule)
     return scoring.result()
 
 
@@ -236,7 +240,7 @@ class ProgramState:
         self._names += _options_of_libraries(modules)
         self._replaced = _replaced_in_libraries()
 
-    def by_object(self) -> dict[int, Name]:
+    def names_by_id(self) -> dict[int, Name]:
         """Return the name of each object that may change, by its id, so that a fit refers to it by name."""
         names = {}
         for name in self._names:
@@ -246,7 +250,7 @@ class ProgramState:
         return names
 
     def pickled(self) -> tuple[bytes, list[str]]:
-        """Return the values for :func:`restore`, and the names of those that cannot be pickled."""
+        """Return the values for :func:`restore_program`, and the names of those that cannot be pickled."""
         descriptions: dict[Name, str] = {}
         not_pickled = []
         for name in [*self._names, *self._replaced]:
@@ -263,22 +267,24 @@ class ProgramState:
         # process that has the same values does not unpickle them.
         values = [name.value() for name in descriptions]
         pickled_values = cloudpickle.dumps(values)
-        return cloudpickle.dumps((descriptions, pickled_values)), not_pickled
+        pickled_state = cloudpickle.dumps((descriptions, pickled_values))
+        return pickled_state, not_pickled
 
 
-def restore(pickled: bytes) -> None:
+def restore_program(pickled_state: bytes) -> None:
     """Set the values that differ in this process."""
-    descriptions, pickled_values = pickle.loads(pickled)
-    changed = []
+    descriptions, pickled_values = pickle.loads(pickled_state)
+    changed_names = []
     for name, description in descriptions.items():
         if name.description() != description:
-            changed.append(name)
-    if not changed:
+            changed_names.append(name)
+    if not changed_names:
         return
-    values = dict(zip(descriptions, pickle.loads(pickled_values)))
-    for name in changed:
-        if name.module in sys.modules:
-            name.set(values[name])
+    values = pickle.loads(pickled_values)  # in the order of descriptions
+    value_by_name = dict(zip(descriptions, values))
+    for name in changed_names:
+        if name.module in sys.modules:  # not if its import has failed
+            name.set(value_by_name[name])
 
 
 def torch_settings() -> dict[str, Any]:
@@ -314,30 +320,29 @@ class Surroundings:
     def restore(self) -> None:
         """Give this process exactly these environment variables, except its own, and the folder."""
         environment = dict(self.environment)
-        for name in _OF_THE_PROCESS:
+        for name in _OF_THE_PROCESS:  # this process's values stay
             environment.pop(name, None)
             if name in os.environ:
                 environment[name] = os.environ[name]
         os.environ.clear()
         os.environ.update(environment)
-        with suppress(OSError):  # it has been removed
+        with suppress(OSError):  # the folder has been removed
             os.chdir(self.folder)
 
 
 def _modules_from(roots: Iterable[str]) -> list[str]:
-    modules: dict[str, None] = {}
+    names: dict[str, None] = {}  # a set that keeps its order
     main_module = sys.modules["__main__"]
-    pending = [*sorted(roots), *_referred_to(main_module)]
-    while pending:
-        name = pending.pop()
+    pending_names = [*sorted(roots), *_module_names_in(main_module)]
+    while pending_names:
+        name = pending_names.pop()
+        if name in names or name == "__main__":
+            continue
         module = sys.modules.get(name)
-        if name in modules or name == "__main__":
-            continue
-        if module is None or not _is_own(module):
-            continue
-        modules[name] = None
-        pending += _referred_to(module)
-    return list(modules)
+        if module is not None and _is_of_program(module):
+            names[name] = None
+            pending_names += _module_names_in(module)
+    return list(names)
 
 
 def _defining_modules(parts: Any) -> set[str]:
@@ -350,7 +355,8 @@ def _defining_modules(parts: Any) -> set[str]:
     return modules
 
 
-def _referred_to(module: ModuleType) -> set[str]:
+def _module_names_in(module: ModuleType) -> set[str]:
+
     names = set()
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):
@@ -383,15 +389,16 @@ def _options_of_libraries(modules: Sequence[str]) -> Iterator[Name]:
     for module_name in ("__main__", *modules):
         module_globals = vars(sys.modules[module_name])
         for value in list(module_globals.values()):
-            if isinstance(value, ModuleType) and not _is_own(value):
+            if isinstance(value, ModuleType) and not _is_of_program(value):
                 libraries[value.__name__] = value
 
     for module_name, library in libraries.items():
-        if sys.modules.get(module_name) is not library:
+        if sys.modules.get(module_name) is not library:  # it could not be found by its name
             continue
         for name, value in _attributes_of(library, module_name):
-            attribute = name.path.rpartition(".")[2]
-            if type(value) in PLAIN and not attribute.startswith("_"):
+            _, _, attribute = name.path.rpartition(".")
+            is_public = not attribute.startswith("_")
+            if is_public and type(value) in PLAIN:
                 yield name
 
 
@@ -399,11 +406,11 @@ def _replaced_in_libraries() -> list[Name]:
     """Return the names under which libraries' modules and classes hold functions of the program."""
     names = []
     for module_name, module in list(sys.modules.items()):
-        is_library = isinstance(module, ModuleType) and not _is_own(module)
+        is_library = isinstance(module, ModuleType) and not _is_of_program(module)
         if not is_library or module_name == "__main__":
             continue
         for name, value in _attributes_of(module, module_name):
-            if _is_own_function(value):
+            if _is_function_of_program(value):
                 names.append(name)
     return names
 
@@ -412,26 +419,27 @@ def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name,
     for attribute, value in list(vars(module).items()):
         yield Name(module_name, attribute), value
         # isinstance would ask the value itself, and deprecated ones warn of every question.
-        if not issubclass(type(value), type) or value.__module__ != module_name:
+        is_class = issubclass(type(value), type)
+        if not is_class or value.__module__ != module_name:  # an imported class is another module's
             continue
         for class_attribute, class_value in list(vars(value).items()):
             if class_attribute not in _OF_PYTHON:
                 yield Name(module_name, f"{attribute}.{class_attribute}"), class_value
 
 
-def _is_own_function(value: Any) -> bool:
+def _is_function_of_program(value: Any) -> bool:
     if issubclass(type(value), staticmethod | classmethod):
         value = value.__func__
-    return type(value) is FunctionType and _is_own_file(value.__code__.co_filename)
+    return type(value) is FunctionType and _is_file_of_program(value.__code__.co_filename)
 
 
-def _is_own(module: ModuleType) -> bool:
+def _is_of_program(module: ModuleType) -> bool:
     path = getattr(module, "__file__", None)
-    return isinstance(path, str) and _is_own_file(path)
+    return isinstance(path, str) and _is_file_of_program(path)
 
 
 @cache
-def _is_own_file(path: str) -> bool:
+def _is_file_of_program(path: str) -> bool:
     if not os.path.isfile(path):  # as of code that was made at run time
         return False
     folders = path.split(os.sep)
@@ -463,5 +471,6 @@ def _described(value: Any) -> str:
         position = f"{code.co_filename} {code.co_firstlineno}"
         return f"{value.__module__} {value.__qualname__} {position}"
     if isinstance(value, type | ModuleType):
-        return f"{getattr(value, '__module__', '')} {value.__name__}"
+        module_name = getattr(value, "__module__", "")  # a module has none
+        return f"{module_name} {value.__name__}"
     return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()

@@ -82,24 +82,25 @@ def become_stand_in(original: L.Callback | Logger, folder: str | None = None) ->
     """Turn a callback or a logger into a stand-in, in place, since others may refer to it. A logger's files lie in
     ``folder`` if it is set.
     """
-    kind: Any = type(original)
+    original_class: Any = type(original)
+    is_stand_in = "stand_in" in vars(original_class)
     if isinstance(original, Logger):
         vars(original).update(_folders_of(original, folder))
-    if "stand_in" in vars(kind):
+    if is_stand_in:
         return
     if isinstance(original, Logger):
-        original.__class__ = _logger_class(kind)
+        original.__class__ = _logger_stand_in_class(original_class)
     else:
-        original.__class__ = _callback_class(kind)
+        original.__class__ = _callback_stand_in_class(original_class)
 
 
 def reduced(original: L.Callback | Logger) -> tuple[Any, ...]:
     """Return how to pickle a callback or a logger as a stand-in."""
-    kind: Any = type(original)
+    original_class: Any = type(original)
     if isinstance(original, Logger):
         folders = _folders_of(original, None)
-        return _unpickled_stand_in, (_logger_class, kind, folders)
-    return _unpickled_stand_in, (_callback_class, kind, {})
+        return _unpickled_stand_in, (_logger_stand_in_class, original_class, folders)
+    return _unpickled_stand_in, (_callback_stand_in_class, original_class, {})
 
 
 def reader_name() -> str:
@@ -131,22 +132,23 @@ def package_of(frame: FrameType) -> str:
 
 
 def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
-    folders = {}
-    for name in _FOLDERS:
+    folders = {}  # by the names of the stand-in's attributes
+    for name, stand_in_name in _FOLDERS.items():
         logger_folder = getattr(logger, name)
         if logger_folder is not None and folder is not None:
             logger_folder = folder
-        folders[_FOLDERS[name]] = logger_folder
+        folders[stand_in_name] = logger_folder
     return folders
 
 
-def _unpickled_stand_in(make_class: Any, kind: type, attributes: dict[str, Any]) -> Any:
-    stand_in = object.__new__(make_class(kind))
+def _unpickled_stand_in(make_class: Any, original_class: type, attributes: dict[str, Any]) -> Any:
+    stand_in_class = make_class(original_class)
+    stand_in = object.__new__(stand_in_class)
     vars(stand_in).update(attributes, _stand_in_is_unpickled=True)
     return stand_in
 
 
-def _is_asked(name: str, frame: FrameType) -> bool:
+def _is_read_by_libraries(name: str, frame: FrameType) -> bool:
     """Return whether an attribute is read by Lightning, by flsv, or by Python itself."""
     is_special = name.startswith("__") and name != "__dict__"
     return is_special or package_of(frame) in _ASKING
@@ -161,25 +163,26 @@ def _idle(base: type, stand_in: Any, name: str) -> Any:
 
 
 @cache
-def _callback_class(kind: type[L.Callback]) -> type[L.Callback]:
+def _callback_stand_in_class(callback_class: type[L.Callback]) -> type[L.Callback]:
     def read(stand_in: Any, name: str) -> Any:
-        frame = sys._getframe(1)
-        if not _is_asked(name, frame):
-            attribute = f"{kind.__name__}.{name}"
+        reading_frame = sys._getframe(1)
+        if not _is_read_by_libraries(name, reading_frame):
+            # The training depends on the callback: answer ends this process.
+            attribute = f"{callback_class.__name__}.{name}"
             has_original = not object.__getattribute__(stand_in, "_stand_in_is_unpickled")
             answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original))
         is_special = name.startswith("__")
         if not is_special and hasattr(L.Callback, name):
             return _idle(L.Callback, stand_in, name)
-        if is_special or package_of(frame) == "flsv":
+        if is_special or package_of(reading_frame) == "flsv":
             return object.__getattribute__(stand_in, name)
         return None
 
-    return _stand_in_class(kind, read, _callback_class)
+    return _stand_in_class(callback_class, read, make_class=_callback_stand_in_class)
 
 
 @cache
-def _logger_class(kind: type[Logger]) -> type[Logger]:
+def _logger_stand_in_class(logger_class: type[Logger]) -> type[Logger]:
     def read(stand_in: Any, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(stand_in, name)
@@ -188,35 +191,37 @@ def _logger_class(kind: type[Logger]) -> type[Logger]:
         is_method = inspect.isfunction(vars(Logger).get(name))
         if is_method:
             return _idle(DummyLogger, stand_in, name)
-        is_asked = _is_asked(name, sys._getframe(1))
-        if is_asked and name in ("name", "version"):
+        is_read_by_libraries = _is_read_by_libraries(name, sys._getframe(1))
+        if is_read_by_libraries and name in ("name", "version"):
             return _idle(DummyLogger, stand_in, name)
-        return _Nothing(f"{kind.__name__}.{name}")
+        # It answers only if its value is used, since modules log for others to read.
+        return _Nothing(f"{logger_class.__name__}.{name}")
 
-    return _stand_in_class(kind, read, _logger_class)
+    return _stand_in_class(logger_class, read, make_class=_logger_stand_in_class)
 
 
-def _stand_in_class(kind: type, read: Any, make_class: Any) -> Any:
-    """Return a subclass of ``kind`` whose attributes ``read`` gives."""
+def _stand_in_class(original_class: type, read: Any, make_class: Any) -> Any:
+    """Return a subclass of ``original_class`` whose attributes ``read`` gives."""
 
     def reduce(stand_in: Any, protocol: Any) -> Any:
+        # Pickle has no name for a class made at run time: the other process makes it anew.
         attributes = vars(stand_in)
         folders = {}
         for name in _FOLDERS.values():
             if name in attributes:
                 folders[name] = attributes[name]
-        return _unpickled_stand_in, (make_class, kind, folders)
+        return _unpickled_stand_in, (make_class, original_class, folders)
 
-    attributes = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
+    class_attributes = {
+        "__module__": original_class.__module__,
+        "__qualname__": original_class.__qualname__,
         "__getattribute__": read,
         "__reduce_ex__": reduce,
         "stand_in": True,
         "_stand_in_is_unpickled": False,
     }
-    metaclass = type(kind)
-    return metaclass(kind.__name__, (kind,), attributes)
+    metaclass = type(original_class)
+    return metaclass(original_class.__name__, (original_class,), class_attributes)
 
 
 class _Nothing:
@@ -305,7 +310,7 @@ class ChangedFiles:
 
     def watch(self) -> None:
         """Check the files that are open, and from now on those that are opened."""
-        for path in _read_from_the_start():
+        for path in _paths_open_to_read():
             if self._is_changed(path):
                 answer(Reading("an open file or memory map", repr(path), _CHANGED))
         sys.addaudithook(self)
@@ -315,13 +320,15 @@ class ChangedFiles:
             return
         self._is_looking = True
         try:
-            self._look(event, arguments)
+            self._check_event(event, arguments)
         finally:
             self._is_looking = False
 
-    def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _check_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            self._open(arguments[0], arguments[2])
+            name = arguments[0]
+            flags = arguments[2]
+            self._open(name, flags)
         elif event in _READS:
             self._read(_path(arguments[0]))
         elif event in _LISTINGS:
@@ -329,16 +336,18 @@ class ChangedFiles:
         elif event == "os.remove":
             self._is_clean[_path(arguments[0])] = True
         elif event == "os.rename":
-            source, target = _path(arguments[0]), _path(arguments[1])
+            source = _path(arguments[0])
+            target = _path(arguments[1])
             self._is_clean[target] = not self._has_parts_of_the_run(source)
 
     def _open(self, name: Any, flags: Any) -> None:
         path = _path(name)
         if not isinstance(flags, int) or path.endswith(".pyc"):
             return
+        is_only_written = flags & os.O_ACCMODE == os.O_WRONLY
         if flags & os.O_TRUNC:
             self._is_clean[path] = True
-        elif flags & os.O_ACCMODE == os.O_WRONLY:
+        elif is_only_written:
             self._is_clean[path] = not self._has_parts_of_the_run(path)
         else:
             self._read(path)
@@ -348,11 +357,13 @@ class ChangedFiles:
             answer(Reading(reader_name(), repr(path), _CHANGED))
 
     def _list(self, folder: str) -> None:
-        code = sys._getframe(3).f_code
-        if code.co_filename.startswith("<frozen"):  # an import
+        # Beneath this method, _check_event and __call__.
+        listing_code = sys._getframe(3).f_code
+        if listing_code.co_filename.startswith("<frozen"):  # an import
             return
         if package_reading() in _NAMING or not self._may_be_changed(folder):
             return
+        # Whoever lists a folder may depend on each file's presence.
         with suppress(OSError):
             for name in os.listdir(folder):
                 self._read(os.path.join(folder, name))
@@ -392,18 +403,21 @@ def _path(name: Any) -> str:
     return os.path.realpath(text)
 
 
-def _read_from_the_start() -> Iterator[str]:
-    descriptors = Path("/proc/self/fd")
+def _paths_open_to_read() -> Iterator[str]:
+
+    descriptors = Path("/proc/self/fd")  # only Linux has these lists
     if not descriptors.is_dir():
         return
     for descriptor in descriptors.iterdir():
         with suppress(OSError):
             information = Path("/proc/self/fdinfo", descriptor.name)
-            _, _, tail = information.read_text().partition("flags:")
-            flags = int(tail.split()[0], base=8)
-            if flags & os.O_ACCMODE == os.O_RDONLY:
+            _, _, after_label = information.read_text().partition("flags:")
+            flags = int(after_label.split()[0], base=8)
+            is_only_read = flags & os.O_ACCMODE == os.O_RDONLY
+            if is_only_read:
                 yield os.readlink(descriptor)
     for line in Path("/proc/self/maps").read_text().splitlines():
+        # address, permissions, offset, device, inode and, if it maps a file, path
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
             yield fields[5]
@@ -449,23 +463,23 @@ class OmittedValidation:
 
 def observe_first_validation(trainer: L.Trainer, space: ParameterSpace, changes: list[str]) -> None:
     """Add to ``changes`` the names of what a fit's next validation changes, since later training may read it."""
-    loop: Any = trainer.fit_loop.epoch_loop.val_loop
-    run = loop.run
+    validation_loop: Any = trainer.fit_loop.epoch_loop.val_loop
+    original_run = validation_loop.run
 
     def observed_run() -> Any:
-        stop_observing(trainer)
-        with noted_changes(trainer.lightning_module, space) as noted:
-            outputs = run()
-        changes.extend(noted)
+        stop_observing(trainer)  # after the first validation
+        with noted_changes(trainer.lightning_module, space) as changed_names:
+            outputs = original_run()
+        changes.extend(changed_names)
         return outputs
 
-    loop.run = observed_run
+    validation_loop.run = observed_run
 
 
 def stop_observing(trainer: L.Trainer) -> None:
     """Undo :func:`observe_first_validation`."""
-    loop: Any = trainer.fit_loop.epoch_loop.val_loop
-    vars(loop).pop("run", None)
+    validation_loop: Any = trainer.fit_loop.epoch_loop.val_loop
+    vars(validation_loop).pop("run", None)
 
 
 def has_validation_hook(trainer: L.Trainer, module: L.LightningModule) -> bool:

@@ -193,10 +193,12 @@ def _work(
     participation: Participation,
     request: FitOrder | Prediction,
 ) -> Any:
+    # Seeded before the parts are made, since they may draw weights.
     with _seeded(request.seed), own_folder() as folder:
-        trainer, module, data = make_parts()
+        trainer, module_or_factory, data = make_parts()
+        module = module_or_factory
         if not isinstance(module, L.LightningModule):
-            module = module()
+            module = module_or_factory()
         federation = Federation(trainer, module, data, measure, participation)
         return work_on(request, federation, str(folder))
 
@@ -240,6 +242,7 @@ def _check(trainer: L.Trainer) -> None:
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
     states = global_rngs()
+    # seed_everything sets these variables, too.
     variables = {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     L.seed_everything(seed, verbose=False)
     try:
@@ -288,16 +291,13 @@ class Retrained:
         rows = [self.seeds.index(seed) for seed in seeds]
         are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
         if self.predicted is None or are_all_trained:
-            estimate = few_coalitions_shapley(
-                self.masks,
-                self.utilities[rows, :, measure].T,
-            )
-            return (
-                estimate.values.T,
-                estimate.stderr.mean(1),
-            )
+            utilities = self.utilities[rows, :, measure]  # [s, K]
+            estimate = few_coalitions_shapley(self.masks, utilities.T)
+            return estimate.values.T, estimate.stderr.mean(1)
+
+        values = self.predicted.values[rows, :, measure]  # [s, n]
         disagreement = self.predicted.disagreement[rows, :, measure].mean(0)
-        return self.predicted.values[rows, :, measure], prediction_stderr(disagreement)
+        return values, prediction_stderr(disagreement)
 
     def values(
         self,
@@ -308,9 +308,9 @@ class Retrained:
         ``without`` is a seed to leave out.
         """
         seeds = [seed for seed in self.seeds if seed != without]
-        by_seed, stderr = self.values_by_seed(measure, seeds)
-        values = by_seed.mean(0)
-        half_widths = interval_over_seeds(by_seed, stderr)
+        values_by_seed, stderr = self.values_by_seed(measure, seeds)  # [s, n] and [n]
+        values = values_by_seed.mean(0)
+        half_widths = interval_over_seeds(values_by_seed, stderr)
         shares = [NAN] * len(values)
         if not self.rank_only:
             shares = shares_in(values.tolist())
@@ -325,21 +325,17 @@ class Retrained:
         """Return the rows of the values' covariances, ``{column: [n]}``, between seeds and between validation samples.
         Each is left out if it is not known.
         """
-        by_seed, stderr = self.values_by_seed(measure, self.seeds)
-        half_widths = interval_over_seeds(by_seed, stderr)
-        covariances = {SEED_COVARIANCE: seed_covariance(by_seed, half_widths)}
+        values_by_seed, stderr = self.values_by_seed(measure, self.seeds)
+        half_widths = interval_over_seeds(values_by_seed, stderr)
+        covariances = {SEED_COVARIANCE: seed_covariance(values_by_seed, half_widths)}
         if self.predicted is not None:
             covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure]
-        return {
-            name: [
-                *map(
-                    numbers_text,
-                    matrix.tolist(),
-                )
-            ]
-            for name, matrix in covariances.items()
-            if matrix.isfinite().all()
-        }
+
+        texts_by_column = {}
+        for name, covariance in covariances.items():  # [n, n], a row for each client
+            if covariance.isfinite().all():
+                texts_by_column[name] = [numbers_text(row) for row in covariance.tolist()]
+        return texts_by_column
 
     def columns(
         self,
@@ -351,23 +347,27 @@ class Retrained:
         """
         measure = names.index(metric)
         columns: dict[str, list[Any]] = {**self.values(measure)}
-        utilities = self.utilities[:, :, measure].mean(0)
-        together = float(utilities[self.masks.all(1)])
-        columns["together"] = [together] * self.masks.shape[1]
+        num_clients = self.masks.shape[1]
+        utilities = self.utilities[:, :, measure].mean(0)  # [K], over seeds
+        has_all_clients = self.masks.all(1)
+        together = float(utilities[has_all_clients])
+        columns["together"] = [together] * num_clients
+
         is_alone = self.masks.sum(1) == 1
         if is_alone.any():
-            clients = self.masks[is_alone].int().argmax(1)
-            columns["alone"] = utilities[is_alone][clients.argsort()].tolist()
-        columns["source"] = [self.source] * self.masks.shape[1]
+            client_of_row = self.masks[is_alone].int().argmax(1)
+            utilities_alone = utilities[is_alone]
+            columns["alone"] = utilities_alone[client_of_row.argsort()].tolist()
+        columns["source"] = [self.source] * num_clients
         if self.rank_only:
             return columns
 
         columns.update(self.covariances(measure))
-        finite = self.utilities.flatten(0, 1).isfinite().all(0).tolist()
+        is_finite = self.utilities.isfinite().all(1).all(0)  # [C]
         if len(names) > 1:
-            for place_in_list, name in enumerate(names):
-                if finite[place_in_list]:
-                    columns[f"{BY_SCORE}{name}"] = self.values(place_in_list)["share"]
+            for position, name in enumerate(names):
+                if is_finite[position]:
+                    columns[f"{BY_SCORE}{name}"] = self.values(position)["share"]
         if len(self.seeds) > 1:
             for seed in self.seeds:
                 columns[f"{WITHOUT_SEED}{seed}"] = self.values(measure, without=seed)["share"]
@@ -378,11 +378,12 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
     num_clients = masks.shape[1]
     are_all_trained = len(masks) == 2**num_clients
-    if not whole_layers(masks) or (are_all_trained and num_clients > MOST_WITH_OUTPUTS):
+    are_too_many = are_all_trained and num_clients > MOST_WITH_OUTPUTS
+    if are_too_many or not whole_layers(masks):
         return ()
     if isinstance(measure, str):
         return (UTILITY,)
-    if not isinstance(measure, ModelScore):
+    if not isinstance(measure, ModelScore):  # names of measures, all of the same outputs
         return measure[:1]
 
     has_outputs = not is_logged(measure)
@@ -391,11 +392,11 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     return (UTILITY,) if has_outputs else ()
 
 
-def learn(
+def copy_from_run(
     store: UtilityStore,
     run_folder: Path,
     names: Sequence[str],
-    outputs: Sequence[str],
+    output_names: Sequence[str],
     seeds: Iterable[int],
     num_rounds: int | None,
 ) -> None:
@@ -406,13 +407,15 @@ def learn(
     for seed in seeds:
         utilities_by_members = utilities_after_run(run_folder, names, seed, num_rounds)
         for members, utilities in utilities_by_members.items():
-            if not store.missing(seed, [members]):
+            is_stored = not store.missing(seed, [members])
+            if is_stored:
                 continue
-            last_outputs = []
-            for outputs_of_rounds in read_outputs(outputs_folder, seed, members).values():
-                last_outputs.append(outputs_of_rounds[-1:])
-            rows = {LAST: [[utility] for utility in utilities]}
-            store.add(seed, members, rows, dict(zip(outputs, last_outputs)))
+            stored_outputs = read_outputs(outputs_folder, seed, members)  # [rounds, ...] by name
+            last_outputs = [outputs_of_rounds[-1:] for outputs_of_rounds in stored_outputs.values()]
+            # The store's names of outputs, which may differ from the run's.
+            outputs = dict(zip(output_names, last_outputs))
+            row = [[utility] for utility in utilities]
+            store.add(seed, members, rows={LAST: row}, outputs=outputs)
 
 
 def train_seeds(
@@ -433,20 +436,23 @@ def train_seeds(
         design = "both"
     masks = few_coalitions(training.num_clients, design)
     coalitions = members_of(masks)
-    seeds = list(range(first_seed, first_seed + (num_seeds or SEEDS)))
+    num_seeds = num_seeds or SEEDS
+    seeds = list(range(first_seed, first_seed + num_seeds))
     for seed in seeds:
         training.train(coalitions, seed, store, say)
-    utilities = torch.stack([store.table(seed, masks) for seed in seeds])
+    utilities = torch.stack([store.table(seed, masks) for seed in seeds])  # [s, K, C]
 
+    not_empty = coalitions[1:]
     outputs = []
     for seed in seeds:
-        for members in coalitions[1:]:
+        for members in not_empty:
             last_outputs = store.last_outputs(seed, members)
             if last_outputs is not None:
                 outputs.append(last_outputs)
     predicted = None
-    if len(outputs) == len(seeds) * (len(coalitions) - 1):
-        outputs_by_seed = torch.stack(outputs).unflatten(0, (len(seeds), -1))
+    are_complete = len(outputs) == len(seeds) * len(not_empty)
+    if are_complete:
+        outputs_by_seed = torch.stack(outputs).unflatten(0, (len(seeds), -1))  # [s, K - 1, ...]
         predicted = predict(Prediction(first_seed, masks, utilities, outputs_by_seed))
     elif len(masks) < 2 ** masks.shape[1]:
         say(

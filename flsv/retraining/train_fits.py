@@ -116,13 +116,13 @@ class CoalitionTraining:
         """Train the coalitions that a store lacks. Successful results are stored, even if other fits fail."""
         missing = store.missing(seed, coalitions)
         # The empty coalition's model is that of any fit before training.
-        fitted = [members for members in missing if members]
-        if missing and not fitted:
-            fitted = [(0,)]
+        coalitions_to_fit = [members for members in missing if members]
+        if missing and not coalitions_to_fit:
+            coalitions_to_fit = [(0,)]
 
         failed: dict[Members, ChildFailed] = {}
         start_hashes: set[str] = set()
-        for members, result in self._on_ranks(fitted, seed, store.ranks):
+        for members, result in self._on_ranks(coalitions_to_fit, seed, store.ranks):
             if isinstance(result, ChildFailed):
                 failed[members] = result
                 continue
@@ -132,7 +132,8 @@ class CoalitionTraining:
                 store.add(seed, members, result.rows(store.rounds), result.outputs)
             is_empty_missing = () in missing and bool(store.missing(seed, [()]))
             if is_empty_missing and result.untrained:
-                store.add(seed, (), dict.fromkeys(store.rounds, result.untrained_row()))
+                untrained_rows = dict.fromkeys(store.rounds, result.untrained_row())
+                store.add(seed, (), untrained_rows)
             say(store.progress(seed, coalitions))
         store.sort()
         if failed:
@@ -153,18 +154,19 @@ class CoalitionTraining:
         coalitions_by_rank: list[list[Members]] = [[] for _ in range(ranks.size)]
         for members, rank in zip(coalitions, balance_load(costs, ranks.size)):
             coalitions_by_rank[rank].append(members)
-        coalitions_here = coalitions_by_rank[ranks.rank]
+        coalitions_of_rank = coalitions_by_rank[ranks.rank]
+        most_coalitions = max(map(len, coalitions_by_rank))
         # One at a time, so that a kill loses no more.
-        for position in range(max(map(len, coalitions_by_rank))):
-            next_coalition = coalitions_here[position : position + 1]
-            yield from gathered(
-                ranks, partial(self.fits, next_coalition, seed), "coalitions' trainings"
-            )
+        for position in range(most_coalitions):
+            next_coalition = coalitions_of_rank[position : position + 1]  # empty if none is left
+            fit_next = partial(self.fits, next_coalition, seed)
+            yield from gathered(ranks, fit_next, "coalitions' trainings")
 
     def fits(
         self, coalitions: Sequence[Members], seed: int
     ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result or error."""
+        # {members: why its process was killed}. An attempt removes those with a result.
         missing: dict[Members, ChildFailed | None] = dict.fromkeys(coalitions)
         unproved: FitsFailed | None = None
         while missing:
@@ -172,7 +174,7 @@ class CoalitionTraining:
                 yield from self._attempt(missing, seed)
                 unproved = None
             except _Retry as retry:
-                self._change(retry)
+                self._change_orders(retry)
                 continue
             except FitsFailed as error:
                 unproved = unproved or error  # the first trainer's says more
@@ -189,7 +191,7 @@ class CoalitionTraining:
         for members, failure in missing.items():
             yield members, failure or _first_failure(missing, unproved)
 
-    def _change(self, retry: _Retry) -> None:
+    def _change_orders(self, retry: _Retry) -> None:
         """Train by changed orders from now on, after another proof."""
         rank_zero_info(f"flsv: {retry}.")
         self._order = replace(self._order, **retry.changes)
@@ -204,11 +206,12 @@ class CoalitionTraining:
         """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
         was killed.
         """
-        proof: Proof | None = None
-        if not self._is_proved and self._proof is not None and self._proof.order.seed == seed:
-            proof = self._proof
+        proof = None if self._is_proved else self._proof
+        if proof is not None and proof.order.seed != seed:
+            proof = None
         orders = self._orders([*missing], seed, proof)
-        for order, result in _once_proved(self._checked(orders, proof), proof):
+        checked_results = self._checked(orders, proof)
+        for order, result in _once_proved(checked_results, proof):
             if proof is not None and order is proof.order:
                 self._is_proved = True
             if isinstance(result, ChildFailed) and result.killed:
@@ -228,9 +231,10 @@ class CoalitionTraining:
             is_proof_a_coalition = proof.order.scores_rounds
             is_untrained_scored = proof.order.scores_untrained
 
-        for members in sorted(coalitions, key=lambda members: members != self._everybody):
+        everybody_first = sorted(coalitions, key=lambda members: members != self._everybody)
+        for members in everybody_first:
             if is_proof_a_coalition and members == self._everybody:
-                continue
+                continue  # the proof's order trains it
             order = replace(
                 self._order,
                 members=members,
@@ -287,7 +291,8 @@ class CoalitionTraining:
 
     def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
         """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
-        ((_, result),) = self._trainer.train([replace(order, nudged=nudged, expected_hash=None)])
+        repeated_order = replace(order, nudged=nudged, expected_hash=None)
+        ((_, result),) = self._trainer.train([repeated_order])
         if isinstance(result, FitResult):
             return result.models
         return None
@@ -324,16 +329,20 @@ def difference(
     not explain the difference.
     """
 
+    path_length = (models.trained - models.initial).double().norm()
+    tolerance = max(rounding.run, rounding.steps) * path_length
+
     def nudged_displacement() -> Tensor | None:
-        repeated, nudged = train_again(False), train_again(True)
+        repeated = train_again(False)
+        nudged = train_again(True)
         if repeated is None or nudged is None:
             return None
         repetition_error = (repeated.trained - models.trained).double().norm()
-        path_length = (models.trained - models.initial).double().norm()
-        if repetition_error > max(rounding.run, rounding.steps) * path_length:
+        if repetition_error > tolerance:  # something other than rounding differs
             return None
         return nudged.trained - nudged.initial
 
+    # It trains again only if the models are further apart than its fixed tolerance.
     return rounding.apart(models.trained, run_model, models.initial, nudged_displacement)
 
 
@@ -374,17 +383,17 @@ def _check_starts(start_hashes: set[str]) -> None:
 
 def _once_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Trained]:
     """Yield pairs of order and result as soon as the proof has succeeded. Raise FitsFailed if it fails."""
-    waiting: list[Trained] = []
+    waiting_results: list[Trained] = []
     is_proved = proof is None
     for order, result in results:
-        waiting.append((order, result))
+        waiting_results.append((order, result))
         if proof is not None and order is proof.order:
             if isinstance(result, ChildFailed):
                 raise FitsFailed({order.members: result})
-            is_proved = True
+            is_proved = True  # a deviating model has raised by now
         if is_proved:
-            yield from waiting
-            waiting.clear()
+            yield from waiting_results
+            waiting_results.clear()
 
 
 def _first_failure(

@@ -246,13 +246,13 @@ def _cells(
     members: Members,
     rows: Mapping[int, Row],
 ) -> list[list[object]]:
-    lines = []
+    lines = []  # one for each round
     for round_index, row in rows.items():
         line: list[object] = [seed, members_text(members)]
         if round_index != LAST:
             line.append(round_index)
         for utility in row:
-            numbers = [repr(float(number)) for number in utility]
+            numbers = [repr(float(number)) for number in utility]  # several, if per class
             line.append(" ".join(numbers))
         lines.append(line)
     return lines
