@@ -75,16 +75,15 @@ class CaseScores:
                     self._score_within,
                     seed_outputs[has_members],
                 )
-            values_by_seed.append(
-                case_values(
-                    trained,
-                    utilities,
-                    seed_outputs,
-                    weights,
-                    score,
-                    logits=logits,
-                )
+            values_of_seed = case_values(
+                trained,
+                utilities,
+                outputs=seed_outputs,
+                weights=weights,
+                score=score,
+                logits=logits,
             )
+            values_by_seed.append(values_of_seed)
         values = torch.stack(values_by_seed).mean(0)
         if self.is_resampled:
             return torch.cov(values)
@@ -103,20 +102,20 @@ def within(trained_outputs: Tensor, outputs: Tensor) -> Tensor:
 
 def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseScores | None:
     """Return the scores case by case of a measure that ``evaluator`` computes. None for values per class."""
-    labels = torch.cat([y.cpu() for _, y in evaluator.batches])
+    labels = torch.cat([y.cpu() for _, y in evaluator.batches])  # [V]
     if isinstance(measure, ModelScore):
-        return _of_metric(evaluator, measure, labels)
+        return _metric_case_scores(evaluator, measure, labels)
     if measure == "accuracy":
         return CaseScores(lambda outputs: _hits(outputs, labels))
     if measure == "negative_loss":
         return CaseScores(lambda outputs: -_losses(outputs, labels))
     if measure == "balanced_accuracy":
-        counts = labels.bincount()
-        # The mean over all samples of these multiples is the mean over the classes of their means.
-        num_classes = (counts > 0).sum()
-        multiples = len(labels) / (num_classes * counts[labels].double())
+        class_counts = labels.bincount()
+        num_classes = (class_counts > 0).sum()
+        # With these factors the mean over samples is the mean over the classes of their accuracies.
+        factors = len(labels) / (num_classes * class_counts[labels].double())  # [V]
         return CaseScores(
-            lambda outputs: _hits(outputs, labels) * multiples,
+            lambda outputs: _hits(outputs, labels) * factors,
             strata=labels,
         )
     return None
@@ -125,22 +124,20 @@ def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseSco
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
     """Return 1 where a model is right, else 0, float64 ``[c, V]``."""
     largest, predicted = logits.max(-1)
-    is_number = largest == largest
+    is_number = largest == largest  # False for NaN, which max takes for the largest
     return ((predicted == labels) & is_number).double()
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the models' cross-entropies, float64 ``[c, V]``."""
-    repeated = labels.repeat(len(logits))
-    losses = F.cross_entropy(
-        logits.double().flatten(0, 1),
-        repeated,
-        reduction="none",
-    )
-    return losses.view(len(logits), -1)
+    num_models = len(logits)
+    flat_logits = logits.double().flatten(0, 1)  # [c * V, M]
+    repeated_labels = labels.repeat(num_models)
+    losses = F.cross_entropy(flat_logits, repeated_labels, reduction="none")
+    return losses.view(num_models, -1)
 
 
-def _of_metric(
+def _metric_case_scores(
     evaluator: ModelEvaluator,
     measure: ModelScore,
     labels: Tensor,
@@ -149,17 +146,18 @@ def _of_metric(
     if not isinstance(metric, Metric):
         return None
     power = _power_of_error(metric)
-    if power is not None:
-        targets = labels.double()
+    if power is None:
+        return _resampled(evaluator, measure, labels)
 
-        def errors(outputs: Tensor) -> Tensor:
-            predictions = outputs.double().view(len(outputs), len(targets), -1)  # [c, V, outputs]
-            differences = predictions - targets.view(len(targets), -1)
-            powers = differences.abs().pow(power)
-            return measure.utility(powers.mean(2))
+    num_samples = len(labels)
+    targets = labels.double().view(num_samples, -1)  # [V, outputs]
 
-        return CaseScores(errors)
-    return _resampled(evaluator, measure, labels)
+    def error_utilities(outputs: Tensor) -> Tensor:
+        predictions = outputs.double().view(len(outputs), num_samples, -1)  # [c, V, outputs]
+        errors = (predictions - targets).abs().pow(power)
+        return measure.utility(errors.mean(2))
+
+    return CaseScores(error_utilities)
 
 
 def _power_of_error(metric: Metric) -> int | None:
@@ -178,11 +176,14 @@ def _resampled(
 ) -> CaseScores:
     """Return the scores of a measure on samples of the validation samples, within each class if there are classes."""
     generator = torch.Generator().manual_seed(0)
+    strata = torch.zeros(len(labels), dtype=torch.int64)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
-    strata = labels if has_classes else torch.zeros(len(labels), dtype=torch.int64)
+    if has_classes:
+        strata = labels
     resamples = [_resample(strata, generator) for _ in range(RESAMPLES)]
 
     def score(outputs: Tensor) -> Tensor:
+        # [c, RESAMPLES], the metric of each model on each resample of the validation samples
         values = torch.empty(len(outputs), RESAMPLES, dtype=torch.float64)
         for model, model_outputs in enumerate(outputs):
             for column, rows in enumerate(resamples):
@@ -195,10 +196,10 @@ def _resampled(
 
 def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:
     """Draw as many indices of each stratum as it has, with replacement."""
-    parts = []
+    drawn_indices = []
     for stratum in strata.unique():
-        members = (strata == stratum).nonzero().flatten()
-        count = len(members)
+        indices = (strata == stratum).nonzero().flatten()
+        count = len(indices)
         positions = torch.randint(count, (count,), generator=generator)
-        parts.append(members[positions])
-    return torch.cat(parts)
+        drawn_indices.append(indices[positions])
+    return torch.cat(drawn_indices)

@@ -122,6 +122,7 @@ class CoalitionGames:
         """
         key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
+        # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
         if key not in self._tables:
             self._tables[key] = CoalitionTable(self.round, evaluator, self._ranks)
         return CoalitionUtility(
@@ -184,9 +185,9 @@ class CoalitionGames:
         """
         variant = _loss_variant(loss, balanced)
         if variant in self._gradients:
-            model, gradient = self._gradients[variant]
-            if model is vector:
-                return gradient
+            last_vector, last_gradient = self._gradients[variant]
+            if last_vector is vector:
+                return last_gradient
 
         gradient = self.evaluator_of(loss).gradient(vector, variant)
         self._gradients[variant] = vector, gradient

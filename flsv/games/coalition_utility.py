@@ -69,7 +69,7 @@ class CoalitionModels:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
         # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
-        num_parameters = self._round.space.num_parameters
+        num_parameters = self._round.space.num_parameters  # before the buffers in a vector
         global_model = self._round.global_vector
         initial_models = self._round.matrix.starts
         started_from_global = all(model is global_model for model in initial_models)
@@ -91,6 +91,7 @@ class CoalitionModels:
                 out.copy_(global_model)
                 return
 
+            # sum_i w_i x_i, then x - sum_i w_i s_i, which is (1 - sum_i w_i) x if all started from x
             out_parameters = out[:num_parameters]
             torch.mv(parameters, parameter_weights[index], out=out_parameters)
             global_parameters = global_model[:num_parameters]
@@ -173,16 +174,17 @@ class CoalitionTable:
         Coalitions that are not in the table yet are evaluated, with models that ``models`` builds, and added.
         """
         keys: list[CoalitionKey] = []
-        members_exist = masks.any(1).tolist()
-        for mask_key, has_members in zip(coalition_keys(masks), members_exist):
+        is_not_empty = masks.any(1).tolist()
+        for mask_key, has_members in zip(coalition_keys(masks), is_not_empty):
             # The empty coalition's model is the global model, however updates are weighted.
-            keys.append((models.key if has_members else None, mask_key))
+            weighting_key = models.key if has_members else None
+            keys.append((weighting_key, mask_key))
 
-        new_positions = first_positions(keys, self._rows)
-        order = list(new_positions.values())
-        if order or self._scores is None:
-            build = models.builder(masks[order])
-            new_scores = self.evaluate(build, len(order))
+        new_positions = first_positions(keys, self._rows)  # {key: position in masks}
+        new_masks = masks[list(new_positions.values())]
+        if len(new_masks) or self._scores is None:
+            build = models.builder(new_masks)
+            new_scores = self.evaluate(build, len(new_masks))
             if self._scores is None:
                 self._scores = new_scores
             else:
@@ -208,8 +210,9 @@ class CoalitionTable:
 
         scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices))
         scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
-        order = torch.tensor(list(chain.from_iterable(indices_by_rank)))
-        return Scores.cat(scores_by_rank)[order.argsort()]
+        scores = Scores.cat(scores_by_rank)
+        index_of_score = torch.tensor(list(chain.from_iterable(indices_by_rank)))
+        return scores[index_of_score.argsort()]
 
 
 #: A performance measure of models, or several names of classifiers' scores, each of which gives a column of utilities.
@@ -322,9 +325,9 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
 
 def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite, so that no value would be."""
-    numbers = [utility_of(scores, measure)]
+    has_undefined = not utility_of(scores, measure).isfinite().all()
     if scores.outputs is not None:
-        numbers.append(scores.outputs)
-    if not all(number.isfinite().all() for number in numbers):
+        has_undefined = has_undefined or not scores.outputs.isfinite().all()
+    if has_undefined:
         name = measure if isinstance(measure, str | ModelScore) else ", ".join(measure)
         raise undefined_untrained(asking, name, scores.outputs)

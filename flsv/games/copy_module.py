@@ -28,18 +28,18 @@ def copy_module(module: AnyModule) -> AnyModule:
             if isinstance(value, partial) and _makes_objects(value):
                 memo[id(value)] = value
 
-    parts = set[int]()
-    parts.update(map(id, module.modules()))
-    parts.update(map(id, module.parameters()))
-    parts.update(map(id, module.buffers()))
+    part_ids = set[int]()
+    part_ids.update(map(id, module.modules()))
+    part_ids.update(map(id, module.parameters()))
+    part_ids.update(map(id, module.buffers()))
     try:
         with _OutputsDetached():
-            module_copy = deepcopy_with_closures(module, module.modules(), parts, memo)
+            module_copy = deepcopy_with_closures(module, module.modules(), part_ids, memo)
     except Exception as error:
-        blamed = ", ".join(_attributes_named_in(error, module))
+        attributes = ", ".join(_attributes_named_in(error, module))
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and a training takes a copy of it: "
-            f"{blamed or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
+            f"{attributes or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
             "of its attributes, or make them where they are used."
         ) from error
 

@@ -85,20 +85,22 @@ def _judgments(
 def _counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
     """Return what counts of correctly classified samples are, after a row of held-out samples."""
     assert client.num_classes is not None
-    held_out = client.num_samples["val"]
+    num_held_out = client.num_samples["val"]
+    num_columns = client.num_classes + 1  # the last is the sum over rare classes
     return Numbers(
         torch.int64,
-        shape=(*rows, client.num_classes + 1),
+        shape=(*rows, num_columns),
         lowest=0,
-        highest=held_out,
-        rule=partial(_fit_held_out_samples, held_out),
+        highest=num_held_out,
+        rule=partial(_fit_held_out_samples, num_held_out),
     )
 
 
-def _fit_held_out_samples(held_out: int, counts: Tensor) -> bool:
-    support = counts[..., :1, :]
-    are_enough = support.sum(-1) <= held_out
-    return bool((counts <= support).all() & are_enough.all())
+def _fit_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
+    support = counts[..., :1, :]  # row 0: the held-out samples of each class
+    are_within_support = (counts <= support).all()
+    are_held_out = (support.sum(-1) <= num_held_out).all()
+    return bool(are_within_support & are_held_out)
 
 
 def judge(
@@ -162,10 +164,10 @@ def judge_coalitions(
 
     game = PredictedGame(
         trained.cpu(),
-        scores.values["correct"],
-        scores.outputs,
-        weights.cpu(),
-        correct_by_class,
+        utilities=scores.values["correct"],  # [T, M]
+        outputs=scores.outputs,
+        weights=weights.cpu(),
+        score=correct_by_class,
         logits=True,
     )
     num_clients = trained.shape[1]
@@ -185,7 +187,7 @@ def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
     """Return a client's answer ``[1 + K, M + 1]`` from its held-out samples ``[M]`` and those that K models classify
     correctly, ``[K, M]``. Counts of rare classes are hidden, and their sum is the last column.
     """
-    counts = torch.cat([support[None], correct])
+    counts = torch.cat([support[None], correct])  # [1 + K, M]
     rare_counts = counts * (support < MIN_HELD_OUT)
     pooled = rare_counts.sum(1, keepdim=True)
     is_pool_large = pooled[0] >= MIN_HELD_OUT
@@ -212,13 +214,14 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
         tensor([[1.0000, 0.1667]], dtype=torch.float64)
     """
     counts = torch.stack([*answers]).double()  # [clients, 1 + K, M + 1]
-    held_out_samples = counts[:, 0].sum(1)
+    held_out_samples = counts[:, 0].sum(1)  # row 0 has those of each class
     # A client that claims more held-out samples than it has training samples counts for no more than these.
     factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)
     counts *= factors[:, None, None]
 
     total = counts.sum(0)  # [1 + K, M + 1]
-    by_class, pooled = total[:, :-1], total[:, -1:]
+    by_class = total[:, :-1]
+    pooled = total[:, -1:]  # over rare classes
     class_has_samples = by_class[0] > 0
     counts_or_pooled = torch.where(class_has_samples, by_class, pooled)
     return counts_or_pooled[1:], counts_or_pooled[0]
@@ -246,8 +249,8 @@ def unlike_others(opinions: Tensor) -> list[int]:
     if len(judges) < MIN_JUDGES or num_coalitions < MIN_COALITIONS:
         return []
 
-    judge_opinions = opinions[judges]
-    centered = judge_opinions - judge_opinions.mean(1, keepdim=True)
+    finite_opinions = opinions[judges]  # [judges, K]
+    centered = finite_opinions - finite_opinions.mean(1, keepdim=True)
     distances = torch.cdist(centered, centered)  # [judges, judges]
 
     unlike = []
@@ -301,14 +304,14 @@ class ClientJudges(VectorEvaluator):
         support = None
         with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
             warnings.simplefilter("always")
-            support = self(model[None]).support
+            support = self(model[None]).support  # which also fills self.answers
         ids = [client.id for client in self._clients]
-        missing = [client_id for client_id in ids if client_id not in self.answers]
-        if missing:
+        silent_ids = [client_id for client_id in ids if client_id not in self.answers]
+        if silent_ids:
             messages = [str(warning.message) for warning in recorded_warnings]
             reasons = " ".join(message for message in messages if message.endswith(_LEFT_OUT))
             raise ConfigurationError(
-                f'judges="clients": clients {missing} do not judge models. {reasons}'
+                f'judges="clients": clients {silent_ids} do not judge models. {reasons}'
             )
         if support is not None and not support.all():
             unjudged = []
@@ -324,14 +327,13 @@ class ClientJudges(VectorEvaluator):
     @property
     def predicts(self) -> bool:
         """Return whether the clients can predict the outputs of coalitions that were not trained."""
-        # What clients keep of a model is that of another training.
         if self.space.private_names:
-            return False
-        return (
-            self._measure.by_class
-            and self.space.size <= MOST_KEPT
-            and len(self._held_out) <= MOST_PREDICTED
-        )
+            return (
+                False  # clients have the private part of the run's model, not of each coalition's
+            )
+        num_clients = len(self._held_out)
+        is_cheap = self.space.size <= MOST_KEPT and num_clients <= MOST_PREDICTED
+        return self._measure.by_class and is_cheap
 
     def predict(
         self,
@@ -344,16 +346,17 @@ class ClientJudges(VectorEvaluator):
         """
         ask = partial(self._predicted, models.to(self._device), trained, weights)
         answers = map_clients(self._clients, ask)
-        counts: dict[int, Tensor] = {}
+        counts_by_client: dict[int, Tensor] = {}
         for client, answer in zip(self._clients, answers):
             if answer is not None:
-                counts[client.id] = answer
-        if not counts:
+                counts_by_client[client.id] = answer
+        if not counts_by_client:
             raise NoAnswer("no client has judged the coalitions.")
 
-        num_samples = self._data.num_samples[list(counts)]
+        num_samples = self._data.num_samples[list(counts_by_client)]
         utilities = []
-        for predicted_counts in zip(*counts.values()):  # by interpolation, then by an ensemble
+        # Each client's counts are by interpolation first, then by an ensemble.
+        for predicted_counts in zip(*counts_by_client.values()):
             hits, held_out = hits_by_class(predicted_counts, num_samples)
             scores = Scores({"correct": hits}, held_out)
             score = scores.value(self._measure.name)
@@ -438,11 +441,12 @@ class ClientJudges(VectorEvaluator):
             opinions = torch.stack(answers)
             num_samples = torch.minimum(self._held_out, self._data.num_samples)
             weights = num_samples[judges].double()
-            mean = (weights / weights.sum()) @ opinions
+            mean_utilities = (weights / weights.sum()) @ opinions  # [K]
             # Clients report utilities. This converts them back to values of the measure.
-            values = self._measure.utility(mean)
+            values = self._measure.utility(mean_utilities)
             scores = Scores({self._measure.name: values})
 
+        # A suspicious judge is reported. Its scores still count.
         for position in unlike_others(opinions):
             self._note(judges[position], UNLIKE)
         return scores

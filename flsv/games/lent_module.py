@@ -46,9 +46,9 @@ class LentModule:
         for parameter in module.parameters():
             self._gradients.append((parameter, parameter.requires_grad, parameter.grad))
         self._states: list[ObjectState] = []
-        constant = _constant_ids(module, space)
+        constant_ids = _constant_ids(module, space)
         for path, value in _reachable(module):
-            if not _is_only_compared(path, value, constant):
+            if not _is_only_compared(path, value, constant_ids):
                 self._states.extend(states_of(value))
 
     def restore(self) -> None:
@@ -112,14 +112,14 @@ def _compared_states(
 
     Objects of the types ``closed`` and their parts are left out.
     """
-    constant = _constant_ids(module, space)
+    constant_ids = _constant_ids(module, space)
     states: list[tuple[str, ObjectState]] = []
     not_compared = []
     for path, value in _reachable(module, closed):
         if isinstance(value, closed):
             continue
-        if isinstance(value, Tensor) and _is_only_compared(path, value, constant):
-            states.append((path, VersionState(value)))
+        if isinstance(value, Tensor) and _is_only_compared(path, value, constant_ids):
+            states.append((path, VersionState(value)))  # without a copy
             continue
         states += [(path, state) for state in states_of(value)]
         try:
@@ -147,14 +147,15 @@ def _constant_ids(module: nn.Module, space: ParameterSpace | None) -> set[int]:
     return set(map(id, space.constants(module).values()))
 
 
-def _is_only_compared(path: str, value: Any, constant: set[int]) -> bool:
+def _is_only_compared(path: str, value: Any, constant_ids: set[int]) -> bool:
     """Return whether a tensor is not copied: it is constant, a gradient, or data."""
     if not isinstance(value, Tensor):
         return False
     if path.startswith(".datamodule"):
         return value.numel() > _MANY
     is_gradient = path.endswith(".grad")
-    return is_gradient or id(value) in constant or is_lazy(value)
+    is_constant = id(value) in constant_ids
+    return is_gradient or is_constant or is_lazy(value)
 
 
 def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Part]:
@@ -167,6 +168,7 @@ def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Par
         yield from walk(module, "module", closed=(*_CLOSED, *closed))
         return
 
+    # The namespaces give paths their first names, such as "optimizers" and "datamodule".
     run = SimpleNamespace(
         module=module,
         optimizers=trainer.optimizers,
@@ -218,7 +220,8 @@ def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, 
     module_tensors = named_tensors(module)
     for name, value in private.items():
         tensor = module_tensors.get(name)
-        if tensor is None or name in space.names:
+        is_in_vectors = name in space.names
+        if tensor is None or is_in_vectors:
             continue
         if tensor.shape == value.shape:
             tensor.copy_(value)

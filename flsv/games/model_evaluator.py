@@ -204,10 +204,10 @@ class ModelEvaluator(VectorEvaluator):
         sums = self._sums(count, keep)
         with self._lent() as state:
             if self.backend == "serial":
-                self._one_by_one(state, build, count, sums)
+                self._score_one_by_one(state, build, count, sums)
             else:
                 self._load_private()
-                self._at_once(build, count, sums)
+                self._score_in_chunks(build, count, sums)
         return sums.scores(self._support, bool(self._metrics))
 
     @torch.inference_mode(False)
@@ -247,7 +247,7 @@ class ModelEvaluator(VectorEvaluator):
         if self._private is not None:
             put_private(self._module, self.space, self._private())
 
-    def _one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
+    def _score_one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
         for index in range(count):
             self._load(state, build, index)
             self._score(range(index, index + 1), self._loaded_outputs, sums)
@@ -260,10 +260,11 @@ class ModelEvaluator(VectorEvaluator):
         self.space.write(self._module, vector)
         self._load_private()
 
-    def _at_once(self, build: Build, count: int, sums: Sums) -> None:
+    def _score_in_chunks(self, build: Build, count: int, sums: Sums) -> None:
         first_row = 0
         while first_row < count:
-            rows = range(first_row, min(first_row + self.chunk, count))
+            end_row = min(first_row + self.chunk, count)
+            rows = range(first_row, end_row)
             if self._try_to_score(build, rows, sums):
                 first_row = rows.stop
             else:
@@ -276,7 +277,8 @@ class ModelEvaluator(VectorEvaluator):
         memory.
         """
         try:
-            self._score(rows, self._stacked_outputs(build, rows), sums)
+            outputs_of_models = self._stacked_outputs(build, rows)
+            self._score(rows, outputs_of_models, sums)
         except RuntimeError as error:
             if not is_oom_error(error) or len(rows) == 1:
                 raise
@@ -294,11 +296,10 @@ class ModelEvaluator(VectorEvaluator):
         assert self.form is not None
         cpu = torch.device("cpu")
         num_models = len(outputs)
-        num_batches = len(self._batches)
-        sums = Sums(num_models, self.num_classes, batches=num_batches, device=cpu)
+        sums = Sums(num_models, self.num_classes, batches=len(self._batches), device=cpu)
         labels_of_batches = [labels.cpu() for _, labels in self._batches]
         batch_sizes = [len(labels) for labels in labels_of_batches]
-        outputs_of_batches = outputs.split(batch_sizes, 1)
+        outputs_of_batches = outputs.split(batch_sizes, dim=1)  # [c, B, ...] each
 
         if self.num_classes is not None:
             for position, labels in enumerate(labels_of_batches):
@@ -393,9 +394,9 @@ class ModelEvaluator(VectorEvaluator):
 
         ``asking`` is the name of what needs the loss.
         """
-        x = self._batches[0][0]
+        first_inputs, _ = self._batches[0]
         with self._lent("utility") as state:
-            outputs_of_models = list(self._outputs_of_random_models(state, x, _SCALE))
+            outputs_of_models = list(self._outputs_of_random_models(state, first_inputs, _SCALE))
         if all(map(are_probabilities, outputs_of_models)):
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
@@ -413,20 +414,21 @@ class ModelEvaluator(VectorEvaluator):
         vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
         for row, index in enumerate(rows):
             build(index, vectors[row])
-        states = {}
+        stacked_state = {}  # [c, ...] by name
         for name, tensor in self.space.unflatten(vectors).items():
-            states[name] = tensor.to(self._dtypes[name])
+            stacked_state[name] = tensor.to(self._dtypes[name])
 
-        def outputs(x: Any) -> Tensor:
+        def outputs_of_models(x: Any) -> Tensor:
             def outputs_of_model(state: dict[str, Tensor]) -> Any:
                 return functional_call(self._module, state, (x,))
 
-            batch_outputs = vmap(outputs_of_model, randomness="same")(states)
-            if not isinstance(batch_outputs, Tensor):
-                raise TypeError(f"forward gives {type(batch_outputs).__name__}")
-            return batch_outputs
+            # vmap calls it once, with a state that looks like one model's.
+            stacked_outputs = vmap(outputs_of_model, randomness="same")(stacked_state)
+            if not isinstance(stacked_outputs, Tensor):
+                raise TypeError(f"forward gives {type(stacked_outputs).__name__}")
+            return stacked_outputs
 
-        return outputs
+        return outputs_of_models
 
     def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
         """Score the models with the indices ``rows`` by their ``outputs(x)``, and write the results into ``sums``."""
@@ -463,12 +465,12 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_runs(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
-        comparing: AbstractContextManager[None] = nullcontext()
+        change_check: AbstractContextManager[None] = nullcontext()
         if not is_tried:
-            comparing = scoring_tried(self._module, self.space, self._asking)
+            change_check = scoring_tried(self._module, self.space, self._asking)
         try:
-            with comparing:
-                self._try_first()
+            with change_check:
+                self._try_scoring()
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise
@@ -477,16 +479,19 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _try_first(self) -> None:
+    def _try_scoring(self) -> None:
+        # Also finds the form of the outputs, whether a metric gets probabilities, and whether vmap runs the module.
         x, y = self._batches[0]
-        build = row_builder(self.space.read(self._module)[None])
+        current_model = self.space.read(self._module)
+        build = row_builder(current_model[None])
         with self._lent("utility") as state:
             if self.num_classes is not None:
-                if isinstance(x, Tensor):
-                    x, y = x[:1], y[:1]
+                if isinstance(x, Tensor):  # one sample is enough
+                    x = x[:1]
+                    y = y[:1]
                 with self._context():
                     checked_logits(self._module(x), y, self.num_classes)
-                self.form = OutputForm(True)
+                self.form = OutputForm(classifies=True)
             for metric in self._metrics:
                 gives_logits = self._gives_logits(state, x)
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
@@ -503,35 +508,32 @@ class ModelEvaluator(VectorEvaluator):
         """Score the loaded model, and set :attr:`form` if the outputs of all batches are numbers of one shape a sample.
         Class numbers are no form: between two of them lies another class.
         """
-        batch_shapes: list[Any] = []
+        batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
 
-        def record_shape(x: Any) -> Any:
+        def outputs_with_recorded_shape(x: Any) -> Any:
             outputs = self._loaded_outputs(x)
             is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
         sums = self._sums(1)
-        self._score(range(1), record_shape, sums)
+        self._score(range(1), outputs_with_recorded_shape, sums)
 
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return
             has_label_each = len(labels) == batch_shape[0]
-            if not has_label_each or batch_shape[1:] != batch_shapes[0][1:]:
+            has_first_shape = batch_shape[1:] == batch_shapes[0][1:]
+            if not has_label_each or not has_first_shape:
                 return
         _, first_labels = self._batches[0]
-        self.form = OutputForm.of(
-            metric,
-            batch_shapes[0],
-            first_labels,
-            gives_logits=gives_logits,
-        )
+        self.form = OutputForm.of(metric, batch_shapes[0], first_labels, gives_logits=gives_logits)
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:
             with self._context():
-                self._stacked_outputs(build, range(1))(x)
+                outputs_of_models = self._stacked_outputs(build, range(1))
+                outputs_of_models(x)
         except Exception as error:
             if is_oom_error(error):
                 raise
@@ -550,12 +552,7 @@ class ModelEvaluator(VectorEvaluator):
             return True
         return _is_below(-highest, -highest_of_larger)
 
-    def _range_of_outputs(
-        self,
-        state: LentModule,
-        x: Any,
-        scale: float,
-    ) -> tuple[float, float]:
+    def _range_of_outputs(self, state: LentModule, x: Any, scale: float) -> tuple[float, float]:
         """Return the lowest and the highest output of random models."""
         lowest = inf
         highest = -inf
@@ -578,17 +575,17 @@ class ModelEvaluator(VectorEvaluator):
         scale: float,
     ) -> Iterator[Any]:
         """Yield outputs of models whose parameters are normal random numbers of the standard deviation ``scale``."""
-        current_vector = self.space.read(self._module)
+        current_vector = self.space.read(self._module)  # whose buffers stay
         num_parameters = self.space.num_parameters
         generator = torch.Generator().manual_seed(0)
 
-        def build(_: int, out: Tensor) -> None:
+        def write_random_model(_: int, out: Tensor) -> None:
             out.copy_(current_vector)
             parameters = scale * torch.randn(num_parameters, generator=generator)
             out[:num_parameters] = parameters.to(out)
 
-        for row in range(_DRAWS):
-            self._load(state, build, row)
+        for index in range(_DRAWS):
+            self._load(state, write_random_model, index)
             with self._context():
                 outputs = self._module(x)
             yield outputs

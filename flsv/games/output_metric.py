@@ -132,7 +132,7 @@ class OutputForm:
     ) -> OutputForm:
         """Find the form of a batch's outputs of the shape ``[B, ...]``."""
         if isinstance(metric, MeanLogLikelihood):
-            return OutputForm(True, of_labels=True)
+            return OutputForm(classifies=True, of_labels=True)
         shapes_of_single_outputs = (y.shape, (*y.shape, 1))
         return OutputForm(
             classifies=_kind(metric) is not None,
@@ -143,9 +143,10 @@ class OutputForm:
     def in_range(self, bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
         """Return this form with its bound. None if all ``examples`` are whole numbers: predictions lie between."""
         numbers = torch.cat([outputs.flatten() for outputs in examples])
-        # Of larger ones float32 has no fractions.
-        numbers = numbers[numbers.abs() < 2**20]
-        if len(numbers) and torch.equal(numbers, numbers.round()):
+        # float32 has hardly any fractions of larger numbers.
+        small_numbers = numbers[numbers.abs() < 2**20]
+        are_whole = len(small_numbers) > 0 and torch.equal(small_numbers, small_numbers.round())
+        if are_whole:
             return None
         return replace(self, bounded=bounded)
 
@@ -165,7 +166,7 @@ class OutputForm:
             return torch.stack([torch.zeros_like(outputs), outputs], -1)
         if not self.gives_logits:
             outputs = outputs.clamp_min(TINY).log()
-        return outputs.movedim(2, -1)
+        return outputs.movedim(2, -1)  # from [c, B, M, ...]
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Convert one model's predicted logits ``[B, ...]`` back to outputs."""
@@ -214,7 +215,8 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
     """Raise ConfigurationError if all ``labels`` of an ``owner`` are of one class, and the metric compares classes."""
     if not needs_two_classes(metric):
         return
-    classes = labels[labels != getattr(metric, "ignore_index", None)].unique()
+    ignored_label = getattr(metric, "ignore_index", None)
+    classes = labels[labels != ignored_label].unique()
     if len(classes) == 1:
         name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
         raise ConfigurationError(
@@ -258,7 +260,7 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
         return logits
     has_class_columns = logits.ndim == y.ndim + 1
     if kind == "Multiclass":
-        return logits.softmax(1) if has_class_columns else logits
+        return logits.softmax(1) if has_class_columns else logits  # else these are class numbers
     if kind == "Multilabel" or not has_class_columns:
         return logits.sigmoid()
     # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.

@@ -114,7 +114,8 @@ class ModelScore:
         if self.by_class:
             return "clients", "classes"
         if self.judged:
-            return "clients", self.of if is_logged_value else id(self.of)
+            measure_key = self.of if is_logged_value else id(self.of)
+            return "clients", measure_key
         return "logged" if is_logged_value else self
 
     def utility(self, values: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
             if title not in titles:
                 titles.append(title)
     if titles and data.by_rarity:
-        counts = data.class_counts  # [clients, classes]
+        counts = data.class_counts  # [clients, 2], the positive class last
         share = counts[:, 1].sum() / counts.sum()
         rank_zero_warn(
             f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class because it is the "

@@ -56,15 +56,17 @@ class OutputScore:
             return predicted_shapley(
                 trained,
                 utilities,
-                outputs,
-                weights,
-                score,
+                outputs=outputs,
+                weights=weights,
+                score=score,
                 logits=self.logits,
             )
 
+        # [2^n, 2] or [2^n, 2, M], the utilities in two games: by interpolation and by an ensemble
         tables = self.judges.predict(outputs, trained, weights)
         shape = tables.shape[:2] + utilities.shape[1:]
         tables = tables.view(shape)
+        # A coalition's row is its mask as a binary number, with client 0 as the lowest bit.
         num_clients = trained.shape[1]
         place_values = 2 ** torch.arange(num_clients)
         coalition_numbers = (trained * place_values).sum(1)
@@ -94,14 +96,15 @@ class OutputScore:
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
-            return OutputScore(lambda outputs: outputs, True, evaluator)
+            return OutputScore(lambda outputs: outputs, logits=True, judges=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 
         needs_losses = not isinstance(measure, ModelScore) and "negative_loss" in measure
 
         def score(outputs: Tensor) -> Tensor:
-            return utility_of(evaluator.score_outputs(outputs, losses=needs_losses), measure)
+            scores = evaluator.score_outputs(outputs, losses=needs_losses)
+            return utility_of(scores, measure)
 
         cases = None
         if isinstance(measure, str | ModelScore):
@@ -170,14 +173,15 @@ def untrained_models(
     if not layers:
         return None
 
-    def build(index: int, out: Tensor) -> None:
+    def write_model(index: int, out: Tensor) -> None:
+        # The module itself is drawn anew, read into out [P], and restored.
         with lent(module, space), isolated_rngs(seed, "untrained", index):
             module.load_state_dict(initial, strict=False)  # training may have registered buffers
             for layer in layers:
                 layer.reset_parameters()
             space.read(module, out=out)
 
-    return build
+    return write_model
 
 
 def _drawable_layers(
@@ -187,10 +191,12 @@ def _drawable_layers(
     frozen_ids = set(map(id, space.constants(module).values()))
     layers = []
     for name, layer in module.named_modules():
-        if not callable(getattr(layer, "reset_parameters", None)):
+        can_be_drawn = callable(getattr(layer, "reset_parameters", None))
+        if not can_be_drawn:
             continue
         parameters = dict(layer.named_parameters(name))
-        if not frozen_ids.isdisjoint(map(id, parameters.values())):
+        has_frozen = any(id(parameter) in frozen_ids for parameter in parameters.values())
+        if has_frozen:
             continue
 
         initial_tensors = [initial[key] for key in parameters if key in initial]

@@ -95,7 +95,7 @@ class ValidatedModels(VectorEvaluator):
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
             count: K, the number of models.
         """
-        columns: dict[str, list[float]] = {name: [] for name in self._names}
+        values_by_name: dict[str, list[float]] = {name: [] for name in self._names}
         vector = torch.empty(
             self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
         )
@@ -103,12 +103,12 @@ class ValidatedModels(VectorEvaluator):
             build(index, vector)
             with self._validation(vector) as run:
                 numbers = self._numbers(run.logged())
-            for name, column in columns.items():
-                column.append(numbers[name])
+            for name, values in values_by_name.items():
+                values.append(numbers[name])
 
         scores = {}
-        for name, column in columns.items():
-            scores[name] = torch.tensor(column, dtype=torch.float64)
+        for name, values in values_by_name.items():
+            scores[name] = torch.tensor(values, dtype=torch.float64)  # [count]
         return Scores(scores)
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class ValidatedModels(VectorEvaluator):
         keep: bool = False,
     ) -> Scores:
         """Validate the fit's module as it is."""
-        with self._validation(None) as run:
+        with self._validation(vector=None) as run:
             logged_values = run.logged()
 
         scores = {}
@@ -157,9 +157,10 @@ class ValidatedModels(VectorEvaluator):
         vector = self.space.read(module)
         asking = ", ".join(dict.fromkeys(self._asking.values()))
         with scoring_tried(module, self.space, asking or "a utility"):
-            logged = self(vector[None])
+            scores = self(vector[None])
         for name in self._derived:
-            self._check_gradient(name, vector, float(logged.value(name)))
+            logged_value = float(scores.value(name))
+            self._check_gradient(name, vector, logged_value)
 
     @contextmanager
     def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
@@ -253,23 +254,24 @@ def _values_of_step(
 ) -> list[tuple[Any, float]]:
     """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``name``."""
     values: list[tuple[Any, float]] = []
+    batch = arguments[0]
 
-    def log(*args: Any, **kwargs: Any) -> None:
-        call = _LOG.bind(None, *args, **kwargs)
-        call.apply_defaults()
-        logged_name = call.arguments["name"]
-        names = [logged_name]
-        if loader is not None and call.arguments["add_dataloader_idx"]:
-            names.append(f"{logged_name}/dataloader_idx_{loader}")
-        if name in names:
-            batch_size = call.arguments["batch_size"]
+    def record_value(*args: Any, **kwargs: Any) -> None:
+        log_call = _LOG.bind(None, *args, **kwargs)  # in place of self.log(...)
+        log_call.apply_defaults()
+        log_arguments = log_call.arguments
+        logged_names = [log_arguments["name"]]
+        if loader is not None and log_arguments["add_dataloader_idx"]:
+            logged_names.append(f"{log_arguments['name']}/dataloader_idx_{loader}")
+        if name in logged_names:
+            batch_size = log_arguments["batch_size"]
             if batch_size is None:
-                batch_size = extract_batch_size(arguments[0])
-            values.append((call.arguments["value"], float(batch_size)))
+                batch_size = extract_batch_size(batch)
+            values.append((log_arguments["value"], float(batch_size)))
 
     # The attribute hides the method for the time of one step.
     attributes = vars(module)
-    attributes["log"] = log
+    attributes["log"] = record_value
     try:
         module.validation_step(*arguments)
     finally:

@@ -43,21 +43,24 @@ def read_batches(
         raise ConfigurationError(
             "there are no validation samples: models cannot be evaluated on nothing."
         )
-    if num_classes is not None and size is not None:
+    if num_classes is None:
+        return pairs, None
+    if size is not None:
         pairs = _with_batch_size(pairs, size)
-    return pairs, None if num_classes is None else support
+    return pairs, support
 
 
 def _with_batch_size(batches: list[Pair], size: int) -> list[Pair]:
     """Cut batches to ``size`` samples if all inputs are tensors of one shape."""
     inputs = [x for x, _ in batches]
     labels = [y for _, y in batches]
-    forms = set()
+    sample_forms = set()
     for x in inputs:
         if not isinstance(x, Tensor):
             return batches
-        forms.add((x.shape[1:], x.dtype))
-    if len(forms) > 1:
+        sample_forms.add((x.shape[1:], x.dtype))
+    can_be_joined = len(sample_forms) == 1
+    if not can_be_joined:
         return batches
 
     input_parts = torch.cat(inputs).split(size)
@@ -114,7 +117,9 @@ def checked_logits(
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        has_classes = num_columns == classes or (or_more and num_columns > classes)
+        has_classes = num_columns == classes
+        if or_more:
+            has_classes = num_columns >= classes
         if num_rows == len(y) and has_classes:
             return logits
     raise ConfigurationError(

@@ -62,16 +62,17 @@ class Scores:
             return self.values[name]
         if name == "negative_loss":
             return -self.values["loss"]
-        correct = self.values["correct"]
+        correct = self.values["correct"]  # [K, M]
         if name == "accuracy":
             num_correct = correct.sum(-1)
             return num_correct.double() / self.support.sum()
         num_samples = self.support.clamp(min=1)
-        per_class = correct.double() / num_samples
+        per_class_accuracy = correct.double() / num_samples
         if name == "per_class_accuracy":
-            return per_class
+            return per_class_accuracy
+        # balanced accuracy, over the classes that have samples
         num_classes = (self.support > 0).sum()
-        return per_class.sum(-1) / num_classes
+        return per_class_accuracy.sum(-1) / num_classes
 
     def __getitem__(self, rows: Tensor) -> Scores:
         """Select the scores of the models with the indices ``rows``."""
@@ -106,7 +107,7 @@ def hits_of(logits: Tensor, y: Tensor) -> Tensor:
     is_correct = (predicted == y) & is_number
     shape = num_models, num_classes
     correct = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-    correct.index_add_(1, y, is_correct.long())
+    correct.index_add_(1, y, is_correct.long())  # into the column of each sample's class
     return correct
 
 
@@ -157,11 +158,11 @@ class Sums:
     def scores(
         self,
         support: Tensor | None,
-        measured: bool,
+        has_metric: bool,
     ) -> Scores:
-        """Return all models' scores, with ``"metric"`` if it was ``measured``."""
+        """Return all models' scores, with ``"metric"`` if ``has_metric``."""
         values = {}
-        if measured:
+        if has_metric:
             values["metric"] = self.metric
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)
