@@ -356,7 +356,6 @@ def _defining_modules(parts: Any) -> set[str]:
 
 
 def _module_names_in(module: ModuleType) -> set[str]:
-
     names = set()
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):

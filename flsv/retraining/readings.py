@@ -404,7 +404,6 @@ def _path(name: Any) -> str:
 
 
 def _paths_open_to_read() -> Iterator[str]:
-
     descriptors = Path("/proc/self/fd")  # only Linux has these lists
     if not descriptors.is_dir():
         return
