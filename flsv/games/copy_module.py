@@ -62,15 +62,16 @@ def _attributes_named_in(error: Exception, module: nn.Module) -> list[str]:
 def deepcopy_with_closures(
     value: Any,
     holders: Iterable[object],
-    parts: set[int],
+    part_ids: set[int],
     memo: dict[int, Any],
 ) -> Any:
     """Make a deep copy of ``value`` and of closures that the ``holders`` store. The copied closures refer to the copies
-    of ``parts``, a set of ids.
+    of the parts with ``part_ids``.
     """
     function_copies: dict[FunctionType, FunctionType] = {}
     for holder in holders:
-        _copy_closures(vars(holder).values(), parts, function_copies)
+        _copy_closures(vars(holder).values(), part_ids, function_copies)
+    # deepcopy takes the copies from its memo. By itself it would share functions.
     for function, function_copy in function_copies.items():
         memo[id(function)] = function_copy
     value_copy = copy.deepcopy(value, memo)
@@ -98,27 +99,28 @@ class _OutputsDetached(TorchFunctionMode):
 
 def _copy_closures(
     values: Iterable[Any],
-    parts: set[int],
+    part_ids: set[int],
     function_copies: dict[FunctionType, FunctionType],
 ) -> None:
     """Add ``{function: its copy with empty closure cells}`` to ``function_copies`` for functions with closures over
-    ``parts``.
+    parts.
     """
     for value in values:
         if isinstance(value, dict):  # of hooks
-            _copy_closures(value.values(), parts, function_copies)
+            _copy_closures(value.values(), part_ids, function_copies)
         elif isinstance(value, partial):
-            bound = [value.func, *value.args, *value.keywords.values()]
-            _copy_closures(bound, parts, function_copies)
+            bound_values = [value.func, *value.args, *value.keywords.values()]
+            _copy_closures(bound_values, part_ids, function_copies)
         elif isinstance(value, FunctionType) and value not in function_copies:
             uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
-            _copy_closures([uncompiled], parts, function_copies)
+            _copy_closures([uncompiled], part_ids, function_copies)
 
             contents = _contents_of_cells(value)
             functions = [content for content in contents if isinstance(content, FunctionType)]
-            if functions or not parts.isdisjoint(map(id, contents)):
+            refers_to_part = any(id(content) in part_ids for content in contents)
+            if functions or refers_to_part:
                 function_copies[value] = _with_empty_cells(value)
-                _copy_closures(functions, parts, function_copies)
+                _copy_closures(functions, part_ids, function_copies)
 
 
 def _contents_of_cells(function: FunctionType) -> list[Any]:
@@ -168,7 +170,7 @@ def _uncompile(
     for name, value in vars(layer).items():
         uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
         if uncompiled is None or name not in attributes or isinstance(value, nn.Module):
-            continue
+            continue  # a submodule is a layer of its own
         if _is_frame_of_dynamo(uncompiled):
             uncompiled = uncompiled.__wrapped__
         attributes[name] = copy.deepcopy(uncompiled, memo)  # a method is bound to the copy

@@ -48,6 +48,7 @@ from flsv.utilities.digest import digest
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
     """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
+    # Other metrics would only cost time. The sampler, which may use one, is replaced.
     metrics_in_use = set()
     for role, strategy in loop.strategies.items():
         if role != "sampler":
@@ -302,12 +303,12 @@ class CoalitionScoring(GlobalModelScoring):
             raise RuntimeError("it trained nothing")
         scores_of_rounds = self._scores_of_rounds()
         utilities = {}
-        untrained = {}
+        untrained_utilities = {}
         for name in self._measures_by_name:
             utilities_of_rounds = [self._utility(scores, name) for scores in scores_of_rounds]
             utilities[name] = torch.stack(utilities_of_rounds)
             if self.untrained_scores:
-                untrained[name] = self._utility(self.untrained_scores, name)
+                untrained_utilities[name] = self._utility(self.untrained_scores, name)
 
         models = None
         if self._order.returns_models:
@@ -317,7 +318,7 @@ class CoalitionScoring(GlobalModelScoring):
                 models = None
         return FitResult(
             utilities=utilities,
-            untrained=untrained,
+            untrained=untrained_utilities,
             start_hash=digest(self.models[1].cpu()).hex(),
             outputs=self._outputs(scores_of_rounds),
             models=models,
@@ -424,7 +425,7 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
         base = L.Callback
 
-    program_classes = []
+    program_classes = []  # which may have hooks of the user
     for kind in type(callback).__mro__:
         if not kind.__module__.startswith(("lightning.", "flsv.")):
             program_classes.append(kind)

@@ -244,7 +244,7 @@ class CoalitionPlan(RunExtension):
         if not whole_layers(masks):
             return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
         measures = [metric.measured_by for metric in self._metrics.values()]
-        output_scores = []
+        output_scores = []  # None where outputs cannot be predicted
         for measure in measures:
             output_scores.append(OutputScore.of(games.evaluator_of(measure), measure))
         if all(output_scores):
@@ -377,15 +377,16 @@ def _initial_state(
     module: L.LightningModule, config: FederationConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the module's ``state_dict`` in two parts: what training may change, and frozen parameters."""
-    constant = sharing(config.share, module, config.head).constant
-    frozen_parameters = set()
+    constant_names = sharing(config.share, module, config.head).constant
+    frozen_ids = set()
     for name, parameter in module.named_parameters():
-        if name in constant:
-            frozen_parameters.add(id(parameter))
+        if name in constant_names:
+            frozen_ids.add(id(parameter))
 
+    # A parameter that layers share has several names in the state dict.
     frozen_names = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in frozen_parameters:
+        if id(parameter) in frozen_ids:
             frozen_names.add(name)
 
     trained: dict[str, Tensor] = {}

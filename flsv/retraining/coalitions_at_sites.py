@@ -80,7 +80,7 @@ def _reason_by_direction(client: int, cosines: Tensor) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
     cosines_of_client = cosines[client]  # its move with each client's updates
     is_other = torch.arange(len(cosines)) != client
-    typical_cosines = cosines[is_other].median(0).values
+    typical_cosines = cosines[is_other].median(0).values  # of the others' moves
     agreement = cosines_of_client - typical_cosines  # [n]
 
     closest = int(agreement.argmax())
@@ -321,7 +321,7 @@ class _Coalition:
 
     def state_dict(self) -> dict[str, Any]:
         parts = [part.state_dict() for part in self._parts]
-        state = {**self.state.state_dict(), "incidents": []}
+        state = {**self.state.state_dict(), "incidents": []}  # the run's state has them
         return {
             "parts": parts,
             "metrics": self._metrics.state_dict(),
@@ -347,11 +347,11 @@ class _Coalition:
         cohort = cohort_of(
             self._sampler,
             state.num_clients,
-            values,
-            generator_for(state.seed, "cohort", state.round_index),
-            state.round_index,
-            clients,
-            state.model(),
+            contributions=values,
+            generator=generator_for(state.seed, "cohort", state.round_index),
+            round_index=state.round_index,
+            clients=clients,
+            model=state.model(),
         )
         state.cohort = [client for client in cohort if client not in absent]
         self._chances = partial(
@@ -384,12 +384,12 @@ class _Coalition:
         coalition_round = self._server.receive(
             updates,
             torch.stack([update.vector for update in updates]),
-            self._instructions,
-            self.state,
-            self._clients,
-            round.server_data,
-            self._chances,
-            broken_clients,
+            instructions=self._instructions,
+            state=self.state,
+            clients=self._clients,
+            server_data=round.server_data,
+            chances=self._chances,
+            broken=broken_clients,
         )
         self.sites.count({*coalition_round.client_ids.tolist()})
         model = self._server.finish(coalition_round, self.state)

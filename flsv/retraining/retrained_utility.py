@@ -175,7 +175,7 @@ class RetrainedUtility:
             initial = self.initial
 
         results = self.ranks.all_gather((scores, seconds, initial), exchange_name)
-        _, _, self.initial = results[0]
+        _, _, self.initial = results[0]  # of rank 0
         for scores_of_rank, seconds_of_rank, _ in results:
             self.scores.update(scores_of_rank)
             self.seconds.update(seconds_of_rank)
