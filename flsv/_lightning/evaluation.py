@@ -218,7 +218,7 @@ class ValidationRun:
         with validating(self._trainer):
             self._loop.run()
         values = dict(self._stand_in._logger_connector._callback_metrics)
-        for name, weighted_values in self._loop.parts.items():
+        for name, weighted_values in self._loop.weighted_values.items():
             if name not in values:
                 values[name] = _weighted_mean(weighted_values)
         return values
@@ -250,7 +250,7 @@ class ValidationRun:
 class _Loop(_EvaluationLoop):
     """Lightning's evaluation loop, which also records each loader's values and weights."""
 
-    parts: dict[str, list[tuple[Tensor, float]]]
+    weighted_values: dict[str, list[tuple[Tensor, float]]]
 
     def __init__(
         self, trainer: L.Trainer, loaders: Sequence[KeptBatches], inference_mode: bool
@@ -264,7 +264,7 @@ class _Loop(_EvaluationLoop):
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
         self._loaders = loaders
-        self.parts = {}
+        self.weighted_values = {}
 
     def _store_dataloader_outputs(self) -> None:
         super()._store_dataloader_outputs()
@@ -278,7 +278,7 @@ class _Loop(_EvaluationLoop):
                 weight = float(self._loaders[meta.dataloader_idx].samples)
             names = (meta.name, meta.forked_name(on_step=False))
             for name in dict.fromkeys(names):
-                weighted_values = self.parts.setdefault(name, [])
+                weighted_values = self.weighted_values.setdefault(name, [])
                 weighted_values.append((result.compute(), weight))
 
 

@@ -92,7 +92,7 @@ class FederatedFitLoop(_FitLoop):
             on_train_epoch_end=lambda trainer, module: self.remember(),
         )
         end_of_batch = partial(self._end_batch, epoch.on_advance_end)
-        step_schedulers = partial(self._step, epoch.update_lr_schedulers)
+        step_schedulers = partial(self._step_if_due, epoch.update_lr_schedulers)
         changes: list[Patch] = [
             (trainer, "callbacks", [callback_of_loop, *trainer.callbacks]),
             (epoch, "on_advance_end", end_of_batch),
@@ -246,7 +246,7 @@ class FederatedFitLoop(_FitLoop):
         for callback in trainer.callbacks:
             # What is written to files, and the time that has passed, is not undone with the round.
             if callback is not loop and not isinstance(callback, Checkpoint | Timer):
-                state = _copied(callback.state_dict(), type(callback).__name__)
+                state = _copy_state(callback.state_dict(), type(callback).__name__)
                 callback_states[callback.state_key] = state
         self._callbacks = callback_states
 
@@ -265,7 +265,7 @@ class FederatedFitLoop(_FitLoop):
             states[type(precision).__qualname__] = precision_state
         owners = [*trainer.optimizers, *schedulers]
         class_names = dict.fromkeys(type(owner).__name__ for owner in owners)
-        self._states = _copied(states, " or ".join(class_names))
+        self._states = _copy_state(states, " or ".join(class_names))
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
@@ -306,7 +306,7 @@ class FederatedFitLoop(_FitLoop):
         else:
             save(*hook)
 
-    def _step(
+    def _step_if_due(
         self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool
     ) -> None:
         is_due = not self._is_idle
@@ -322,7 +322,7 @@ class FederatedFitLoop(_FitLoop):
         hook(*arguments[:-1], batch_index)
 
 
-def _copied(state: Any, owner: str) -> Any:
+def _copy_state(state: Any, owner: str) -> Any:
     try:
         return deepcopy(state)
     except Exception as error:  # RecursionError, and whatever an object's own __deepcopy__ raises

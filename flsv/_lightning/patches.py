@@ -110,9 +110,10 @@ def round_axis(trainer: L.Trainer) -> Patch:
         metrics: dict[str, Any],
         step: int | None = None,
     ) -> None:
-        # Between two batches `_first_loop_iter` is a bool.
-        is_of_epoch = step is None and connector._first_loop_iter is None
-        if not is_of_epoch or "step" in metrics:
+        # Lightning has None here outside of an epoch's batches, and else a bool.
+        is_within_epoch = connector._first_loop_iter is not None
+        has_own_step = step is not None or "step" in metrics
+        if is_within_epoch or has_own_step:
             log_metrics(metrics, step=step)
             return
         log_metrics(metrics, step=trainer.current_epoch)

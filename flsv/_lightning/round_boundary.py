@@ -173,13 +173,16 @@ class RoundAverage:
         callback = self._callback
         if callback is None:
             return
-        if not self._is_due and not callback.should_update(epoch_idx=trainer.current_epoch):
+        is_due = self._is_due or callback.should_update(epoch_idx=trainer.current_epoch)
+        if not is_due:
             return
 
+        # This is decided: the callback must not ask itself again.
         patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
         try:
             # The callback may have updated in another fit.
             callback.load_state_dict({"latest_update_step": -1})
+            # An update of the round: there are neither outputs nor a batch.
             self._update(trainer, module, None, None, 0)
         finally:
             patches.restore()

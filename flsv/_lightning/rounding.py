@@ -69,13 +69,16 @@ class Rounding(NamedTuple):
 
         distance = (model - reference).norm()
         path_length = (reference - initial_model).norm()
-        if distance <= max(self.run * path_length, LENGTH * initial_model.norm()):
+        tolerance = max(self.run * path_length, LENGTH * initial_model.norm())
+        if distance <= tolerance:
             return None
+
+        # Asked last, since it may need another training.
         nudged_displacement = nudged()
         if nudged_displacement is not None:
             displacement = model - initial_model
-            difference = displacement - nudged_displacement.double()
-            if distance <= FACTOR * difference.norm():
+            effect_of_nudge = (displacement - nudged_displacement.double()).norm()
+            if distance <= FACTOR * effect_of_nudge:
                 return None
         return float(distance / path_length.clamp(min=1e-12))
 

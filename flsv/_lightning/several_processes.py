@@ -43,7 +43,7 @@ class LoggedValues:
         self._log = self._results.log
         self._end = self._connector.epoch_end_reached
         patches = [
-            (self._results, "log", self._remembered),
+            (self._results, "log", self._log_and_record),
             (self._connector, "epoch_end_reached", self._ended),
         ]
         self._patches = PatchedAttributes(patches)
@@ -51,7 +51,7 @@ class LoggedValues:
     def remove(self) -> None:
         self._patches.restore()
 
-    def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
+    def _log_and_record(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         self._log(fx, name, value, **kwargs)
         if fx in _ONCE:
             return

@@ -234,9 +234,11 @@ class Engine:
     def _replace_updates(self, attack: JointUpload) -> None:
         num_parameters = self.space.num_parameters
         global_parameters = self.global_vector[:num_parameters]
+        client_ids = [update.client_id for update in self.updates]
+        honest_updates = self.matrix[:, :num_parameters] - global_parameters  # [k, N]
         false_updates = attack.sent(
-            [update.client_id for update in self.updates],
-            self.matrix[:, :num_parameters] - global_parameters,
+            client_ids,
+            honest_updates,
             num_clients=self._state.num_clients,
             round_index=self._state.round_index,
         )
@@ -247,11 +249,12 @@ class Engine:
         self._matrix = copied_rows(self.matrix)
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
+            traffic = update.traffic
             if update.client_id in false_updates:
                 vector[:num_parameters] = global_parameters + false_updates[update.client_id]
                 num_bytes = float(vector.numel() * vector.element_size())
-                update = replace(update, traffic=Traffic(vector.numel(), num_bytes))
-            self.updates[row] = replace(update, vector=vector)
+                traffic = Traffic(vector.numel(), num_bytes)
+            self.updates[row] = replace(update, vector=vector, traffic=traffic)
             with opened(self.manager.locals[update.client_id]) as local:
                 if local.model is not None:  # the client has trained in this process
                     local.set_models(local.start, local.model, sent=vector, tell=local.tell)

@@ -139,13 +139,14 @@ class VmapProcess(IdleEngine):
                 f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
             )
         super().__init__(*options)
-        self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
-        self._now: int | None = None
+        is_on_gpu = self._module.device.type == "cuda"
+        self._chunk = chunk or (ON_GPU if is_on_gpu else ON_CPU)
+        self._current_client: int | None = None
 
     @property
     def client(self) -> int | None:
         """Return the client whose training begins or ends now, None while many train."""
-        return self._now
+        return self._current_client
 
     @property
     def place(self) -> str:
@@ -174,14 +175,15 @@ class VmapProcess(IdleEngine):
             self._unused,
         )
         while not self.complete:
-            visits = self._visits[self._visited : self._visited + self._chunk]
-            self._train_rows([self._begin_outside(visit) for visit in visits])
+            end = self._visited + self._chunk
+            clients = [self._begin_and_suspend(v) for v in self._visits[self._visited : end]]
+            self._train_rows(clients)
         num_steps = sum(visit.batches for visit in self._visits)
         add(self.trainer, Counted(steps=num_steps))
 
-    def _begin_outside(self, visit: ClientBatches) -> _Begun:
+    def _begin_and_suspend(self, visit: ClientBatches) -> _Begun:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
-        self._now = visit.client
+        self._current_client = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
         batches = [self._next_batch()]
@@ -190,7 +192,7 @@ class VmapProcess(IdleEngine):
             batches.append(self._next_batch())
         state = {name: tensor.clone() for name, tensor in self._stacked.items()}
         context = self.local_training.suspend()
-        self._now = None
+        self._current_client = None
         return _Begun(context, state, batches)
 
     def _next_batch(self) -> Any:
@@ -214,12 +216,12 @@ class VmapProcess(IdleEngine):
             return
         trained, losses = result
         for row, client in enumerate(clients):
-            self._now = self._visits[self._visited].client
+            self._current_client = self._visits[self._visited].client
             tensors_of_client = [trained[name][row] for name in self._stacked]
             torch._foreach_copy_(list(self._stacked.values()), tensors_of_client)
             self.local_training.resume(client.context, losses[row])
             self._end()
-        self._now = None
+        self._current_client = None
 
     def _train_halves(self, clients: list[_Begun]) -> None:
         half = (len(clients) + 1) // 2

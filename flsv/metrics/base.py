@@ -186,9 +186,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_names = class_names
         self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
-        bound = self._sized
+        has_states = self._sized
+        # Not by assignment: both are read-only for users.
         vars(self).update(num_clients=num_clients, num_classes=num_classes)
-        if not bound:
+        if not has_states:
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:

@@ -110,7 +110,7 @@ class ClassSpecificShapley(ContributionMetric):
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
 
     @property
-    def _weighs(self) -> bool:
+    def _weights_by_samples(self) -> bool:
         return self.weighting == "samples"
 
     def bind(self, num_clients: int, num_classes: int, *args: Any, **kwargs: Any) -> None:
@@ -128,14 +128,15 @@ class ClassSpecificShapley(ContributionMetric):
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of a client's value for a class, for tables and axes."""
         return "cosine with the aggregate" + (
-            "; over all classes, times samples" if self._weighs else ""
+            "; over all classes, times samples" if self._weights_by_samples else ""
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
         reduction = partial(momentum_merge, momentum=self.momentum)
-        # A further column for the samples, with the same momentum, where values are weighted by them.
-        num_columns = num_classes + self._weighs
+        num_columns = num_classes
+        if self._weights_by_samples:
+            num_columns += 1  # for the samples, with the same momentum
         no_history = torch.zeros(num_clients, 2 * num_columns + 1)
         self.add_state("history", no_history, dist_reduce_fx=reduction)
 
@@ -164,13 +165,14 @@ class ClassSpecificShapley(ContributionMetric):
                 f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
             )
         values = class_specific_shapley(client_heads, server_head).to(self.history)
-        if self._weighs:
+        if self._weights_by_samples:
             if num_samples is None or num_samples.shape != client_ids.shape:
                 shape = None if num_samples is None else list(num_samples.shape)
                 raise ValueError(
                     f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.'
                 )
-            values = torch.cat([values, num_samples.to(self.history)[:, None]], dim=1)
+            samples_column = num_samples.to(self.history)[:, None]
+            values = torch.cat([values, samples_column], dim=1)  # [k, M + 1]
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
 
     def compute(self) -> Tensor:
@@ -183,7 +185,7 @@ class ClassSpecificShapley(ContributionMetric):
         multiply it by the moving average of the client's number of samples. NaN for clients that never took part.
         """
         mean = super().per_client(value)
-        if not self._weighs:
+        if not self._weights_by_samples:
             return mean
         num_samples = momentum_value(self.history, self.momentum)[:, -1]
         return mean * num_samples.to(mean)

@@ -106,24 +106,26 @@ class CommunicationCost(ContributionMetric):
             uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
             downloaded_bytes: ``[k]``, the bytes of ``downloaded``. None: 4 bytes per number.
         """
-        numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
+        numbers = self._up_and_down("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
             num_bytes = numbers.cpu().double() * 4  # of float32
         else:
-            num_bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
+            num_bytes = self._up_and_down(
+                "uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids
+            )
         self.exchanged[client_ids] += numbers.to(self.exchanged)
         self.exchanged_bytes[client_ids] += num_bytes.ceil().to(self.exchanged_bytes)
         self.seen[client_ids] = True
 
     @staticmethod
-    def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
+    def _up_and_down(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
         """Check two counts of k clients, ``up`` and ``down``, and stack them to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
                 f"{list(down.shape)}."
             )
-        return torch.stack([up, down], dim=1)
+        return torch.stack([up, down], dim=1)  # [k, 2]
 
     def compute(self) -> Tensor:
         """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""

@@ -168,22 +168,25 @@ class GradientAgreement(ContributionMetric):
 
     def compute(self) -> Tensor:
         """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
-        return gradient_agreement(*self._parts(), self.blend).float()
+        descents, cosines = self._descents_and_cosines()
+        return gradient_agreement(descents, cosines, self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the parts of each client's value, ``[num_clients]``. ``descent`` is :math:`u_i` in the class's
         formula, ``cosine`` the mean cosine with the sum of updates.
         """
-        return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
+        descents, _ = self._descents_and_cosines()
+        return {"descent": descents, "cosine": self.cosine / self.seen}
 
-    def _parts(self) -> tuple[Tensor, Tensor]:
+    def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
         # If all slopes of a client's rounds are 0, its sum is 0, too.
         has_descent = self.level > 0
         level = self.level.masked_fill(~has_descent, 1.0)
         level = level.masked_fill(self.seen == 0, float("nan"))
-        descent = self.gain / level * self.levels
-        return descent, self.samples * self.cosine / self.seen
+        descents = self.gain / level * self.levels
+        cosines = self.samples * self.cosine / self.seen  # weighted by the clients' samples
+        return descents, cosines
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:

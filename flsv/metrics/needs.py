@@ -55,10 +55,11 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
     if client_ids.numel() == 0:
         raise ValueError("client_ids is empty: a round needs at least one client.")
     ids = on_host(client_ids)
-    low, high = int(min(ids)), int(max(ids))
-    if low < 0 or high >= num_clients:
+    lowest = int(min(ids))
+    highest = int(max(ids))
+    if lowest < 0 or highest >= num_clients:
         raise ValueError(
-            f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}."
+            f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {lowest} to {highest}."
         )
     if len(set(ids)) != len(ids):
         raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")

@@ -180,12 +180,8 @@ class ShadowShapley(MeasuredMetric):
         self._judged: Tensor | None = None
         self._case_covariance: Callable[[], Tensor | None] | None = None
         self._evidence: dict[str, Any] = {}
-        self._measure(
-            performance,
-            mode,
-            per_class or num_classes is not None,
-            judges,
-        )
+        per_class = per_class or num_classes is not None
+        self._set_performance(performance, mode, per_class=per_class, judges=judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property

@@ -48,10 +48,13 @@ from flsv.engines.remote.messages import (
     BadReply,
     Packet,
     check_done,
+    describe_reports,
     fault_of,
     instruction_packet,
+    name_of_question,
     on_cpu,
     pack,
+    printable,
     read_answer,
     read_update,
     read_visit,
@@ -210,9 +213,8 @@ class RemoteFederation(IdleEngine):
 
     def _train(self, batches: Any) -> None:
         global_vector = self.global_vector
-        updates, self.broken = self._remote.train(
-            self._instructions, global_vector.device, self.space
-        )
+        device = global_vector.device
+        updates, self.broken = self._remote.train(self._instructions, device, self.space)
         if not updates and not self.broken:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
@@ -329,23 +331,26 @@ class RemoteSites:
         self._reports = reports
         self._majority_reports: str | None = None
         self._withheld: set[tuple[int, str]] = set()
-        self._stands: dict[int, str] = {}
-        self._trained: dict[int, str] = {}
+        self._accepted_visits: dict[int, str] = {}
+        self._visits_of_round: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
-        self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
-        self._trained = {}
+        for site, visit in self._visits_of_round.items():
+            if site in sites:
+                self._accepted_visits[site] = visit
+        self._visits_of_round = {}
 
     def commit(self) -> None:
         """Record each site's last accepted training (visit) at the end of a round."""
-        self._state.counted = dict(self._stands)
+        self._state.counted = dict(self._accepted_visits)
 
     def discard(self) -> None:
         """Forget this round's trainings, so that sites continue from the last completed round."""
-        self._stands, self._trained = dict(self._state.counted), {}
+        self._accepted_visits = dict(self._state.counted)
+        self._visits_of_round = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
@@ -388,17 +393,17 @@ class RemoteSites:
             else:
                 finite[site] = update
 
-        reports = {site: _describe_reports(update) for site, update in finite.items()}
+        reports = {site: describe_reports(update) for site, update in finite.items()}
         faults |= self._unusual_reports(reports)
         when = f" of round {self._state.round_index + 1}"
         for site, fault in faults.items():
             self._warn(site, "is left out", fault, when)
-        self._trained = {site: visits[site] for site in finite if site not in faults}
-        for site in self._trained:
+        self._visits_of_round = {site: visits[site] for site in finite if site not in faults}
+        for site in self._visits_of_round:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
             self._warn_of_withheld(site, replies[site], [LOSS])
-        return [finite[site] for site in self._trained], broken
+        return [finite[site] for site in self._visits_of_round], broken
 
     def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
@@ -447,13 +452,17 @@ class RemoteSites:
     ) -> Any:
         """Let a site call the function ``question`` on its data, and return the result."""
         while isinstance(question, partial):
-            args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
+            args = (*question.args, *args)
+            kwargs = {**question.keywords, **kwargs}
             question = question.func
         name = name_of_question(question)
         expected = self._expected_answer(site, question, args, kwargs)
 
-        stands = self._trained if site in self._trained else self._stands
-        visit_before = stands.get(site)
+        # The site continues from its training in this round, if any, and its answer becomes its last visit.
+        visits = self._accepted_visits
+        if site in self._visits_of_round:
+            visits = self._visits_of_round
+        visit_before = visits.get(site)
         plain, tensors = pack((tuple(args), dict(kwargs)))
         info = {**self._run_info(site), "counted": visit_before}
         packet = Packet(
@@ -468,8 +477,8 @@ class RemoteSites:
             answer, visit = read_answer(reply, expected)
         except GARBLED as error:
             raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
-        stands[site] = visit
-        self._answered[site] = stands, visit_before
+        visits[site] = visit
+        self._answered[site] = visits, visit_before
         return answer
 
     def _expected_answer(
@@ -491,18 +500,17 @@ class RemoteSites:
 
     def take_back(self, site: int) -> None:
         """Discard the changes that the last :meth:`ask` made to a site's state."""
-        stands, before = self._answered.pop(site, ({}, None))
-        if before is None:
-            stands.pop(site, None)
+        visits, visit_before = self._answered.pop(site, ({}, None))
+        if visit_before is None:
+            visits.pop(site, None)
         else:
-            stands[site] = before
+            visits[site] = visit_before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
         """Let each site score its own model on its test samples: ``{site: {name: score}}``."""
-        packets = {
-            site: instruction_packet(model, self._run_info(site), "test")
-            for site, model in models.items()
-        }
+        packets = {}
+        for site, instruction in models.items():
+            packets[site] = instruction_packet(instruction, self._run_info(site), kind="test")
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
@@ -540,12 +548,12 @@ class RemoteSites:
             "clients": len(names),
             "client": site,
             "name": names[site],
-            "counted": self._stands.get(site),
+            "counted": self._accepted_visits.get(site),
         }
 
     def _note(self, site: int, event: str, why: object = "", when: str = "") -> str:
-        event = _printable(event)
-        reason = _printable(why)
+        event = printable(event)
+        reason = printable(why)
         if reason:
             reason = f": {reason}"
         self._state.note(site, f"{event}{reason}")
@@ -562,27 +570,6 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
         expected |= dict.fromkeys(strategy.reports)
         expected |= strategy.expected_reports()
     return expected
-
-
-def name_of_question(question: Callable[..., Any]) -> str:
-    """Return the name by which a site finds a question, ``"package.module:function"``."""
-    name = f"{question.__module__}:{question.__qualname__}"
-    if "<" in name or "." in question.__qualname__:
-        raise ConfigurationError(
-            f"{name} cannot be asked of a site: a question is a function of a module."
-        )
-    return name
-
-
-def _printable(words: object) -> str:
-    # A site's words may hold any character, such as line breaks or halves of characters.
-    return "".join(c if c.isprintable() else "?" for c in str(words))
-
-
-def _describe_reports(update: ClientUpdate) -> str:
-    reports = sorted(update.reports.items())
-    descriptions = [f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports]
-    return ", ".join(descriptions) or "nothing"
 
 
 class RemoteClient(Client):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -194,6 +194,17 @@ def failure_packet(error: BaseException) -> Packet:
     return Packet("failed", {"error": text, "unwilling": is_unwilling})
 
 
+def describe_reports(update: ClientUpdate) -> str:
+    reports = sorted(update.reports.items())
+    descriptions = [f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports]
+    return ", ".join(descriptions) or "nothing"
+
+
+def printable(words: object) -> str:
+    # A site's words may hold any character, such as line breaks or halves of characters.
+    return "".join(c if c.isprintable() else "?" for c in str(words))
+
+
 def check_done(reply: Reply) -> Packet:
     """Return a site's reply if it is a packet without an error report. Raise BadReply otherwise."""
     if isinstance(reply, str):
@@ -250,6 +261,16 @@ def read_update(
         if not tensor.isfinite().all():
             return None
     return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
+
+
+def name_of_question(question: Callable[..., Any]) -> str:
+    """Return the name by which a site finds a question, ``"package.module:function"``."""
+    name = f"{question.__module__}:{question.__qualname__}"
+    if "<" in name or "." in question.__qualname__:
+        raise ConfigurationError(
+            f"{name} cannot be asked of a site: a question is a function of a module."
+        )
+    return name
 
 
 def read_answer(reply: Reply, expected: Numbers) -> tuple[Any, str]:

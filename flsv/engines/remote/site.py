@@ -404,7 +404,8 @@ class SiteVisit(L.Callback):
         upload_secret: bytes | int,
         limit: float = 1.0,
     ) -> None:
-        self._packet, self._instruction = packet, read_instruction(packet)
+        self._packet = packet
+        self._instruction = read_instruction(packet)
         self._seconds = packet.plain.get("seconds", float("inf"))
         self._began = time.monotonic()
         self._num_clients = packet.plain["clients"]
@@ -486,7 +487,8 @@ class SiteVisit(L.Callback):
         steps = self._steps
         steps.client = self._instruction.client_id
         self._loop = FederatedFitLoop(trainer)
-        self._steps_told, self._batches_told = steps.patch_step_counts(), steps.patch_batch_counts()
+        self._steps_told = steps.patch_step_counts()
+        self._batches_told = steps.patch_batch_counts()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._batches_told.restore()
@@ -559,11 +561,11 @@ class SiteVisit(L.Callback):
         (visit,) = self._loader.visits
         self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
-            self._leave()
+            self._end_training()
             trainer.should_stop = True  # each round is a fit of its own
         self._loop.end_round()
 
-    def _leave(self) -> None:
+    def _end_training(self) -> None:
         self.update = self._training.end()
         if self.update is None:
             return  # as if the site had not taken part

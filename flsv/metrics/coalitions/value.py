@@ -36,7 +36,7 @@ class MeasuredMetric(ContributionMetric):
     performance: str | ModelScore
     judges: Judges
 
-    def _measure(
+    def _set_performance(
         self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges
     ) -> None:
         """Check and store the arguments by which models are evaluated."""
@@ -164,7 +164,8 @@ class CoalitionValue(MeasuredMetric):
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {})
         self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
-        self._measure(performance, mode, per_class or num_classes is not None, judges)
+        per_class = per_class or num_classes is not None
+        self._set_performance(performance, mode, per_class=per_class, judges=judges)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum, self.init = self.fold.momentum, self.fold.init

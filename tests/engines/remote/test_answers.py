@@ -156,7 +156,7 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(
             sites.ask(1, 0, question, arguments, {})
         (incident,) = sites._state.incidents
         assert incident["client"] == 1, manner
-        assert sites._stands == {}, manner
+        assert sites._accepted_visits == {}, manner
 
 
 def undeclared(local: LocalData) -> int:

@@ -241,7 +241,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(
 def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, expected: dict[int, set[str]]
 ) -> None:
-    leave = SiteVisit._leave
+    leave = SiteVisit._end_training
     model: list[Any] = []  # the federation's last model that the client has seen
     runs: dict[str, str] = {}
 
@@ -256,7 +256,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
             self.update = replace(self.update, vector=model[0].clone())
 
     if lies:
-        monkeypatch.setattr(SiteVisit, "_leave", lying)
+        monkeypatch.setattr(SiteVisit, "_end_training", lying)
 
     loop = Remotely(tmp_path, shadows).fit(server_data=ServerData())
 
