@@ -218,6 +218,7 @@ def upload(
     context = replace(context, start=initial_model)
     position = 0
     for reference, group in groupby(uploads, key=attrgetter("reference")):
+        # Transformations of one group change the same difference, to the model that they name.
         origin = initial_model if reference == "start" else global_vector
         update = vector - origin
         sent = update

@@ -193,6 +193,7 @@ class FederatedFitLoop(_FitLoop):
             state["state_dict"].pop(_PLATEAU_VALUES, None)  # they have been stepped
             return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
+        # What has begun counts as done: between two rounds nothing is left to repeat.
         for part in ("total", "current"):
             epochs = loop["epoch_progress"][part]
             epochs["started"] = epochs["ready"]

@@ -181,6 +181,7 @@ class Engine:
         batches = self._batches()
         self._visits = batches.visits
         self._instructions = instructions
+        # A row for each client's model: [k, P].
         self._matrix = empty_rows(
             len(self._visits), self.global_vector, self.trainer.default_root_dir
         )

@@ -312,11 +312,9 @@ class FederatedStrategy(ParallelStrategy):
             self.ranks.all_gather(None, f"barrier {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return (
-            obj
-            if self.within_round or self.ranks.aborted
-            else self.ranks.broadcast(src, obj, "broadcast")
-        )
+        if self.within_round or self.ranks.aborted:
+            return obj
+        return self.ranks.broadcast(src, obj, "broadcast")
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor

@@ -204,6 +204,7 @@ class VmapProcess(IdleEngine):
         try:
             states = {}
             for name in clients[0].state:
+                # Each client's tensor becomes a row: [k, ...].
                 states[name] = torch.stack([client.state[name] for client in clients])
             batches = [client.batches for client in clients]
             with batched_steps(self.trainer):
@@ -473,6 +474,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             if name == "_buffers":
                 yield path, {key: id(buffer) for key, buffer in value.items()}
             elif isinstance(value, Tensor):
+                # A tensor's version counts its changes in place.
                 version = None if value.is_inference() else value._version
                 yield path, (id(value), version)
             elif isinstance(value, bool | int | float | str | None):

@@ -134,7 +134,7 @@ class CosineGradientShapley(ContributionMetric):
             weights = aggregation_weights.double()
 
         norms = matrix.norms()
-        phi = cosines_with_sum(matrix, norms, weights.to(norms))
+        phi = cosines_with_sum(matrix, norms, weights.to(norms))  # [k]
         has_no_history = bool(self.reputation.isnan().all())
         past_reputation = None
         if self.init != "zero" or not has_no_history:

@@ -109,6 +109,7 @@ def _new_axis(
     # Imported here because it is slow, and most runs draw nothing.
     from matplotlib.figure import Figure
 
+    # In inches, with room for the longest text on each side.
     width = min(max(width, 4.2), 16)
     width += 0.07 * max(map(len, beside), default=0)
     height = min(max(height, 2.4), 14)
@@ -242,6 +243,7 @@ def _draw_heatmap(
 
 def _label(axis: Any, texts: Sequence[str]) -> None:
     """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
+    # With more texts than MOST_LABELS only every second, third, ... is written.
     stride = 1 + (len(texts) - 1) // MOST_LABELS
     positions = range(0, len(texts), stride)
     axis.set_ticks(positions, [texts[position] for position in positions])

@@ -229,7 +229,7 @@ def game_of_run(
     """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
     ``initial_vector [P]``.
     """
-    models = initial_vector + updates
+    models = initial_vector + updates  # [n, P]
     # A sum of changes of a running variance may be negative.
     models[:, space.num_parameters :] = global_vector[space.num_parameters :]
 
