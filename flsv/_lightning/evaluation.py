@@ -290,28 +290,32 @@ def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
-    copied: Any = copy.copy(trainer)
-    copied._accelerator_connector = copy.copy(copied._accelerator_connector)
-    copied._accelerator_connector.strategy = copy.copy(copied._accelerator_connector.strategy)
-    copied.strategy.connect(module)
+    trainer_copy: Any = copy.copy(trainer)
+    accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
+    trainer_copy._accelerator_connector = accelerator_connector
+    strategy = copy.copy(accelerator_connector.strategy)
+    accelerator_connector.strategy = strategy
+    strategy.connect(module)
     # The ranks validate different models, in different numbers: no rank may wait for another.
-    copied.strategy.ranks = ALONE
+    strategy.ranks = ALONE
 
-    copied._data_connector = copy.copy(copied._data_connector)
-    copied._data_connector.trainer = copied
-    copied._data_connector._datahook_selector = _DataHookSelector(module, copied.datamodule)
-    copied._logger_connector = _LoggerConnector(copied)
-    copied.callbacks = []
-    copied.loggers = [DummyLogger() for _ in trainer.loggers]
-    copied.profiler = PassThroughProfiler()
+    data_connector = copy.copy(trainer_copy._data_connector)
+    trainer_copy._data_connector = data_connector
+    data_connector.trainer = trainer_copy
+    data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
+    trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
+    trainer_copy.callbacks = []
+    trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
+    trainer_copy.profiler = PassThroughProfiler()
 
-    copied.fit_loop = copy.copy(copied.fit_loop)
-    copied.fit_loop.epoch_loop = copy.copy(copied.fit_loop.epoch_loop)
-    copied.fit_loop.trainer = copied
-    copied.fit_loop.epoch_loop.trainer = copied
-    module.trainer = copied
+    fit_loop = copy.copy(trainer_copy.fit_loop)
+    trainer_copy.fit_loop = fit_loop
+    fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
+    fit_loop.trainer = trainer_copy
+    fit_loop.epoch_loop.trainer = trainer_copy
+    module.trainer = trainer_copy
     module._metric_attributes = None  # it maps ids of the original module's metrics
-    return copied
+    return trainer_copy
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:

@@ -125,7 +125,7 @@ class SeveralRanks(Engine):
         part: dict[str, Any] = {
             "updates": updates,
             "broken": self.broken,
-            "trained": self._other_models() if keep_trained else {},
+            "trained": self._models_unlike_sent() if keep_trained else {},
             "buffers": self.local_training.state.next_buffers,
             "counted": Counted() if self._idle() else counted,
             "generators": None,
@@ -136,7 +136,7 @@ class SeveralRanks(Engine):
         parts = self.ranks.all_gather(part, exchange_name)
         self._take_all(parts, exchange_name)
         if keep_trained:
-            self._all_trained = self._vectors()
+            self._all_trained = self._sent_vectors()
             for part_of_rank in parts:
                 self._all_trained |= part_of_rank["trained"]
         # Of the rank that has trained the cohort's last client.
@@ -147,16 +147,16 @@ class SeveralRanks(Engine):
         everywhere = Counted(*map(sum, counts))
         add(self.trainer, everywhere - counted)
 
-    def _other_models(self) -> dict[int, Tensor]:
+    def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""
-        vectors = self._vectors()
+        vectors = self._sent_vectors()
         models = {}
         for client, model in super().trained().items():
             if model is not vectors[client]:
                 models[client] = model
         return models
 
-    def _vectors(self) -> dict[int, Tensor]:
+    def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(
@@ -179,7 +179,7 @@ class SeveralRanks(Engine):
             self.trainer.default_root_dir,
         )
         rows = dict(zip(clients, matrix))
-        for client, vector in self._vectors().items():
+        for client, vector in self._sent_vectors().items():
             rows[client].copy_(vector)
         self.ranks.broadcast_rows(matrix, owners, exchange_name)
         self._matrix = matrix
@@ -206,9 +206,8 @@ class SeveralRanks(Engine):
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(
-            self.ranks.all_gather(super().received(instruct), "the clients' own models")
-        )
+        models_of_rank = super().received(instruct)
+        return _together(self.ranks.all_gather(models_of_rank, "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
         """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""

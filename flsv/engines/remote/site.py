@@ -229,7 +229,7 @@ class Site:
     ) -> ClientUpdate | None:
         """Train, and return the noised update, or noise alone if there is none, whatever has happened."""
         # Whether it fails, and how, may depend on single samples. Nothing but the update may tell.
-        interrupt = signal.getsignal(signal.SIGINT)
+        handler_before = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, loader)
         except BaseException:
@@ -238,8 +238,8 @@ class Site:
             )
         finally:
             # Lightning ignores further interrupts after the first, since it ends the process.
-            if signal.getsignal(signal.SIGINT) is not interrupt:
-                signal.signal(signal.SIGINT, interrupt)
+            if signal.getsignal(signal.SIGINT) is not handler_before:
+                signal.signal(signal.SIGINT, handler_before)
         if visit.has_update():
             return visit.update
         _log.error("this site's update is noise alone")
