@@ -269,6 +269,12 @@ class Client:
         shared_answer: T | None = owners.ranks.broadcast(owners[self.id], answer, description)
         return shared_answer
 
+    def map_conversations(
+        self, conversation: Callable[[Client], T], clients: Sequence[Client]
+    ) -> Iterable[T]:
+        """Call ``conversation(client)`` for this and other clients of the same kind, see :func:`map_clients`."""
+        return map(conversation, clients)
+
     def take_back(self) -> None:
         """Undo the changes that the last :meth:`ask` made to the client's state."""
         # In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
@@ -304,7 +310,7 @@ def _answers_nothing(question: Callable[..., Any]) -> bool:
 def map_clients(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
-    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
+    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] | None = None,
 ) -> list[T]:
     """Call ``conversation(client)`` at the server for every client.
 
@@ -316,7 +322,7 @@ def map_clients(
         conversation: called with one client, the only one that it may ask. It must not change anything at the server,
             and returns something that can be pickled.
         map: applies ``conversation`` to the clients of this process, such as a thread pool's ``map``. Default: one
-            client after the other.
+            client after the other, or all remote sites at the same time.
 
     Returns:
         ``[conversation(client) for client in clients]``.
@@ -330,6 +336,8 @@ def map_clients(
     """
     if not clients:
         return []
+    if map is None:
+        map = clients[0].map_conversations
     owners = clients[0]._owners
     channel = clients[0]._channel
     num_earlier_messages = 0

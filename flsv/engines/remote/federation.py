@@ -42,6 +42,7 @@ from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
+from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
     GARBLED,
     LOSS,
@@ -324,6 +325,7 @@ class RemoteSites:
         num_classes: int | None = None,
     ) -> None:
         self.directory = directory
+        self.conversations = Conversations(directory.exchange)
         self._state = state
         self._rounds = rounds
         self._most_steps = most_steps
@@ -472,7 +474,7 @@ class RemoteSites:
         )
 
         self._answered.pop(site, None)
-        reply = self.directory.exchange({site: packet})[site]
+        reply = self.conversations.ask(site, packet)
         try:
             answer, visit = read_answer(reply, expected)
         except GARBLED as error:
@@ -594,6 +596,11 @@ class RemoteClient(Client):
     ) -> T:
         round_index = self._round_index()
         return self._remote.ask(self.id, round_index, question, args, kwargs)
+
+    def map_conversations(
+        self, conversation: Callable[[Client], T], clients: Sequence[Client]
+    ) -> list[T]:
+        return self._remote.conversations.hold(conversation, clients)
 
     def take_back(self) -> None:
         self._remote.take_back(self.id)

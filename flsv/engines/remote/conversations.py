@@ -1,0 +1,134 @@
+"""Conversations of the server with several sites at once, in which all sites work on their answers at the same time."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from flsv.core import Client
+from flsv.engines.remote.messages import Packet, Reply
+
+T = TypeVar("T")
+
+
+class Ended(BaseException):
+    """End of a conversation because another one has failed. Not an Exception, which the conversation could handle."""
+
+
+class Conversation:
+    """A conversation with one site, in a thread that stands still between a question and its answer."""
+
+    def __init__(self, talk: Callable[[], Any]) -> None:
+        self.question: Packet | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._answer: Reply | None = None
+        self._is_ended = False
+        self._may_go_on = threading.Semaphore(0)
+        self._stands_still = threading.Semaphore(0)
+        # Both belong to a thread: the conversation has those of its caller.
+        context = contextvars.copy_context()
+        grad_mode = torch.is_grad_enabled()
+        inference_mode = torch.is_inference_mode_enabled()
+
+        def run() -> None:
+            self._may_go_on.acquire()
+            try:
+                with torch.inference_mode(inference_mode), torch.set_grad_enabled(grad_mode):
+                    if not self._is_ended:
+                        self.result = context.run(talk)
+            except Ended:
+                pass
+            except BaseException as error:  # raised again in the caller's thread
+                self.error = error
+            finally:
+                self.question = None
+                self._stands_still.release()
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def go_on(self, answer: Reply | None = None) -> None:
+        """Hand over an answer, and let the thread run up to its next question or its end."""
+        self._answer = answer
+        self._may_go_on.release()
+        self._stands_still.acquire()
+
+    def ask(self, question: Packet) -> Reply:
+        """Ask a question, in the conversation's thread."""
+        self.question = question
+        self._stands_still.release()
+        self._may_go_on.acquire()
+        if self._is_ended:
+            raise Ended
+        answer = self._answer
+        assert answer is not None
+        return answer
+
+    def end(self) -> None:
+        """Leave the conversation where it is."""
+        self._is_ended = True
+        if self.thread.is_alive():
+            self._may_go_on.release()
+        self.thread.join()
+
+
+class Conversations:
+    """Conversations of which one runs at a time, and whose questions of one step are one exchange.
+
+    Args:
+        exchange: function that sends ``{site: packet}``, and returns each site's reply.
+    """
+
+    def __init__(self, exchange: Callable[[Mapping[int, Packet]], dict[int, Reply]]) -> None:
+        self._exchange = exchange
+        self._running: dict[threading.Thread, Conversation] = {}
+
+    def ask(self, site: int, packet: Packet) -> Reply:
+        """Send a packet to a site, and return its reply, or the reason why there is none."""
+        conversation = self._running.get(threading.current_thread())
+        if conversation is not None:
+            return conversation.ask(packet)
+        return self._exchange({site: packet})[site]
+
+    def hold(self, talk: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
+        """Return ``[talk(client) for client in clients]``. Each ``talk`` may ask its own client only."""
+        if len(clients) < 2 or threading.current_thread() in self._running:
+            return [talk(client) for client in clients]
+
+        conversations: dict[int, Conversation] = {}
+        try:
+            for client in clients:
+                conversation = Conversation(partial(talk, client))
+                self._running[conversation.thread] = conversation
+                conversations[client.id] = conversation
+            self._take_turns(conversations)
+        finally:
+            for conversation in conversations.values():
+                conversation.end()
+                del self._running[conversation.thread]
+        return [conversation.result for conversation in conversations.values()]
+
+    def _take_turns(self, conversations: Mapping[int, Conversation]) -> None:
+        answers: Mapping[int, Reply | None] = dict.fromkeys(conversations)
+        while answers:
+            for site, answer in answers.items():
+                conversation = conversations[site]
+                conversation.go_on(answer)
+                if conversation.error is not None:
+                    raise conversation.error
+
+            questions = {}
+            for site, conversation in conversations.items():
+                if conversation.question is not None:
+                    questions[site] = conversation.question
+                    conversation.question = None
+            answers = {}
+            if questions:
+                replies = self._exchange(questions)
+                answers = {site: replies[site] for site in questions}

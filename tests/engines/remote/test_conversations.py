@@ -1,0 +1,125 @@
+"""Sites that are asked the same question answer at the same time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.core import Client
+from flsv.engines.remote.conversations import Conversations
+from flsv.engines.remote.messages import Packet
+from flsv.metrics import CumulativeShapley
+from helpers.sites import NAMES, SPLITS, Remotely, assert_same, one_process, shapfed
+
+
+class Echoes:
+    """An exchange in which each site repeats its packet's text, and that notes who was asked at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __call__(self, packets: Mapping[int, Packet]) -> dict[int, Any]:
+        self.asked.append(list(packets))
+        return {site: packet.plain["text"] for site, packet in packets.items()}
+
+
+def clients(count: int) -> list[Client]:
+    return [Client(number, data=None) for number in range(count)]  # type: ignore[arg-type]
+
+
+def talk_of(conversations: Conversations, questions: Sequence[int], client: Client) -> list[Any]:
+    replies: list[Any] = []
+    for number in range(questions[client.id]):
+        packet = Packet("ask", {"text": f"{client.id}.{number}"}, {})
+        replies.append(conversations.ask(client.id, packet))
+    return replies
+
+
+def test_questions_of_one_step_are_one_exchange() -> None:
+    exchange = Echoes()
+    conversations = Conversations(exchange)
+    talk = partial(talk_of, conversations, [2, 0, 1])
+    replies = conversations.hold(talk, clients(3))
+    assert replies == [["0.0", "0.1"], [], ["2.0"]]
+    assert exchange.asked == [[0, 2], [0]]
+
+
+def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None:
+    exchange = Echoes()
+    conversations = Conversations(exchange)
+    assert conversations.ask(1, Packet("ask", {"text": "alone"}, {})) == "alone"
+    assert conversations.hold(lambda client: client.id, clients(1)) == [0]
+    assert exchange.asked == [[1]]
+
+
+def test_an_error_ends_all_conversations_and_is_raised() -> None:
+    conversations = Conversations(Echoes())
+    ended = []
+
+    def talk(client: Client) -> None:
+        try:
+            conversations.ask(client.id, Packet("ask", {"text": ""}, {}))
+            if client.id == 1:
+                raise KeyError("client 1")
+            conversations.ask(client.id, Packet("ask", {"text": ""}, {}))
+        finally:
+            ended.append(client.id)
+
+    with pytest.raises(KeyError, match="client 1"):
+        conversations.hold(talk, clients(3))
+    assert sorted(ended) == [0, 1, 2]
+    assert conversations.hold(lambda client: client.id, clients(2)) == [0, 1]
+
+
+def test_a_failed_exchange_ends_all_conversations() -> None:
+    def fail(packets: Mapping[int, Packet]) -> dict[int, Any]:
+        raise ConnectionError("the network is away")
+
+    conversations = Conversations(fail)
+    with pytest.raises(ConnectionError, match="away"):
+        conversations.hold(partial(talk_of, conversations, [1, 1]), clients(2))
+
+
+def test_conversations_compute_as_their_caller_does() -> None:
+    conversations = Conversations(Echoes())
+
+    def modes(client: Client) -> tuple[bool, bool]:
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    with torch.no_grad():
+        assert conversations.hold(modes, clients(2)) == [(False, False)] * 2
+    with torch.inference_mode():
+        assert conversations.hold(modes, clients(2)) == [(False, True)] * 2
+    assert conversations.hold(modes, clients(2)) == [(True, False)] * 2
+
+
+def valued_by_clients() -> FederatedLoop:
+    return shapfed(
+        aggregator=FedAvg(),
+        metrics={"value": CumulativeShapley(judges="clients")},
+    )
+
+
+def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
+    remotely = Remotely(tmp_path / "remote", valued_by_clients, **SPLITS)
+    transport = remotely.transport
+    exchange = transport.exchange
+    asked: list[int] = []
+
+    def noted_exchange(packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
+        kinds = {packet.kind for packet in packets.values()}
+        if kinds == {"ask"}:
+            asked.append(len(packets))
+        return exchange(packets, seconds)
+
+    transport.exchange = noted_exchange  # type: ignore[method-assign]
+    remote = remotely.fit()
+    local = one_process(tmp_path / "local", valued_by_clients, **SPLITS)
+    assert_same(remote, local)
+    assert asked
+    assert set(asked) == {len(NAMES)}
