@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -61,18 +57,12 @@ from flsv.engines.remote.messages import (
     read_visit,
 )
 from flsv.engines.remote.transport import Directory, Reply
-from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.uploads import JointUpload
-from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 STEPS_BY_HAND = 1000
-
-
-class Stopped(Exception):
-    """Error: the network's operator ends the run, which its next start continues."""
 
 
 def check_deployment(
@@ -245,63 +235,6 @@ class RemoteFederation(IdleEngine):
         no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
         rows = [scores.get(client, no_scores) for client in range(self._state.num_clients)]
         return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
-
-
-@contextmanager
-def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
-    """Write a run's status into ``status.json``, and yield a function that adds an explanation to it.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with run_status(folder):
-        ...     json.loads((folder / "status.json").read_text())["status"]
-        'running'
-        >>> json.loads((folder / "status.json").read_text())["status"]
-        'finished'
-    """
-    # A killed process leaves "running". After an operator's stop the status stays "stopped", although the server ends
-    # later.
-    lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
-
-    start_time = datetime.now(UTC)
-
-    def write(status: str, why: str | None = None) -> None:
-        path = folder / "status.json"
-        earlier_text = path.read_text() if path.is_file() else ""
-        is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
-        if run is not None and is_run_stopped:
-            return
-        time_of_status = start_time
-        if status != "running":
-            time_of_status = datetime.now(UTC)
-        since = time_of_status.isoformat(timespec="seconds")
-        fields = {"status": status, "since": since, "why": why, "run": run}
-        with replacing(path) as file:
-            file.write(json.dumps(fields, indent=1).encode())
-        if status != "running":
-            print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
-
-    reasons: list[str | None] = [None]
-
-    def running(why: str | None) -> None:
-        reasons.append(why)
-        write("running", why)
-
-    try:
-        write("running")
-        yield running
-        write("finished", reasons[-1])
-    except Stopped as error:
-        write("stopped", str(error))
-        raise
-    except (
-        Exception
-    ) as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone
-        write("failed", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        lock.release()
 
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from flsv.engines.nvflare import (
     to_shareable,
 )
 from flsv.engines.remote import Packet, RemoteServer
-from flsv.engines.remote.federation import Stopped
+from flsv.engines.remote.run_status import Stopped
 from flsv.utilities.errors import ConfigurationError
 from helpers.nvflare_jobs import Job
 from helpers.sites import NAMES, ServerData, module, one_process, shapfed

@@ -21,22 +21,36 @@ class Echoes:
     """An exchange in which each site repeats its packet's text, and that notes who was asked at once."""
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+        self.sites_of_exchanges: list[list[int]] = []
 
     def __call__(self, packets: Mapping[int, Packet]) -> dict[int, Any]:
-        self.asked.append(list(packets))
-        return {site: packet.plain["text"] for site, packet in packets.items()}
+        self.sites_of_exchanges.append(list(packets))
+        replies = {}
+        for site, packet in packets.items():
+            replies[site] = packet.plain["text"]
+        return replies
 
 
 def clients(count: int) -> list[Client]:
-    return [Client(number, data=None) for number in range(count)]  # type: ignore[arg-type]
+    data: Any = None
+    return [Client(number, data) for number in range(count)]
 
 
-def talk_of(conversations: Conversations, questions: Sequence[int], client: Client) -> list[Any]:
+def question(text: str) -> Packet:
+    return Packet("ask", {"text": text}, {})
+
+
+def talk_of(
+    conversations: Conversations,
+    num_questions: Sequence[int],
+    client: Client,
+) -> list[Any]:
+    """Ask a client as many questions as it has in the list, and return its replies."""
     replies: list[Any] = []
-    for number in range(questions[client.id]):
-        packet = Packet("ask", {"text": f"{client.id}.{number}"}, {})
-        replies.append(conversations.ask(client.id, packet))
+    for number in range(num_questions[client.id]):
+        packet = question(f"{client.id}.{number}")
+        reply = conversations.ask(client.id, packet)
+        replies.append(reply)
     return replies
 
 
@@ -46,15 +60,15 @@ def test_questions_of_one_step_are_one_exchange() -> None:
     talk = partial(talk_of, conversations, [2, 0, 1])
     replies = conversations.hold(talk, clients(3))
     assert replies == [["0.0", "0.1"], [], ["2.0"]]
-    assert exchange.asked == [[0, 2], [0]]
+    assert exchange.sites_of_exchanges == [[0, 2], [0]]
 
 
 def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
-    assert conversations.ask(1, Packet("ask", {"text": "alone"}, {})) == "alone"
+    assert conversations.ask(1, question("alone")) == "alone"
     assert conversations.hold(lambda client: client.id, clients(1)) == [0]
-    assert exchange.asked == [[1]]
+    assert exchange.sites_of_exchanges == [[1]]
 
 
 def test_an_error_ends_all_conversations_and_is_raised() -> None:
@@ -63,10 +77,10 @@ def test_an_error_ends_all_conversations_and_is_raised() -> None:
 
     def talk(client: Client) -> None:
         try:
-            conversations.ask(client.id, Packet("ask", {"text": ""}, {}))
+            conversations.ask(client.id, question("first"))
             if client.id == 1:
                 raise KeyError("client 1")
-            conversations.ask(client.id, Packet("ask", {"text": ""}, {}))
+            conversations.ask(client.id, question("second"))
         finally:
             ended.append(client.id)
 
@@ -109,17 +123,20 @@ def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
     remotely = Remotely(tmp_path / "remote", valued_by_clients, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange
-    asked: list[int] = []
+    num_asked_sites: list[int] = []
 
-    def noted_exchange(packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
+    def noted_exchange(
+        packets: Mapping[int, Packet],
+        seconds: float,
+    ) -> Iterator[tuple[int, Any]]:
         kinds = {packet.kind for packet in packets.values()}
         if kinds == {"ask"}:
-            asked.append(len(packets))
+            num_asked_sites.append(len(packets))
         return exchange(packets, seconds)
 
     transport.exchange = noted_exchange  # type: ignore[method-assign]
     remote = remotely.fit()
     local = one_process(tmp_path / "local", valued_by_clients, **SPLITS)
     assert_same(remote, local)
-    assert asked
-    assert set(asked) == {len(NAMES)}
+    assert num_asked_sites
+    assert set(num_asked_sites) == {len(NAMES)}

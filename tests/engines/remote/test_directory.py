@@ -17,8 +17,9 @@ from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
 from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.federation import check_deployment, run_status
+from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
+from flsv.engines.remote.run_status import run_status
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
