@@ -59,10 +59,10 @@ class CoalitionModels:
         for column in member_weights.unbind(1):
             total = total + column
 
-        divisor = torch.where(total > 0, total, 1.0)
+        divisor = torch.where(total > 0, total, 1.0)  # no NaN for a coalition without weight
         shares = member_weights / divisor[:, None]
         if self._normalized:
-            return self._server_lr * shares, shares
+            return self._server_lr * shares, shares  # buffers take no step, they are averaged
         return self._server_lr * member_weights, shares
 
     def builder(self, masks: Tensor) -> Build:
@@ -320,7 +320,7 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
     if isinstance(metric, str):
         return scores.value(metric)
     columns = [scores.value(name) for name in metric]
-    return torch.stack(columns, 1)
+    return torch.stack(columns, 1)  # [K, C]
 
 
 def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:

@@ -69,7 +69,7 @@ def _judgment(
     if performance is not None:
         lowest, highest = range_of_score(performance)
         return Numbers(torch.float64, (len(models),), lowest=lowest, highest=highest)
-    return _counts(client, (1 + len(models),))
+    return _form_of_counts(client, rows=(1 + len(models),))
 
 
 def _judgments(
@@ -79,10 +79,10 @@ def _judgments(
     weights: Tensor,
 ) -> Numbers:
     num_coalitions = 2 ** trained.shape[1]
-    return _counts(client, (2, 1 + num_coalitions))
+    return _form_of_counts(client, rows=(2, 1 + num_coalitions))
 
 
-def _counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
+def _form_of_counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
     """Return what counts of correctly classified samples are, after a row of held-out samples."""
     assert client.num_classes is not None
     num_held_out = client.num_samples["val"]
@@ -175,7 +175,8 @@ def judge_coalitions(
 
     # The counts by interpolation and those by an ensemble stand side by side.
     answers = []
-    for counts in predicted_counts.unflatten(1, (2, -1)).unbind(1):
+    counts_by_method = predicted_counts.unflatten(1, (2, -1)).unbind(1)  # two of [2^n, M]
+    for counts in counts_by_method:
         answers.append(_without_rare_classes(scores.support, counts))
     return torch.stack(answers)
 
@@ -327,10 +328,9 @@ class ClientJudges(VectorEvaluator):
     @property
     def predicts(self) -> bool:
         """Return whether the clients can predict the outputs of coalitions that were not trained."""
+        # Clients have the private part of the run's model, not that of each coalition's.
         if self.space.private_names:
-            return (
-                False  # clients have the private part of the run's model, not of each coalition's
-            )
+            return False
         num_clients = len(self._held_out)
         is_cheap = self.space.size <= MOST_KEPT and num_clients <= MOST_PREDICTED
         return self._measure.by_class and is_cheap

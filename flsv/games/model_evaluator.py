@@ -496,7 +496,7 @@ class ModelEvaluator(VectorEvaluator):
                 gives_logits = self._gives_logits(state, x)
                 metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
                 self._load(state, build, 0)
-                self._find_form(metric.metric, gives_logits)
+                self._set_form(metric.metric, gives_logits)
                 if self.form is not None and not self.form.classifies:
                     bounded = self._has_bound(state, x)
                     small_outputs = self._outputs_of_random_models(state, x, 0.1 * _SCALE)
@@ -504,7 +504,7 @@ class ModelEvaluator(VectorEvaluator):
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
-    def _find_form(self, metric: Metric, gives_logits: bool) -> None:
+    def _set_form(self, metric: Metric, gives_logits: bool) -> None:
         """Score the loaded model, and set :attr:`form` if the outputs of all batches are numbers of one shape a sample.
         Class numbers are no form: between two of them lies another class.
         """

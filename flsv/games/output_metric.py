@@ -163,7 +163,7 @@ class OutputForm:
         if self.single:
             if not self.gives_logits:
                 outputs = outputs.logit(TINY)
-            return torch.stack([torch.zeros_like(outputs), outputs], -1)
+            return torch.stack([torch.zeros_like(outputs), outputs], -1)  # [c, B, 2]
         if not self.gives_logits:
             outputs = outputs.clamp_min(TINY).log()
         return outputs.movedim(2, -1)  # from [c, B, M, ...]

@@ -187,7 +187,7 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
     if isinstance(performance, ModelScore):
         return replace(performance, judged=True)
     name = "balanced_accuracy" if performance == "accuracy" else performance
-    return ModelScore(name, "max", name, judged=True)
+    return ModelScore(of=name, mode="max", called=name, judged=True)
 
 
 def is_logged(measure: Any) -> bool:

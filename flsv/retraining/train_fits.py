@@ -328,7 +328,6 @@ def difference(
     the latter does not give the same model, the training depends on something other than its seed, and rounding does
     not explain the difference.
     """
-
     path_length = (models.trained - models.initial).double().norm()
     tolerance = max(rounding.run, rounding.steps) * path_length
 
