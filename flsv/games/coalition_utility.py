@@ -62,7 +62,7 @@ class CoalitionModels:
         divisor = torch.where(total > 0, total, 1.0)  # no NaN for a coalition without weight
         shares = member_weights / divisor[:, None]
         if self._normalized:
-            return self._server_lr * shares, shares  # buffers take no step, they are averaged
+            return self._server_lr * shares, shares  # buffers are only averaged
         return self._server_lr * member_weights, shares
 
     def builder(self, masks: Tensor) -> Build:

@@ -77,13 +77,24 @@ def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
 
 
 def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
-    many = FederatedDataModule(toy_sets(), SizePartitioner([1.0] * 9), batch_size=8)
-    with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
-        RetrainedUtility(trainers(tmp_path, []), Plain(), many)
-    assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
-    with pytest.raises(ConfigurationError, match=r"metric='f2'\): a value that the module logs"):
-        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f2")
-    utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val=0.0))
+    make_trainer = trainers(tmp_path, [])
+    many = FederatedDataModule(
+        toy_sets(),
+        SizePartitioner([1.0] * 9),
+        batch_size=8,
+    )
+    message = "9 clients make 511 federations"
+    with pytest.raises(ConfigurationError, match=message):
+        RetrainedUtility(make_trainer, Plain(), many)
+    allowed = RetrainedUtility(make_trainer, Plain(), many, max_clients=9)
+    assert allowed.num_players == 9
+
+    message = r"metric='f2'\): a value that the module logs"
+    with pytest.raises(ConfigurationError, match=message):
+        RetrainedUtility(make_trainer, Plain(), data(), metric="f2")
+
+    without_validation = toy_data(server_val=0.0)
+    utility = RetrainedUtility(make_trainer, Plain(), without_validation)
     with pytest.raises(ConfigurationError, match="samples"):
         utility(masks((0,)))
 
