@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from flsv import Reporting
+from flsv.data import FederatedDataModule, Splits
 from flsv.metrics import ShadowShapley
 from helpers.coalitions_by_hand import data, shadow_loop
+from helpers.data import toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
 
@@ -41,3 +44,40 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
     assert messages[1].endswith("costs 3 more fits and 6 models' validations.")
     assert "to predict outputs, train each client alone" in messages[2]
     assert "logged values have no outputs" in messages[3]
+
+
+def by_class() -> FederatedDataModule:
+    """Three clients, each with the samples of one class."""
+    train, test = toy_sets()
+    labels = train.tensors[1].tolist()
+    return FederatedDataModule(
+        (train, test),
+        groups=labels,
+        batch_size=8,
+        splits=Splits(server_val=0.2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_data", "coalitions", "is_warned"),
+    [
+        (by_class, "singles", True),
+        (by_class, "both", False),
+        (data, "singles", False),
+    ],
+)
+def test_clients_without_a_common_class_are_told_after_the_run(
+    make_data: Any,
+    coalitions: str,
+    is_warned: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loop = shadow_loop(ShadowShapley(coalitions=coalitions))
+    loop = loop.replace(reporting=Reporting(table=True, figures=0))
+    module = Plain(network(batch_norm=False))
+    fit(loop, tmp_path, module, make_data(), rounds=1)
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "trained after the run" in text
+    assert ("no two clients have a class in common" in text) == is_warned
