@@ -266,12 +266,18 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
-        parts = data.indices_and_labels(client)
-        # Positions count from the client's first sample, so that a copy of another client's data has the same hash.
-        position_of_first = parts[0][:1].sum()
-        parts[::2] = [positions - position_of_first for positions in parts[::2]]
+        parts = data.indices_and_labels(client)  # of the train, validation and test samples in turn
+        train_indices = parts[0]
+        offset = 0
+        if len(train_indices):
+            offset = int(train_indices[0])
+
+        # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
+        hashed_parts = []
+        for indices, labels in zip(parts[::2], parts[1::2]):
+            hashed_parts += [indices - offset, labels]
         content = contents.get(str(client), "")
-        digests[str(client)] = digest([content, *parts])
+        digests[str(client)] = digest([content, *hashed_parts])
 
     hashes = {}
     for owner, owner_digest in digests.items():

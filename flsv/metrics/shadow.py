@@ -432,7 +432,7 @@ class ShadowShapley(MeasuredMetric):
             estimate = few_coalitions_shapley(masks, utilities)
             new_values = estimate.values
             fit = estimate.stderr
-        self.values = self._over_rounds(new_values.reshape(shape)).to(self.values)
+        self.values = self._store_and_average(new_values.reshape(shape)).to(self.values)
 
         starts, recent, values, fit = to_host(
             [
@@ -467,11 +467,11 @@ class ShadowShapley(MeasuredMetric):
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""
         return {**super().__getstate__(), "_case_covariance": None}
 
-    def _over_rounds(self, values: Tensor) -> Tensor:
+    def _store_and_average(self, values: Tensor) -> Tensor:
         """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
         latest_values = values[None].to(self.recent)
         self.recent = torch.cat([self.recent[1:], latest_values])
-        # The luck of a round's cohorts is in its values.
+        # Which clients a round draws is luck, and the mean over successive rounds has less of it.
         if self.averages and self._interval == 1:
             return self.recent.nanmean(0)
         return values

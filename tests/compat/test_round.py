@@ -134,12 +134,17 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
         tensors = [*module.parameters(), module.net[2].running_var]
         return torch.nn.utils.parameters_to_vector(tensors)
 
-    whole = train([Everywhere(tmp_path / "c", *OF_BATCHES, *OF_ROUNDS)])
-    paths = sorted((tmp_path / "c").iterdir())
-    # Two steps of each client zero the gradients.
-    assert len(paths) == 2 * sum(LENGTHS) + 2 * 4 + len(OF_ROUNDS)
-    for path in paths:
-        assert torch.equal(train([], ckpt_path=path), whole), path.name
+    folder = tmp_path / "c"
+    saves_in_each_hook = Everywhere(folder, *OF_BATCHES, *OF_ROUNDS)
+    uninterrupted_model = train([saves_in_each_hook])
+
+    checkpoints = sorted(folder.iterdir())
+    num_in_batches = 2 * sum(LENGTHS)
+    num_in_steps = 2 * 4  # two steps of each client zero the gradients
+    assert len(checkpoints) == num_in_batches + num_in_steps + len(OF_ROUNDS)
+    for checkpoint in checkpoints:
+        resumed_model = train([], ckpt_path=checkpoint)
+        assert torch.equal(resumed_model, uninterrupted_model), checkpoint.name
 
 
 def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:

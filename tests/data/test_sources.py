@@ -235,14 +235,26 @@ def test_val_and_test_data_are_added_to_any_source(source):
 
 def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     file = tmp_path / "all.csv"
-    rows = [f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)]
-    file.write_text("age,ward,ill\n" + "".join(rows))
-    assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
-    assert ready((file, file), labels="ill", groups="ward").num_clients == 2
-    assert ready(file, labels="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
-    for source, labels in ((file, "ill"), (TableData(str(file), "ill"), None)):
-        with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
-            ready(source, OneClient(), labels=labels)
+    ages = range(40)
+    wards = ["a", "b"] * 20
+    are_ill = [1 if age % 3 == 1 else 0 for age in ages]
+    frame = pd.DataFrame({"age": ages, "ward": wards, "ill": are_ill})
+    frame.to_csv(file, index=False)
+
+    by_ward = ready(file, labels="ill", groups="ward")
+    assert by_ward.client_names == ("a", "b")
+    with_test_file = ready((file, file), labels="ill", groups="ward")
+    assert with_test_file.num_clients == 2
+    groups_of_rows = [age % 3 for age in ages]
+    by_list = ready(file, labels="ill", groups=groups_of_rows)
+    assert by_list.num_clients == 3
+
+    message = "A table of one site alone cannot be encoded"
+    with pytest.raises(ConfigurationError, match=message):
+        ready(file, OneClient(), labels="ill")
+    module = TableData(str(file), "ill")
+    with pytest.raises(ConfigurationError, match=message):
+        ready(module, OneClient())
 
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):

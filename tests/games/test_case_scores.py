@@ -1,6 +1,7 @@
 """How much values depend on the validation samples: against a plain bootstrap, and by closed forms."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from flsv.functional.joint_shares import covariance_over_cases
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.predicted_outputs import case_values
 from flsv.games import ModelEvaluator
-from flsv.games.performance import performance_of
+from flsv.games.performance import ModelScore, performance_of
 from flsv.games.trained_game import OutputScore
 
 CASES, CLIENTS, CLASSES = 240, 3, 3
@@ -25,7 +26,7 @@ def labels_of_cases() -> Tensor:
     return torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), CASES, True, generator=generator)
 
 
-def a_classifier(
+def evaluator_and_score(
     measure: object,
 ) -> tuple[ModelEvaluator, OutputScore]:
     """An evaluator of three classes, one of them rare. The module itself plays no part."""
@@ -37,13 +38,15 @@ def a_classifier(
             labels_of_cases().split(100),
         )
     )
-    of_outputs = {"metric": measure.of} if hasattr(measure, "of") else {}
+    options: dict[str, Any] = {}
+    if isinstance(measure, ModelScore):
+        options["metric"] = measure.of
     evaluator = ModelEvaluator(
         module,
         ParameterSpace(module),
         batches,
         num_classes=CLASSES,
-        **of_outputs,
+        **options,
     )
     score = OutputScore.of(evaluator, measure)  # type: ignore[arg-type]
     assert score is not None
@@ -77,7 +80,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
 ) -> None:
     masks = all_coalitions(CLIENTS)
     outputs = outputs_of(masks)
-    _, score = a_classifier(measure)
+    _, score = evaluator_and_score(measure)
     covariance = score.case_covariance(
         masks,
         outputs[None],
@@ -122,7 +125,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
 def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     masks = few_coalitions(CLIENTS, "singles")
     outputs = outputs_of(masks)
-    evaluator, score = a_classifier("balanced_accuracy")
+    evaluator, score = evaluator_and_score("balanced_accuracy")
     assert score.cases is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)

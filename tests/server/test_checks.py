@@ -284,13 +284,13 @@ class Heights(ContributionMetric):
 
 
 def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
+    data = toy_data()
     loop = FederatedLoop(Height(), metrics={"heights": Heights()})
-    fit(loop, tmp_path, rounds=1)
-    assert loop.contributions["heights"].by_class.tolist() == [
-        [54.0, 108.0],
-        [14.0, 28.0],
-        [26.0, 52.0],
-    ]
+    fit(loop, tmp_path, data=data, rounds=1)
+
+    sizes = data.num_samples.double()
+    expected = torch.stack([sizes, 2 * sizes], dim=1)
+    torch.testing.assert_close(loop.contributions["heights"].by_class.double(), expected)
 
 
 class Losses(FedAvg):

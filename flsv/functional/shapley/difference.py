@@ -110,19 +110,20 @@ class _Strata:
 
     def _draw_inner_sizes(self, num_inner_sizes: int, sample_cost: int) -> None:
         """Draw further samples, until the budget is spent, of the sizes that have several coalitions a player."""
-        # More draws than the budget has evaluations only repeat evaluated coalitions.
-        num_samples = 0
         cost_of_pass = num_inner_sizes * sample_cost
+        num_samples = 0
+        # As many samples as the budget has evaluations are enough: further ones repeat coalitions.
         while num_samples < self.game.budget:
-            num_passes = max(self.game.left // cost_of_pass, 1)
+            num_affordable_passes = self.game.left // cost_of_pass
             permutations = random_permutations(
-                count=num_passes,
+                count=max(num_affordable_passes, 1),
                 num_players=num_inner_sizes,
                 generator=self.generator,
             )
-            sizes = permutations.flatten() + 1
+            sizes = permutations.flatten() + 1  # each inner size once in a pass
             with_base, with_other = self.draw_coalitions(sizes)
             coalitions = torch.cat([with_base, with_other], dim=1)
+            # The first samples, whose coalitions the rest of the budget can evaluate.
             num_affordable = self.game.affordable(coalitions)
             if num_affordable:
                 self.add(
