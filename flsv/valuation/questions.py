@@ -389,8 +389,9 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         for label in y.unique():
             is_member = y == label
             above[is_member] -= _center(gradients[is_member])
-    distances_below = -above[above <= 0]
-    deviation = 1.4826 * distances_below.median()  # as of a normal distribution's half
+    # Of an even number torch's median is the lower of the two in the middle: the sign is changed after it.
+    at_most_center = above[above <= 0]
+    deviation = 1.4826 * -at_most_center.median()  # as of a normal distribution's half
     return above, deviation
 
 

@@ -15,7 +15,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
 from flsv.valuation.fedbary import draw_contributions, histograms_of
-from flsv.valuation.questions import BINS
+from flsv.valuation.questions import BINS, deviations
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
@@ -505,3 +505,10 @@ def test_figures_of_a_valuation_show_every_client() -> None:
     assert sum(share_heights) == pytest.approx(1)
     panels = [axis for axis in axes if axis.get_title().startswith("client")]
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]
+
+
+def test_deviations_take_the_larger_of_two_middle_distances() -> None:
+    gradients = torch.tensor([-4.0, -1.0, 0.0, 0.0, 5.0])
+    # The center is 0. Four gradients are not above it, at distances 4, 1, 0, 0, whose larger middle one is 1.
+    expected = torch.tensor(5 / 1.4826)
+    torch.testing.assert_close(deviations(gradients)[-1], expected)
