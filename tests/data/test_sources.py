@@ -71,7 +71,7 @@ SHAPES = {
 def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
     shape = SHAPES[kind]
     pixels = np.full(shape, 51, np.uint8)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "lightning.pytorch"):
         (images,) = array_set(pixels).tensors
     num_channels = 3 if 3 in shape else 1
     assert images.shape == (2, num_channels, 8, 6)

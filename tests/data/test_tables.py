@@ -46,7 +46,7 @@ def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, cap
     path.write_text("age,ill\n30,yes\n")
     size = path.stat().st_size
     monkeypatch.setattr(frames, "_LARGE", size if is_large else size + 1)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "lightning.pytorch"):
         read_table_file(path)
     assert (f"reading {path}" in caplog.text) == is_large
 
