@@ -116,20 +116,20 @@ class NvflareTransport:
     ) -> Iterator[tuple[Address, Reply]]:
         deadline = time.monotonic() + seconds
         replies: queue.SimpleQueue[tuple[Address, Reply]] = queue.SimpleQueue()
-        tasks = []
-        for site, packet in packets.items():
-            timed = replace(packet, plain={**packet.plain, "seconds": seconds})
-            task = Task(
-                name=packet.kind,
-                data=to_shareable(timed),
-                timeout=int(seconds) + 1,
-                result_received_cb=partial(_receive, replies, site),
-            )
-            tasks.append(task)
-            self._controller.send(task, self._fl_ctx, targets=[site])
-
+        tasks: list[Task] = []
         missing = set(packets)
         try:
+            for site, packet in packets.items():
+                timed = replace(packet, plain={**packet.plain, "seconds": seconds})
+                task = Task(
+                    name=packet.kind,
+                    data=to_shareable(timed),
+                    timeout=int(seconds) + 1,
+                    result_received_cb=partial(_receive, replies, site),
+                )
+                self._controller.send(task, self._fl_ctx, targets=[site])
+                tasks.append(task)
+
             while missing and time.monotonic() < deadline:
                 self._check_abort()
                 try:

@@ -21,9 +21,14 @@ class Ended(BaseException):
 
 
 class Conversation:
-    """A conversation with one site, in a thread that stands still between a question and its answer."""
+    """A conversation with one site, in a thread that stands still between a question and its answer.
 
-    def __init__(self, talk: Callable[[], Any]) -> None:
+    The thread has its caller's context variables, grad mode, inference mode and CUDA device, but no autocast and no
+    default device.
+    """
+
+    def __init__(self, site: int, talk: Callable[[], Any]) -> None:
+        self.site = site
         self.question: Packet | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -31,15 +36,21 @@ class Conversation:
         self._is_ended = False
         self._may_go_on = threading.Semaphore(0)
         self._stands_still = threading.Semaphore(0)
-        # Both belong to a thread: the conversation has those of its caller.
         context = contextvars.copy_context()
         grad_mode = torch.is_grad_enabled()
         inference_mode = torch.is_inference_mode_enabled()
+        device = -1  # none
+        if torch.cuda.is_initialized():
+            device = torch.cuda.current_device()
 
         def run() -> None:
             self._may_go_on.acquire()
             try:
-                with torch.inference_mode(inference_mode), torch.set_grad_enabled(grad_mode):
+                with (
+                    torch.cuda.device(device),
+                    torch.inference_mode(inference_mode),
+                    torch.set_grad_enabled(grad_mode),
+                ):
                     if not self._is_ended:
                         self.result = context.run(talk)
             except Ended:
@@ -61,6 +72,8 @@ class Conversation:
 
     def ask(self, question: Packet) -> Reply:
         """Ask a question, in the conversation's thread."""
+        if self._is_ended:
+            raise Ended
         self.question = question
         self._stands_still.release()
         self._may_go_on.acquire()
@@ -92,19 +105,26 @@ class Conversations:
     def ask(self, site: int, packet: Packet) -> Reply:
         """Send a packet to a site, and return its reply, or the reason why there is none."""
         conversation = self._running.get(threading.current_thread())
-        if conversation is not None:
-            return conversation.ask(packet)
-        return self._exchange({site: packet})[site]
+        if conversation is None:
+            return self._exchange({site: packet})[site]
+        if site != conversation.site:
+            raise RuntimeError(
+                f"site {site} was asked within a conversation with site {conversation.site}."
+            )
+        return conversation.ask(packet)
 
     def hold(self, talk: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
         """Return ``[talk(client) for client in clients]``. Each ``talk`` may ask its own client only."""
-        if len(clients) < 2 or threading.current_thread() in self._running:
+        sites = {client.id for client in clients}
+        is_repeated = len(sites) < len(clients)
+        is_within_another = threading.current_thread() in self._running
+        if len(clients) < 2 or is_repeated or is_within_another:
             return [talk(client) for client in clients]
 
         conversations: dict[int, Conversation] = {}
         try:
             for client in clients:
-                conversation = Conversation(partial(talk, client))
+                conversation = Conversation(client.id, partial(talk, client))
                 self._running[conversation.thread] = conversation
                 conversations[client.id] = conversation
             self._take_turns(conversations)

@@ -117,11 +117,12 @@ class RemoteServer:
             max_samples=self.max_samples,
         )
         directory.gather()
+        data = self._data(directory)
 
         loop = loop.replace(engine=partial(RemoteFederation, directory))
         checkpoint = last_checkpoint if is_resumed else None
         trainer = L.Trainer(**self._trainer_options(folder, loop))
-        trainer.fit(module, self._data(directory), ckpt_path=checkpoint)
+        trainer.fit(module, data, ckpt_path=checkpoint)
         say(self._faults(loop))
 
     def _data(self, directory: Directory) -> RemoteData:

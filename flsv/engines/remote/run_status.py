@@ -18,7 +18,10 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
+def run_status(
+    folder: Path,
+    run: str | None = None,
+) -> Iterator[Callable[[str | None], None]]:
     """Write a run's status into ``status.json``, and yield a function that adds an explanation to it.
 
     Example:

@@ -355,7 +355,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     if sizes[largest_split] > max_samples:
         raise Unwilling(
             f"it announces {sizes[largest_split]:,} {largest_split} samples, and the server takes "
-            f"max_samples={max_samples:,} of a site at most. If it has them, raise server_app(max_samples=...)"
+            f"max_samples={max_samples:,} of a site at most. If it has them, raise the server's max_samples"
         )
     return sizes
 

@@ -169,7 +169,7 @@ def test_site_without_a_process_is_not_waited_for_and_an_abort_cancels_its_task(
 
 
 def greeted(job: Job, context: Any = None) -> dict[str, Any]:
-    """What Lyon replies to a greeting."""
+    """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
     greeting = Packet("hello", {"client": 1, "agreement": agreement})
     reply = job.execute("Lyon", to_shareable(greeting), context)

@@ -37,7 +37,9 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The server's folder after a job that runs all federations."""
     folder = tmp_path_factory.mktemp("simulator")
     (folder / "federations.py").write_text("from helpers.nvflare_federations import *\n")
-    python_path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    tests_folder = str(Path(__file__).parents[2])
+    other_folders = [path for path in sys.path if path]
+    python_path = os.pathsep.join([tests_folder, *other_folders])
     process = subprocess.run(
         [sys.executable, "-c", JOB, " ".join(FEDERATIONS), *NAMES],
         cwd=folder,

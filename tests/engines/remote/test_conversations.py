@@ -99,6 +99,40 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
         conversations.hold(partial(talk_of, conversations, [1, 1]), clients(2))
 
 
+def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
+    conversations = Conversations(Echoes())
+
+    def talk(client: Client) -> None:
+        if client.id == 1:
+            raise KeyError("client 1")
+        try:
+            conversations.ask(client.id, question("first"))
+        finally:
+            conversations.ask(client.id, question("once more"))
+
+    with pytest.raises(KeyError, match="client 1"):
+        conversations.hold(talk, clients(2))
+
+
+def test_another_site_is_not_asked_within_a_conversation() -> None:
+    conversations = Conversations(Echoes())
+
+    def talk(client: Client) -> None:
+        conversations.ask(1 - client.id, question("for the other"))
+
+    with pytest.raises(RuntimeError, match="site 1 was asked within a conversation with site 0"):
+        conversations.hold(talk, clients(2))
+
+
+def test_a_client_that_is_named_twice_is_asked_twice() -> None:
+    exchange = Echoes()
+    conversations = Conversations(exchange)
+    client, other_client = clients(2)
+    talk = partial(talk_of, conversations, [1, 1])
+    replies = conversations.hold(talk, [client, other_client, client])
+    assert replies == [["0.0"], ["1.0"], ["0.0"]]
+
+
 def test_conversations_compute_as_their_caller_does() -> None:
     conversations = Conversations(Echoes())
 
