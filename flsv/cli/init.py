@@ -45,10 +45,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         action="append",
         help="name of a configuration that comes with flsv. May be repeated. Default: quickstart",
     )
-    parser.add_argument(
+    networks = parser.add_mutually_exclusive_group()
+    networks.add_argument(
         "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
     )
-    parser.add_argument(
+    networks.add_argument(
         "--nvflare", metavar="DIR", type=Path, help="a federation on NVIDIA FLARE, as a job"
     )
     options = parser.parse_args(args)

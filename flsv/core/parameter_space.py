@@ -531,10 +531,11 @@ def warn_of_sharing(
 
 def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:
     """Return the names of LoRA's matrices A that are trained and shared, as their B is."""
-    averaged_names = []
+    shared_names = set(space.names)
+    averaged_names = set()
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and name in space.names:
-            averaged_names.append(name)
+        if parameter.requires_grad and name in shared_names:
+            averaged_names.add(name)
 
     names_of_a = []
     for name in sorted(averaged_names):

@@ -286,7 +286,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         device = trainer.strategy.root_device
         if data is None or device.type == "cpu" or not self.loader.on_device:
             return data
-        for hook in BATCH_HOOKS[:2]:  # these run before the transfer to the device
+        for hook in BATCH_HOOKS[:2]:  # before the transfer, and in its place
             if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, self):
                 return data
 

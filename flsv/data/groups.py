@@ -40,8 +40,7 @@ def named_groups(
         groups = column(dataset, groups, "groups")
     ids = np.asarray(groups)
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
-    has_gaps = any(entry is None or entry != entry for entry in ids)  # NaN is not equal to itself
-    if ids.shape != (num_samples,) or has_gaps:
+    if ids.shape != (num_samples,) or _has_gaps(ids):
         raise ConfigurationError(
             f"groups needs one entry per training sample, [{num_samples}], none of them None or NaN; got shape "
             f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
@@ -49,6 +48,10 @@ def named_groups(
     distinct_ids, numbers = np.unique(ids, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
     return group_numbers, client_names_of(distinct_ids.tolist(), kind)
+
+
+def _has_gaps(ids: np.ndarray) -> bool:
+    return any(entry is None or entry != entry for entry in ids)  # NaN is not equal to itself
 
 
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")

@@ -119,7 +119,7 @@ class _Reader:
         labels_in_batch = candidates[-1].unique().tolist()  # labels are usually last
         raise ConfigurationError(
             f"{self._described(task)}: flsv has the number {task.label} for these samples, and in a "
-            f"training batch they have {listed(labels_in_batch, show='{:g}'.format)}. Their stored "
+            f"batch they have {listed(labels_in_batch, show='{:g}'.format)}. Their stored "
             "labels are others (targets, labels), or __getitem__ leaves out target_transform, or "
             "collate_fn changes them. Store the samples' own labels, or give labels=[...], one per "
             "sample."

@@ -114,7 +114,8 @@ class HeldOut:
                 )
             is_held_out = dates >= _date(self.since)
         else:
-            chosen_words = set(_names_of(self._chosen_values()))
+            # A blank among the values would be a gap, and no sample without a value is held out.
+            chosen_words = set(_names_of(self._chosen_values()).dropna())
             is_held_out = words.isin(chosen_words)
             absent_words = sorted(chosen_words - set(words.dropna()))
             if absent_words and is_held_out.any():
@@ -199,8 +200,8 @@ class Splits:
             both in training and in a held-out set.
 
     Raises:
-        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, or ``max_samples`` is below
-            1.
+        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, ``max_samples`` is below 1,
+            or an argument has another type.
 
     Example:
         >>> Splits(client_test=1.0)

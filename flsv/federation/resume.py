@@ -27,7 +27,8 @@ def check_checkpoint(
 ) -> None:
     """Check that the trainer can use a checkpoint that was read from ``path``. ``check`` checks the loop's state,
     stored under ``key``."""
-    loop_state = dict(checkpoint.get("callbacks", {})).get(key)
+    callback_states = checkpoint.get("callbacks") or {}
+    loop_state = callback_states.get(key)
     data = getattr(trainer, "datamodule", None)
     if trainer.state.fn == "fit":
         if not isinstance(loop_state, dict):

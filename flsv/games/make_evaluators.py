@@ -35,7 +35,7 @@ def make_evaluators(
     is_tried: bool = False,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors, unless such evaluators have been tried with another model.
+    each once to find errors. With ``is_tried`` the module before and after is not compared, as it has been.
     """
     model_scores = {}
     for name, measure in measures.items():

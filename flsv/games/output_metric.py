@@ -143,8 +143,9 @@ class OutputForm:
     def in_range(self, bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
         """Return this form with its bound. None if all ``examples`` are whole numbers: predictions lie between."""
         numbers = torch.cat([outputs.flatten() for outputs in examples])
-        # float32 has hardly any fractions of larger numbers.
-        small_numbers = numbers[numbers.abs() < 2**20]
+        # Of larger numbers the type has hardly any fractions, float32 from 2^20 on.
+        largest = 0.125 / torch.finfo(numbers.dtype).eps
+        small_numbers = numbers[numbers.abs() < largest]
         are_whole = len(small_numbers) > 0 and torch.equal(small_numbers, small_numbers.round())
         if are_whole:
             return None

@@ -333,6 +333,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         values: Any = []
         if rounds:
             values = self.per_client(self.compute()).tolist()
+        if not isinstance(values, list):  # of a metric whose per_client gives one number
+            values = []
         names = self.client_names or [f"client {client}" for client in range(len(values))]
         rows = [[name, f"{value:.4g}"] for name, value in zip(names, values)]
         return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)

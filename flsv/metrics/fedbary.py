@@ -154,10 +154,10 @@ class WassersteinContribution(ContributionMetric):
                 judge=self.judges,
                 others=self._sizes,
             )
-            self._store_distances(valued_clients, valuation)
+            self._store_distances(valuation)
 
-    def _store_distances(self, clients: Sequence[Client], valuation: Valuation) -> None:
-        """Store the distances of ``valuation``, a valuation of ``clients``, in the states."""
+    def _store_distances(self, valuation: Valuation) -> None:
+        """Store a valuation's distances in the states."""
         self.distances = self.distances.clone()
         self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
 
@@ -234,8 +234,8 @@ class CalibratedOTGradient(WassersteinContribution):
         super().init_states(num_clients, num_classes)
         self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
-    def _store_distances(self, clients: Sequence[Client], valuation: Valuation) -> None:
-        super()._store_distances(clients, valuation)
+    def _store_distances(self, valuation: Valuation) -> None:
+        super()._store_distances(valuation)
         self.flagged = self.flagged.clone()
         self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
 

@@ -156,8 +156,10 @@ class ClassifierClient(ReadyClient):
         super().__init__()
         if isinstance(network, str):
             module, name = None, network
-            # Coalitions' processes, which are forked later, need not import timm again.
-            network_maker(name)
+            # An unknown name is refused at once, and processes that are forked later need not import timm again. A
+            # subclass with networks of its own knows their names.
+            if type(self)._make_network.__module__.startswith("flsv."):
+                network_maker(name)
         else:
             # The hyper-parameters hold plain types only.
             module, name = network, f"{type(network).__module__}.{type(network).__qualname__}"

@@ -108,9 +108,10 @@ class RegressorClient(ReadyClient):
 
     def _predictions_and_targets(
         self,
-        batch: tuple[Tensor, Tensor],
+        batch: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        x, y = batch
+        x = batch[0]  # further fields may follow the targets
+        y = batch[1]
         predicted = self(x)
         if y.shape != predicted.shape:  # would be broadcast to [B, B]
             raise ConfigurationError(

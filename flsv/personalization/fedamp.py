@@ -67,9 +67,8 @@ class FedAMP(UploadKeeper):
         similarities = torch.exp(-(distances**2) / self.sigma)
         weights = (self.alpha / self.sigma * similarities).fill_diagonal_(0)  # of the others
         totals = weights.sum(1, keepdim=True)
-        weights = weights / totals.clamp_min(
-            1
-        )  # their sum is at most 1, and the rest is a client's own
+        # Their sum is at most 1, and the rest is the weight of a client's own model.
+        weights = weights / totals.clamp_min(1)
         self_weights = 1 - weights.sum(1)
         return weights + torch.diag(self_weights)
 

@@ -305,9 +305,8 @@ def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Ev
     """
     earlier_events: list[tuple[int, Event]] = []  # with their rounds
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        round_index = (
-            first_round  # files of earlier versions have no marks: which round is not known
-        )
+        # Files of earlier versions have no marks, so that the round is not known.
+        round_index = first_round
         for event in LegacyEventFileLoader(str(path)).Load():
             status = None
             if event.HasField("session_log"):
@@ -318,14 +317,18 @@ def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Ev
                 round_index = event.step
             elif event.HasField("summary") and round_index < first_round:
                 earlier_events.append((round_index, event))
-    discarded_events = [
-        (round_index, event) for round_index, event in earlier_events if event.step >= first_round
-    ]
+    discarded_events = []
+    for round_index, event in earlier_events:
+        if event.step >= first_round:
+            discarded_events.append((round_index, event))
     return sorted(discarded_events, key=itemgetter(0))
 
 
-def _before_step(round_events: list[tuple[int, Event]], step: int) -> list[tuple[int, Event]]:
-    return [(round_index, event) for round_index, event in round_events if event.step < step]
+def _before_step(
+    round_events: list[tuple[int, Event]],
+    step: int,
+) -> list[tuple[int, Event]]:
+    return [round_event for round_event in round_events if round_event[1].step < step]
 
 
 def _write_scalars(

@@ -286,7 +286,8 @@ class CoalitionPlan(RunExtension):
         metric_names = ", ".join(self._metrics)
         lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {trained_where}."]
         sizes = masks[2:].sum(1)  # after the empty and the full coalition
-        if self._shares_no_class and bool((sizes == 1).all()):
+        trains_singles = len(masks) < 2**num_clients and bool((sizes == 1).all())
+        if self._shares_no_class and trains_singles:
             lines.append(
                 f"{metric_names}: no two clients have a class in common, so each alone knows nothing of the others'. "
                 "Such shares were 24 % off, and by all coalitions 16 %. coalitions: both trains all but one, too."

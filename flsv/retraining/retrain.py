@@ -410,8 +410,8 @@ def copy_from_run(
             is_stored = not store.missing(seed, [members])
             if is_stored:
                 continue
-            stored_outputs = read_outputs(outputs_folder, seed, members)  # [rounds, ...] by name
-            last_outputs = [outputs_of_rounds[-1:] for outputs_of_rounds in stored_outputs.values()]
+            outputs_of_run = read_outputs(outputs_folder, seed, members)  # [rounds, ...] by name
+            last_outputs = [outputs_of_rounds[-1:] for outputs_of_rounds in outputs_of_run.values()]
             # The store's names of outputs, which may differ from the run's.
             outputs = dict(zip(output_names, last_outputs))
             row = [[utility] for utility in utilities]

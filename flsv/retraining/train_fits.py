@@ -328,14 +328,14 @@ def difference(
     the latter does not give the same model, the training depends on something other than its seed, and rounding does
     not explain the difference.
     """
-    path_length = (models.trained - models.initial).double().norm()
-    tolerance = max(rounding.run, rounding.steps) * path_length
 
     def nudged_displacement() -> Tensor | None:
         repeated = train_again(False)
         nudged = train_again(True)
         if repeated is None or nudged is None:
             return None
+        path_length = (models.trained - models.initial).double().norm()
+        tolerance = max(rounding.run, rounding.steps) * path_length
         repetition_error = (repeated.trained - models.trained).double().norm()
         if repetition_error > tolerance:  # something other than rounding differs
             return None

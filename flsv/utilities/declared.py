@@ -328,7 +328,7 @@ def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
         bound = getattr(marker, attribute)
         bounds.append(bound)
         comparisons.append((is_within, bound))
-        if len(markers) == 1:
+        if len(markers) != 2:
             description += f" {word} {bound:g}"
 
     if len(markers) == 2:

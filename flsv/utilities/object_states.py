@@ -33,6 +33,7 @@ from flsv.utilities.reachable import (
     GENERATORS,
     PLAIN,
     by_class,
+    claimed_class,
     facts_of,
     is_opaque,
     is_plain_data,
@@ -72,7 +73,7 @@ class ObjectState(ABC):
 def states_of(value: Any) -> Iterator[ObjectState]:
     """Yield the states of one object, without those of the objects that it refers to."""
     kind = type(value)
-    make_state = _content_state_of(kind)
+    make_state = _content_state_of(kind) or _content_state_of(claimed_class(value))
     if make_state is not None:
         yield make_state(value)
     if is_opaque(value):

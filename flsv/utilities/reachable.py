@@ -202,13 +202,25 @@ def is_global(generator: Any) -> bool:
 def parts_of(value: Any, path: str = "") -> Iterator[Part]:
     """Yield ``(path, object)`` for each object that ``value`` refers to directly, without plain values."""
     facts = facts_of(type(value))
-    if facts.parts is not None:
-        yield from facts.parts(value, path)
+    content_parts = facts.parts or facts_of(claimed_class(value)).parts
+    if content_parts is not None:
+        yield from content_parts(value, path)
     elif not facts.slots and not facts.is_generator and not hasattr(value, "__dict__"):
         for index, referent in enumerate(gc.get_referents(value)):  # an object of C code
             yield f"{path}<{index}>", referent
     if not facts.is_metaclass:
         yield from _attributes(value, path, facts)
+
+
+def claimed_class(value: Any) -> type:
+    """Return the class that an object says it is of, for a weak proxy that of its referent."""
+    try:
+        claimed = value.__class__
+    except ReferenceError:  # the referent is gone
+        return type(value)
+    if isinstance(claimed, type):
+        return claimed
+    return type(value)
 
 
 def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
@@ -240,7 +252,7 @@ def _contents(collection: Any) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What :func:`walk` needs to know of the objects of one class."""
+    """Facts on the objects of one class, by which :func:`walk` finds their parts."""
 
     # Yields the objects that an object's content refers to. None: it has attributes only.
     parts: Callable[[Any, str], Iterator[Part]] | None

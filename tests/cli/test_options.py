@@ -31,6 +31,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         ("fitt", "invalid choice: 'fitt'"),
         ("new metric 3", "'3' is no name of a class"),
+        ("init --flower a --nvflare b", "not allowed with argument --flower"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("report . --budget -5", "Budget(amount=-5.0): expected a finite number above 0."),
         ("report . --by value", "--by: name the budget, too"),

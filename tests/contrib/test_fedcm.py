@@ -142,7 +142,10 @@ def test_fedcm_refuses_an_alpha_out_of_range(alpha: float) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [partial(torch.optim.SGD, lr=LR, momentum=0.9), partial(torch.optim.Adam, lr=LR)],
+    [
+        partial(torch.optim.SGD, lr=LR, momentum=0.9),
+        partial(torch.optim.Adam, lr=LR),
+    ],
 )
 def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(
     tmp_path: Path, optimizer: Any

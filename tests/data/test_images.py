@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
+from flsv.data.sources.base import TORCHVISION
 from flsv.data.sources.named import CENTRES, KINDS, digits, folder, gaussians, npz, vision
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
@@ -43,6 +44,10 @@ def images(root, clients=CLIENTS):
 
 
 deal = partial(ready, image_size=4, server_val=0.0)
+
+
+def test_names_of_torchvision_are_those_that_can_be_loaded():
+    assert tuple(KINDS) == TORCHVISION
 
 
 def test_digits_holds_each_scikit_learn_digit_exactly_once():

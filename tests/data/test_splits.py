@@ -23,6 +23,7 @@ from flsv.data import (
     Partitioner,
     Splits,
 )
+from flsv.data.groups import named_groups
 from flsv.utilities.errors import ConfigurationError
 
 VISITS = 60  # of each hospital
@@ -117,12 +118,14 @@ def test_a_date_divides_training_and_test() -> None:
 def test_a_file_lists_what_is_held_out(tmp_path: Path) -> None:
     ids = tmp_path / "test_patients.txt"
     ids.write_text("100\n103\n\n205\n")
-    splits = Splits(server_val=0, client_test=HeldOut("patient", file=str(ids)))
+    held_out = HeldOut("patient", file=str(ids))
+    splits = Splits(server_val=0, client_test=held_out)
 
     data = hospitals(splits)
 
     listed_patients = (100, 103, 205)
-    assert rows_of(data, "test") == where("patient", lambda patient: patient.isin(listed_patients))
+    rows_listed = where("patient", lambda patient: patient.isin(listed_patients))
+    assert rows_of(data, "test") == rows_listed
 
 
 def test_shares_are_drawn_from_what_no_column_chooses() -> None:
@@ -150,7 +153,8 @@ def test_patients_stay_together() -> None:
 
     data = hospitals(splits)
 
-    patients = torch.tensor(pd.concat(TABLES.values())["patient"].to_numpy())
+    table = pd.concat(TABLES.values())
+    patients = torch.tensor(table["patient"].to_numpy())
     in_training = set()
     held_out = set(patients[data.server_val_indices].tolist())
     for client in clients_of(data):
@@ -192,7 +196,9 @@ def test_a_field_of_samples_chooses_what_is_held_out() -> None:
 
 
 def test_an_attribute_of_the_data_set_chooses_what_is_held_out() -> None:
-    data_set: Any = TensorDataset(torch.zeros(12, 2), torch.arange(12) % 2)
+    inputs = torch.zeros(12, 2)
+    labels = torch.arange(12) % 2
+    data_set: Any = TensorDataset(inputs, labels)
     data_set.year = [2020 + index // 4 for index in range(12)]
     splits = Splits(server_val=HeldOut("year", 2022))
     data = FederatedDataModule(data_set, IIDPartitioner(2), splits=splits)
@@ -200,6 +206,26 @@ def test_an_attribute_of_the_data_set_chooses_what_is_held_out() -> None:
     data.setup("fit")
 
     assert data.server_val_indices.tolist() == [8, 9, 10, 11]
+
+
+def test_a_blank_among_the_values_holds_out_no_sample_without_a_value() -> None:
+    held_out = HeldOut("split", values=["", "A"])
+    is_held_out = held_out.select(["", "A", "B", None])
+    assert is_held_out.tolist() == [False, True, False, False]
+
+    with_absent_value = HeldOut("split", values=["", "A", "Z"])
+    with pytest.warns(UserWarning, match="No sample has 'split' = 'Z'"):
+        with_absent_value.select(["A", "B"])
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]] * VISITS, torch.tensor(5)])
+def test_groups_of_another_shape_are_refused(groups: Any) -> None:
+    inputs = torch.zeros(VISITS, 1)
+    labels = torch.arange(VISITS) % 2
+    samples = TensorDataset(inputs, labels)
+    message = "groups needs one entry per training sample"
+    with pytest.raises(ConfigurationError, match=message):
+        named_groups(samples, groups)
 
 
 def test_a_site_alone_holds_out_the_same_rows() -> None:
@@ -351,7 +377,8 @@ def test_a_gap_does_not_divide_a_patient() -> None:
 
     data.setup("fit")
 
-    assert data.server_val_indices.tolist() in ([0, 1, 2, 3], [4, 5, 6, 7])
+    rows_of_patients = ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert data.server_val_indices.tolist() in rows_of_patients
 
 
 def test_clients_that_share_patients_are_refused() -> None:

@@ -52,15 +52,24 @@ def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, cap
 
 
 def test_marks_of_missing_values_apply_to_one_column_or_to_all():
-    table = Table(
-        "wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]})
+    frame = pd.DataFrame(
+        {
+            "age": [" NA ", "", "0", "NAN"],
+            "ward": ["x", "NA", ".", "A"],
+        }
     )
-    only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
-    assert with_gaps_as_nan(table, "age", "", only).isna().tolist() == [True, True, False, False]
-    assert with_gaps_as_nan(table, "ward", "", only).isna().tolist() == [False, True, False, False]
+    table = Table("wards.csv", frame)
+
+    def gaps_in(column, options):
+        return with_gaps_as_nan(table, column, "", options).isna().tolist()
+
+    for_all_columns = Columns(gaps=["NA"])
+    assert gaps_in("age", for_all_columns) == [True, True, False, False]
+    assert gaps_in("ward", for_all_columns) == [False, True, False, False]
     # What is a gap in one column is none in another, and the usual marks stay.
-    assert with_gaps_as_nan(table, "ward", "", besides).isna().tolist() == [True, True, True, False]
-    assert with_gaps_as_nan(table, "age", "", besides).isna().tolist() == [True, True, False, False]
+    for_ward = Columns(gaps={"ward": ["x"]})
+    assert gaps_in("ward", for_ward) == [True, True, True, False]
+    assert gaps_in("age", for_ward) == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ def fitted(tmp_path):
     return command
 
 
+def test_regressor_reads_inputs_and_targets_of_batches_with_further_fields():
+    model = RegressorClient(input_shape=(3,))
+    inputs = torch.rand(4, 3)
+    targets = torch.rand(4)
+    weights = torch.ones(4)
+    loss = model.training_step((inputs, targets), 0)
+    loss_with_weights = model.training_step((inputs, targets, weights), 0)
+    assert loss_with_weights == loss
+
+
 def test_regressor_losses_and_errors_are_means_over_samples(fitted):
     data = Lines()
     trainer, model = fitted()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Splits
@@ -58,10 +59,25 @@ def by_class() -> FederatedDataModule:
     )
 
 
+def by_class_of_two() -> FederatedDataModule:
+    """Two clients, of whom each alone is all but one, too."""
+    train, test = toy_sets()
+    inputs, labels = train.tensors
+    is_known = labels < 2
+    pair = TensorDataset(inputs[is_known], labels[is_known])
+    return FederatedDataModule(
+        (pair, test),
+        groups=labels[is_known].tolist(),
+        batch_size=8,
+        splits=Splits(server_val=0.2),
+    )
+
+
 @pytest.mark.parametrize(
     ("make_data", "coalitions", "is_warned"),
     [
         (by_class, "singles", True),
+        (by_class_of_two, "singles", False),
         (by_class, "both", False),
         (data, "singles", False),
     ],

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.utilities.reachable import facts_of, find_generators, is_plain_data, walk
+from flsv.utilities.object_states import states_of
+from flsv.utilities.reachable import facts_of, find_generators, is_plain_data, parts_of, walk
 
 
 class Slots:
@@ -256,3 +257,20 @@ def test_stored_facts_do_not_keep_a_class():
     del Layer
     gc.collect()
     assert layer_class() is None
+
+
+class Entries(list):
+    """A list of a class that can have weak references."""
+
+
+def test_a_weak_proxy_is_entered_as_what_it_stands_for() -> None:
+    entry = object()
+    entries = Entries([entry])
+    proxy = weakref.proxy(entries)
+    assert entry in [value for _, value in parts_of(proxy)]
+
+    (state,) = states_of(proxy)
+    entries.append(object())
+    assert not state.is_unchanged()
+    state.restore()
+    assert entries == [entry]

@@ -1,4 +1,4 @@
-"""What predicted values of 20 to 100 clients cost, and how far they lie from those of retrained coalitions.
+"""Measure what predicted values of 20 to 100 clients cost, and how far they are from those of retrained coalitions.
 
     python tools/studies/many_clients.py [NAME...] [--csv FILE]
 

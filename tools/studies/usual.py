@@ -138,7 +138,7 @@ def play(
     name: str,
     seed: int,
 ) -> dict[str, Any]:
-    """All that is kept of one seed of a federation."""
+    """Return all that is kept of one seed of a federation."""
     federation = FEDERATIONS[name]
     began = time.monotonic()
     metric = SeveralDesigns(
@@ -289,7 +289,7 @@ def measure(
 def is_decidable(
     seeds: Sequence[dict[str, Any]],
 ) -> bool:
-    """Whether one exact seed misallocates at most 15 %."""
+    """Return whether one exact seed misallocates at most 15 %."""
     return misallocated("exact", seeds) <= DECIDABLE
 
 
@@ -335,7 +335,7 @@ def signs(
     folder: Path,
     which_half: str,
 ) -> str:
-    """What training all but one brings in one half of the federations, where the two predictions are far apart."""
+    """Measure what all but one brings in one half of the federations, where the two predictions are far apart."""
     brought: dict[str, list[float]] = {"far apart": [], "near": []}
     rows = [["federation", "predictions apart, %", "exact", "alone", "alone and all but one"]]
     for name, seeds in records(folder).items():
@@ -356,7 +356,7 @@ def signs(
 
 
 def examples(folder: Path, path: Path) -> str:
-    """What a copy and a client with random labels are paid, in percent of a payment."""
+    """Measure what a copy and a client with random labels are paid, in percent of a payment."""
     twins = [torch.load(file) for file in sorted(Path("runs/predicted").glob(f"{TWINS}/?.pt"))]
     utilities = torch.stack([record["utilities"] for record in twins]).mean(0)
     has_no_copy = (torch.arange(len(utilities)) >> 1) % 2 == 0

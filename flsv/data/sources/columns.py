@@ -161,7 +161,9 @@ class Columns:
 
     def check_roles(self, target: str, group: str | None) -> None:
         """Raise ConfigurationError if the column ``target`` or ``group`` has another role as well."""
-        feature_names = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
+        feature_names: list[str] = []
+        for names in (self.features, self.categorical, self.dates):
+            feature_names += names or ()
         for name in (target, group):
             if name in feature_names or target == group:
                 raise ConfigurationError(

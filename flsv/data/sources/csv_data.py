@@ -199,7 +199,7 @@ class CSVData(L.LightningDataModule):
             tensors: inputs and targets of the samples in the first file.
             splits: the result of :meth:`split`: indices of the samples of ``train``, ``val`` and ``test``.
             groups: group of each sample, or None without groups.
-            test: inputs and targets of the test file, or None without one.
+            test_tensors: inputs and targets of the test file, or None without one.
             classes: names of the classes, or None without classes.
         """
         datasets: dict[str, Any] = dict.fromkeys(splits)  # None for an empty split

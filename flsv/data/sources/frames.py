@@ -162,7 +162,11 @@ def _read_parquet(path: Path) -> Table:
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
-def _rows_of(path: Path, text: str, delimiter: str) -> tuple[list[int], list[list[str]]]:
+def _rows_of(
+    path: Path,
+    text: str,
+    delimiter: str,
+) -> tuple[list[int], list[list[str]]]:
     """Return the rows of a text file, with the line in which each ends. A blank line is no row."""
     csv.field_size_limit(_LONGEST)
     lines = []

@@ -92,11 +92,11 @@ def column_numbers(
 ) -> np.ndarray:
     """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
     texts = [value for value in values if isinstance(value, str)]
-    has_decimal_point = any(map(_has_decimal_point, texts))
-    has_comma = any("," in text for text in texts)
-    if decimal != "," or not has_decimal_point:
+    if decimal != "," or not any(map(_has_decimal_point, texts)):
         return parsed(values, decimal, thousands)
+
     # A number such as 0.5 shows that this file's points do not separate thousands.
+    has_comma = any("," in text for text in texts)
     return parsed(values, "," if has_comma else ".")
 
 

@@ -60,13 +60,13 @@ def read_part(
 ) -> Dataset[Any] | Table | SourceData:
     """Read one data set as samples or a table.
 
-    ``what`` names it in messages. With ``whole``, it may have training and test data.
+    ``description`` names it in messages. With ``whole``, it may have training and test data.
     """
     try:
         part: Any
         if isinstance(source, str | Path):
             read_path = _loaded("paths:read_path")
-            part = read_path(source, reading, whole, KINDS)
+            part = read_path(source, reading, is_whole=whole, kinds=KINDS)
         else:
             part = _read_object(source, reading)
         samples = part

@@ -114,7 +114,8 @@ def looked_at(name: str, root: str | None) -> str:
 def is_columnar(data: Any) -> bool:
     """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     pandas = sys.modules.get("pandas")  # without it nobody has a DataFrame
-    if pandas is not None and isinstance(data, pandas.DataFrame):
+    # Another thread may be in the middle of importing it.
+    if isinstance(data, getattr(pandas, "DataFrame", ())):
         return True
     has_column_names = hasattr(data, "columns") or hasattr(data, "column_names")
     return has_column_names and hasattr(data, "to_pandas") and not isinstance(data, type)

@@ -101,9 +101,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
-    with_duplicates = torch.cat(
-        masks
-    )  # among one or two players a pair is also the grand coalition
+    with_duplicates = torch.cat(masks)  # a pair of two players is the grand coalition, too
     position_of_key = first_positions(coalition_keys(with_duplicates))
     return with_duplicates[list(position_of_key.values())]
 

@@ -75,6 +75,7 @@ def lava(
     check_labeled(x, y, x2, y2)
     cost = _cost(x, y, x2, y2, label_weight)
     potential, _ = entropic_potentials(cost, eps, scaling)
+    del cost  # of [m, m2], before another [m, m]
     cost_to_itself = _cost(x, y, x, y, label_weight)
     potential_to_itself = self_potential(cost_to_itself, eps, scaling)
     return calibrated_gradient(potential - potential_to_itself)

@@ -408,8 +408,8 @@ def _values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Compute the samples' values for one choice of ``part``. ``labeled()`` returns the cost with labels. None: labels
-    are not known.
+    """Compute the samples' values for one choice of ``part``. ``labeled_cost()`` returns the cost with labels, None if
+    labels are not known.
     """
     if part == "labels" and labeled_cost is None:
         raise ConfigurationError(
@@ -420,6 +420,7 @@ def _values(
     feature_potential, _ = entropic_potentials(cost, eps, scaling)
     value = torch.zeros_like(feature_potential)
     if part != "labels":
+        del cost  # of [m, m2], before another [m, m]
         cost_to_itself = label_augmented_cost(x, None, x, None)
         value = feature_potential - self_potential(cost_to_itself, eps, scaling)
 

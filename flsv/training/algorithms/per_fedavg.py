@@ -76,8 +76,8 @@ class PerFedAvg(ClientAlgorithm):
             offset = self.delta * meta_gradient
             gradient_ahead = _gradient_at(context, model, offset, batch)
             gradient_behind = _gradient_at(context, model, -offset, batch)
-            hessian_product = (gradient_ahead - gradient_behind) / (2 * self.delta)
-            meta_gradient = meta_gradient - self.alpha * hessian_product
+            difference = gradient_ahead - gradient_behind
+            meta_gradient = meta_gradient - self.alpha * difference / (2 * self.delta)
 
         torch._foreach_copy_(gradients, context.entries(meta_gradient, parameters))
 
