@@ -175,7 +175,7 @@ def flower(resident: bool, rounds: int, sites: int) -> list[float]:
     """Of every round the server's seconds for the exchange."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flsv.cli import main as flsv
-    from helpers.sites import SECONDS, deployment
+    from helpers.sites import SECONDS, start_deployment
 
     line = re.compile(rf"flsv: round \d+: \d+ of {sites} sites in ([\d.]+) s\.")
     names = [f"site{i}" for i in range(sites)]
@@ -193,7 +193,7 @@ def flower(resident: bool, rounds: int, sites: int) -> list[float]:
         )
         if not resident:
             site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
-        with deployment(folder, "questions = []\n", names) as processes:
+        with start_deployment(folder, "questions = []\n", names) as processes:
             processes.run()
             # The log comes through the SuperLink, some seconds later.
             processes.wait_for("run", lambda log: len(line.findall(log)) == rounds, SECONDS)
@@ -251,7 +251,7 @@ def trouble(rounds: int, sites: int, timeout: float = 60.0) -> str:
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flsv.cli import main as flsv
-    from helpers.sites import ACCEPTED, SECONDS, deployment
+    from helpers.sites import ACCEPTED, SECONDS, start_deployment
 
     names = [f"site{i}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as place:
@@ -265,7 +265,7 @@ def trouble(rounds: int, sites: int, timeout: float = 60.0) -> str:
         project.write_text(
             written + TROUBLE.format(folder=str(folder), rounds=rounds, timeout=timeout)
         )
-        with deployment(folder, "questions = []\n", names) as processes:
+        with start_deployment(folder, "questions = []\n", names) as processes:
             processes.supervise("rounds")
 
             def after(index: int) -> None:

@@ -32,7 +32,7 @@ from flsv import read_run
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from helpers.runs import differences  # noqa: E402
+from helpers.runs import find_differences  # noqa: E402
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")
@@ -72,7 +72,7 @@ def fits_differ(whole: Path, again: Path) -> list[str]:
     same &= all(
         (mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples
     )
-    return differences(theirs, mine) + ([] if same else ["values"])
+    return find_differences(theirs, mine) + ([] if same else ["values"])
 
 
 def newest(folder: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import fit, trainer_for, vector
+from helpers.fits import fit, state_vector, trainer_for
 from helpers.models import Plain
 from helpers.recorded import Recorded
 
@@ -51,11 +51,11 @@ class GlobalModels(FedAvg):
         return vector, weights
 
 
-def mean(models: list[Tensor]) -> Tensor:
+def mean_model(models: list[Tensor]) -> Tensor:
     return torch.stack(models).double().mean(0)
 
 
-def moving(models: list[Tensor], decay: float = 0.8) -> Tensor:
+def moving_average(models: list[Tensor], decay: float = 0.8) -> Tensor:
     average = models[0].double()
     for model in models[1:]:
         average = decay * average + (1 - decay) * model.double()
@@ -70,7 +70,7 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def both_orders(
+def parametrize_order(
     callback: Callback, is_first: bool
 ) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
     models = GlobalModels()
@@ -79,7 +79,7 @@ def both_orders(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def models_without_averaging(tmp_path_factory):
     """The global models of a federation without averaging."""
     fit(
         FederatedLoop(models := GlobalModels(), seed=1),
@@ -92,17 +92,21 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     ("make", "by_hand", "is_first"),
     [
-        (WeightAveraging, mean, True),
+        (WeightAveraging, mean_model, True),
         # Of the steps 0, 20, 40 and 60 none is in round 2, which has 26 to 38.
-        (lambda: ema(update_every_n_steps=20), lambda m: moving([m[0], m[1], m[3], m[4]]), True),
-        (lambda: ema(update_starting_at_step=27), lambda m: moving(m[2:]), True),
-        (FromRound3, lambda m: mean(m[3:]), False),
+        (
+            lambda: ema(update_every_n_steps=20),
+            lambda m: moving_average([m[0], m[1], m[3], m[4]]),
+            True,
+        ),
+        (lambda: ema(update_starting_at_step=27), lambda m: moving_average(m[2:]), True),
+        (FromRound3, lambda m: mean_model(m[3:]), False),
     ],
 )
 def test_weight_averaging_averages_the_global_models_of_the_rounds(
-    tmp_path, plain, make, by_hand, is_first
+    tmp_path, models_without_averaging, make, by_hand, is_first
 ):
-    _, callbacks, models = both_orders(make(), is_first)
+    _, callbacks, models = parametrize_order(make(), is_first)
     module = Plain()
     validated_models = []
 
@@ -110,7 +114,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
         def on_validation_batch_start(
             self, trainer: L.Trainer, module: L.LightningModule, *args: Any
         ) -> None:
-            validated_models.append(vector(module))
+            validated_models.append(state_vector(module))
 
     trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
 
@@ -119,16 +123,16 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     assert trainer.global_step == STEPS * ROUNDS
     assert len(models.global_models) == ROUNDS
     expected = by_hand(models.global_models)
-    torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-6)
     # Validation sees the average with this round in it.
     torch.testing.assert_close(validated_models[-1], expected, rtol=1e-5, atol=1e-6)
     # Training goes on from the global models, and not from their average.
-    assert all(map(torch.equal, models.global_models, plain))
+    assert all(map(torch.equal, models.global_models, models_without_averaging))
 
 
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
-        loop, both_callbacks, _ = both_orders(ema(), False)
+        loop, both_callbacks, _ = parametrize_order(ema(), False)
         trainer = trainer_for(
             None,
             tmp_path,
@@ -137,7 +141,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
             enable_checkpointing=bool(callbacks),
         )
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
-        return vector(module), loop.state.model()
+        return state_vector(module), loop.state.model()
 
     within = ModelCheckpoint(
         tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}"
@@ -162,7 +166,7 @@ def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_av
     tmp_path, make, is_first
 ):
     def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        _, callbacks, _ = both_orders(make(), is_first)
+        _, callbacks, _ = parametrize_order(make(), is_first)
         trainer = trainer_for(None, tmp_path, rounds, callbacks=callbacks)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=path)
@@ -178,7 +182,7 @@ def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_av
 
     _, resumed_module = run(4, path)
     _, uninterrupted_module = run(4)
-    assert torch.equal(vector(resumed_module), vector(uninterrupted_module))
+    assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
 
 
 class Fails(Plain):
@@ -192,7 +196,7 @@ class Fails(Plain):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path, is_first):
-    _, callbacks, models = both_orders(WeightAveraging(), is_first)
+    _, callbacks, models = parametrize_order(WeightAveraging(), is_first)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
     trainer = trainer_for(
         None,
@@ -205,15 +209,15 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
 
     with pytest.raises(ArithmeticError):
         trainer.fit(module, toy_data())
-    assert torch.equal(vector(module), models.global_models[1].double())
+    assert torch.equal(state_vector(module), models.global_models[1].double())
 
     # Resumed from what was saved, it equals a run that never failed.
     vectors = []
     for path in (tmp_path / "epoch=1.ckpt", None):
         resumed = Plain()
-        _, callbacks, _ = both_orders(WeightAveraging(), is_first)
+        _, callbacks, _ = parametrize_order(WeightAveraging(), is_first)
         trainer_for(None, tmp_path, 3, callbacks=callbacks).fit(resumed, toy_data(), ckpt_path=path)
-        vectors.append(vector(resumed))
+        vectors.append(state_vector(resumed))
     assert torch.equal(*vectors)
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
 from helpers.data import FEATURES
-from helpers.fits import vector
+from helpers.fits import state_vector
 from helpers.models import Plain, network
 
 
@@ -85,7 +85,7 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
     (checkpoint,) = (log_folder / "checkpoints").iterdir()
     resumed = run("--ckpt_path", str(checkpoint))
     assert resumed.trainer.current_epoch == 2
-    assert torch.equal(vector(resumed.model), vector(whole.model))
+    assert torch.equal(state_vector(resumed.model), state_vector(whole.model))
     # So it is on flsv's own command line.
     by_flsv = make_cli(["--config", str(config_file)], run=False, quiet=True)
     assert dict(by_flsv.datamodule.source.hparams) == OWN

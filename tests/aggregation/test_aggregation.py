@@ -36,7 +36,7 @@ from flsv.training.algorithms import FedDynServer, FedProx
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.loops_by_hand import assert_same
+from helpers.loops_by_hand import assert_same_state
 from helpers.models import Plain, network
 
 
@@ -156,7 +156,7 @@ def test_geometric_median_of_identical_models_is_that_model() -> None:
 TAU = 1e-3
 
 
-def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
+def make_random_round(seed: int, x: Tensor, index: int = 0) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     draw = torch.Generator().manual_seed(seed)
     return Round(
@@ -169,10 +169,10 @@ def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
     )
 
 
-def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
+def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     x = torch.ones(8)
     for seed in range(rounds):
-        round = a_round(seed, x, seed)
+        round = make_random_round(seed, x, seed)
         x, weights = aggregator.aggregate(round, {})
         torch.testing.assert_close(weights, torch.tensor([1 / 6, 2 / 6, 3 / 6]))
         aggregator.end_round(round)
@@ -183,19 +183,19 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     x, v = torch.ones(8), torch.full((8,), TAU**2)
     for seed in range(3):
-        round = a_round(seed, x)
+        round = make_random_round(seed, x)
         delta = (round.num_samples / 6) @ (round.client_vectors - x)
         v = v + delta**2
         x = x + 0.1 * delta / (v.sqrt() + TAU)
     adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
-    torch.testing.assert_close(steps(ServerOptimizer(adagrad)), x)
+    torch.testing.assert_close(run_rounds(ServerOptimizer(adagrad)), x)
 
 
 def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     aggregator = FedYogi()
-    steps(aggregator)
+    run_rounds(aggregator)
     state = copy.deepcopy(aggregator.state_dict())
-    aggregator.aggregate(a_round(9, torch.ones(8)), {})  # and no end_round
+    aggregator.aggregate(make_random_round(9, torch.ones(8)), {})  # and no end_round
     moments = aggregator.state_dict()["moments"][0]
     for name in ("m", "v"):
         assert torch.equal(state["moments"][0][name], moments[name])
@@ -226,10 +226,10 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
 
 def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
     aggregator = FedAvgM()
-    result = steps(aggregator)
+    result = run_rounds(aggregator)
     aggregator.begin(None)  # type: ignore[arg-type]
-    assert torch.equal(steps(aggregator), result)
-    assert not torch.equal(steps(aggregator), result)
+    assert torch.equal(run_rounds(aggregator), result)
+    assert not torch.equal(run_rounds(aggregator), result)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
@@ -250,7 +250,7 @@ class Seen(TrimmedMean):
         return self.results[-1][1:]
 
 
-def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
+def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
     aggregator = Seen(trim=0.2)
     fit(
         FederatedLoop(aggregator, seed=1, **options),
@@ -262,7 +262,7 @@ def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
 
 
 def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
-    for round, result, weights in seen(tmp_path):
+    for round, result, weights in fit_and_record_rounds(tmp_path):
         cut, counts = round.space.num_parameters, [0] * 5
         for j in range(cut):
             ranked = sorted(range(5), key=lambda i: round.client_vectors[i, j].item())
@@ -278,7 +278,7 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> Non
     with pytest.warns(
         UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"
     ):
-        ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))
+        ((round, result, _),) = fit_and_record_rounds(tmp_path, sampler=UniformSampler(3))
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
 
@@ -293,7 +293,7 @@ def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
 # ---- what FedNova cannot do
 
 
-def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+def make_sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
@@ -308,7 +308,7 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Pat
         )
         for aggregator in (FedNova(), FedAvg())
     ]
-    assert_same(models[0].net, models[1].net)
+    assert_same_state(models[0].net, models[1].net)
 
 
 def test_fednova_skips_a_client_without_steps() -> None:
@@ -335,7 +335,8 @@ def test_fednova_skips_a_client_without_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam]
+    "optimizer",
+    [partial(make_sgd, nesterov=True), partial(make_sgd, dampening=0.5), torch.optim.Adam],
 )
 def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
     with pytest.raises(

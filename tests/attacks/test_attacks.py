@@ -31,7 +31,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK, UploadContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 SIZE = 100_000
@@ -41,16 +41,16 @@ UPDATE = torch.randn(SIZE, generator=SEEDED) * 0.01
 SHORT = UPDATE[:50]
 
 
-def sent(attack, seed=7):
+def attacked_update(attack, seed=7):
     return attack.attack(UPDATE, None, torch.Generator().manual_seed(seed))
 
 
-def cosine(a, b):
+def cosine_similarity(a, b):
     return torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=0).item()
 
 
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
-    factors = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
+    factors = (attacked_update(GradientPoisoning()).double() / UPDATE.double()).numpy()
     counts, _ = np.histogram(
         factors,
         bins=10,
@@ -67,7 +67,7 @@ def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
 
 
 def test_gradient_poisoning_of_an_uncentered_range_scales_by_its_mean():
-    factors = sent(GradientPoisoning(1, 3)) / UPDATE
+    factors = attacked_update(GradientPoisoning(1, 3)) / UPDATE
 
     # E[1 + b] = 3.
     assert factors.mean().item() == pytest.approx(3, abs=0.01)
@@ -77,17 +77,17 @@ def test_gradient_poisoning_of_an_uncentered_range_scales_by_its_mean():
 def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
     attack = FreeRider("noise", scale=scale)
 
-    noise = sent(attack)
-    noise_of_another_seed = sent(attack, seed=1)
+    noise = attacked_update(attack)
+    noise_of_another_seed = attacked_update(attack, seed=1)
 
     relative_norm = noise.norm() / UPDATE.norm()
     assert relative_norm.item() == pytest.approx(scale, rel=1e-4)
     # Independent directions have a cosine of about 1 / sqrt(P) = 0.003.
-    assert abs(cosine(noise, UPDATE)) < 0.015
-    assert abs(cosine(noise, noise_of_another_seed)) < 0.015
+    assert abs(cosine_similarity(noise, UPDATE)) < 0.015
+    assert abs(cosine_similarity(noise, noise_of_another_seed)) < 0.015
 
 
-def send(
+def send_through(
     attacks,
     update=SHORT,
     client=0,
@@ -108,13 +108,13 @@ def test_attack_changes_only_the_chosen_clients_updates():
 
     changed_clients = []
     for client in range(5):
-        if not torch.equal(send([attack], client=client), SHORT):
+        if not torch.equal(send_through([attack], client=client), SHORT):
             changed_clients.append(client)
 
     assert changed_clients == attack.chosen(5)
     honest_client = min(set(range(5)) - set(changed_clients))
-    assert send([attack], client=honest_client) is SHORT
-    assert send([]) is SHORT
+    assert send_through([attack], client=honest_client) is SHORT
+    assert send_through([]) is SHORT
 
 
 @pytest.mark.parametrize("attack", [GradientPoisoning(), FreeRider("noise")])
@@ -122,29 +122,29 @@ def test_noise_depends_on_seed_round_and_client(attack):
     of_another_seed = type(attack)(seed=1)
     of_another_seed.mode = getattr(attack, "mode", None)
 
-    sent = send([attack])
+    sent = send_through([attack])
     different = [
-        send([attack], round_index=1),
-        send([attack], client=1),
-        send([of_another_seed]),
+        send_through([attack], round_index=1),
+        send_through([attack], client=1),
+        send_through([of_another_seed]),
     ]
 
-    assert torch.equal(sent, send([attack]))
+    assert torch.equal(sent, send_through([attack]))
     for update in different:
         assert not torch.equal(update, sent)
 
 
 def test_several_attacks_are_applied_in_order_with_independent_noise():
-    factors = send([GradientPoisoning()]) / SHORT
-    factors_of_two = send([GradientPoisoning()] * 2) / SHORT
+    factors = send_through([GradientPoisoning()]) / SHORT
+    factors_of_two = send_through([GradientPoisoning()] * 2) / SHORT
 
-    assert torch.equal(send([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
+    assert torch.equal(send_through([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
     assert not torch.allclose(factors**2, factors_of_two)
 
 
 def test_attacks_on_buffers():
-    free_riders_buffers = send([FreeRider()], num_parameters=40)[40:]
-    scaled_buffers = send([Scaling(3.0)], num_parameters=40)[40:]
+    free_riders_buffers = send_through([FreeRider()], num_parameters=40)[40:]
+    scaled_buffers = send_through([Scaling(3.0)], num_parameters=40)[40:]
 
     assert not free_riders_buffers.any()  # it has not trained
     assert torch.equal(scaled_buffers, SHORT[40:])
@@ -156,7 +156,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
             return update[1:]
 
     with pytest.raises(ConfigurationError, match=r"made \[49\] out of an update \[50\]"):
-        send([Short()])
+        send_through([Short()])
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
@@ -170,7 +170,7 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
             Plain(network(batch_norm=False)),
             rounds=2,
         )
-        return loop.contributions["m"], vector(module)
+        return loop.contributions["m"], state_vector(module)
 
     honest_losses, model = run("honest", [])
     losses, model_of_liars = run(
@@ -187,7 +187,7 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
 # ---- Updates that go where the server went last
 
 
-def context(
+def make_context(
     state: dict[str, Tensor],
     model: Tensor,
     client: int = 1,
@@ -209,8 +209,8 @@ def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
     first_model = torch.zeros(4)
     second_model = torch.tensor([2.0, 0.0, 0.0, 5.0])
 
-    sent_first = attack.apply(update, context(state, first_model))
-    sent_second = attack.apply(update, context(state, second_model))
+    sent_first = attack.apply(update, make_context(state, first_model))
+    sent_second = attack.apply(update, make_context(state, second_model))
 
     # In its first round there is no step to align with.
     assert torch.equal(sent_first, update)
@@ -229,8 +229,8 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
     update = torch.tensor([1.0, 2.0, 3.0])
     no_update = torch.zeros(3)
 
-    sent = Alignment().apply(update, context(dict(state), unmoved))
-    sent_without_update = Alignment().apply(no_update, context(dict(state), unmoved))
+    sent = Alignment().apply(update, make_context(dict(state), unmoved))
+    sent_without_update = Alignment().apply(no_update, make_context(dict(state), unmoved))
     assert torch.equal(sent, update)
     assert not sent_without_update.any()
 
@@ -241,7 +241,7 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
         Alignment(mix=0.5)
         .apply(
             opposite,
-            context(state, moved),
+            make_context(state, moved),
         )
         .isfinite()
         .all()
@@ -287,7 +287,7 @@ class Quarter(Collusion):
         return updates.mean(0) / 4
 
 
-def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
+def fit_with_uploads(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
     metrics = {"cost": CommunicationCost()}
     loop = FederatedLoop(uploads=list(uploads), metrics=metrics, seed=1, **options)
     fit(
@@ -317,8 +317,10 @@ def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
     evaluation = ClientEvaluation(every=1, models="trained")
     colluders = Quarter(clients=[1, 2])
 
-    honest = run(tmp_path / "honest", evaluation=evaluation)
-    loop = run(tmp_path / "attacked", colluders, aggregator=asks, evaluation=evaluation)
+    honest = fit_with_uploads(tmp_path / "honest", evaluation=evaluation)
+    loop = fit_with_uploads(
+        tmp_path / "attacked", colluders, aggregator=asks, evaluation=evaluation
+    )
 
     torch.testing.assert_close(asks.models_by_answer, asks.models_received)
     for client in range(4):
@@ -328,7 +330,7 @@ def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
     attack = Quarter(clients=[0], knows="all")
 
-    loop = run(tmp_path, TopK(0.1), attack)
+    loop = fit_with_uploads(tmp_path, TopK(0.1), attack)
 
     uploaded = loop.contributions["cost"].by_class[:, 0]
     assert uploaded[0] == loop.space.size

@@ -41,7 +41,7 @@ def test_every_federation_belongs_to_exactly_one_set():
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
-def file_of_digits(folder: Path, **changes: Any) -> str:
+def write_digits_file(folder: Path, **changes: Any) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
     sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"
@@ -51,7 +51,7 @@ def file_of_digits(folder: Path, **changes: Any) -> str:
 
 
 def test_federation_from_an_own_file_is_read(tmp_path):
-    path = file_of_digits(tmp_path, rounds=3, title=None, set=None)
+    path = write_digits_file(tmp_path, rounds=3, title=None, set=None)
 
     digits = federation(path)
 
@@ -74,7 +74,7 @@ def test_federation_from_an_own_file_is_read(tmp_path):
 def test_federation_file_with_errors_is_refused_before_training(
     tmp_path, changes, match, monkeypatch
 ):
-    path = file_of_digits(tmp_path, **changes)
+    path = write_digits_file(tmp_path, **changes)
     with pytest.raises(ConfigurationError, match=match):
         federation(path).check()
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained

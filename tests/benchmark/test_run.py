@@ -14,7 +14,7 @@ from flsv.benchmark.scores import BenchResults, Values, spearman
 from flsv.benchmark.summary import by_set, costs, summarize
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
-from helpers.runs import SIZES, small_federation
+from helpers.runs import SIZES, make_small_federation
 
 
 class Last(ContributionMetric):
@@ -40,7 +40,7 @@ class Broken(Last):
 
 
 def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
-    run = run_metrics(small_federation(), METRICS, seed=0)
+    run = run_metrics(make_small_federation(), METRICS, seed=0)
 
     assert not run.refused
     assert run.values.keys() == METRICS.keys()
@@ -54,7 +54,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
     assert needs <= set(NEEDS)
 
     assert run.evaluations["fedsv"] == 2 * 8
-    num_samples = small_federation().datamodule().num_samples
+    num_samples = make_small_federation().datamodule().num_samples
     assert run.values["size"].tolist() == num_samples.tolist()
 
 
@@ -65,7 +65,7 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
         "init_args": {"name": "diabetes"},
     }
     data = {"source": source, "partitioner": SIZES, "batch_size": 64}
-    diabetes = small_federation(
+    diabetes = make_small_federation(
         data=data,
         attacks=[],
         bad={},
@@ -84,7 +84,7 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
 
 def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
     run = run_metrics(
-        small_federation(),
+        make_small_federation(),
         {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)},
         seed=0,
     )
@@ -101,12 +101,12 @@ def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     assert in_run.needed == METRICS["in_run"].needed
 
     entries = {name: in_run, "size": METRICS["size"]}
-    run = run_metrics(small_federation(), entries, seed=0)
+    run = run_metrics(make_small_federation(), entries, seed=0)
 
     assert not run.refused
     # The training is the same with it and without.
     lone = {"in_run": METRICS["in_run"]}
-    run_alone = run_metrics(small_federation(), lone, seed=0)
+    run_alone = run_metrics(make_small_federation(), lone, seed=0)
     assert torch.equal(run_alone.values["in_run"], run.values[name])
 
 
@@ -125,7 +125,7 @@ def test_entry_with_an_unknown_name_raises(name: str, message: str) -> None:
 
 @pytest.mark.slow
 def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
-    small = small_federation()
+    small = make_small_federation()
     make_truth(small, tmp_path, seeds=[1, 2])
     federations = {"small": (small, truth_table(small, tmp_path))}
     entries = {name: METRICS[name] for name in ("size", "cgsv", "fedsv")}

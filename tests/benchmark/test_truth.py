@@ -20,11 +20,11 @@ from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
-from helpers.runs import small_federation
+from helpers.runs import make_small_federation
 
 
 def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_path: Path) -> None:
-    small = small_federation(rounds=1)
+    small = make_small_federation(rounds=1)
     path = tmp_path / "small.csv"
 
     # Made at once.
@@ -124,12 +124,12 @@ def test_shipped_utilities_equal_newly_trained_ones() -> None:
 
 
 def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
-    small = small_federation()
+    small = make_small_federation()
     eleven_clients = {
         "class_path": "flsv.data.IIDPartitioner",
         "init_args": {"num_clients": 11},
     }
-    large = small_federation(data={**small.data, "partitioner": eleven_clients})
+    large = make_small_federation(data={**small.data, "partitioner": eleven_clients})
 
     with pytest.raises(ConfigurationError, match="there is no truth of small"):
         truth_table(small, tmp_path)
@@ -138,7 +138,7 @@ def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
 
 
 def test_truth_coalitions_equal_fits_in_this_process() -> None:
-    small = small_federation(performance="negative_loss")
+    small = make_small_federation(performance="negative_loss")
     masks = all_coalitions(3)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:

@@ -11,7 +11,7 @@ from flsv.benchmark.federation import FOLDER
 from flsv.cli import main
 from flsv.cli.bench import QUICK
 from flsv.utilities.errors import ConfigurationError
-from helpers.runs import rows
+from helpers.runs import read_rows
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     def stored_values() -> list[float]:
         if not values_file.is_file():
             return []
-        return [float(row["value"]) for row in rows(values_file) if row["metric"] == "Mine"]
+        return [float(row["value"]) for row in read_rows(values_file) if row["metric"] == "Mine"]
 
     status, printed = bench(does="torch.ones(2) + torch.ones(3)")
     assert status == 1

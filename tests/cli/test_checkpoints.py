@@ -21,38 +21,38 @@ from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain
-from helpers.runs import QUIET, rows, written
+from helpers.runs import QUIET, read_rows, write_config
 
 
-def run(command: str, folder: Path, *arguments: str) -> int:
-    config = str(written(folder.parent / "federation.yaml"))
+def run_command(command: str, folder: Path, *arguments: str) -> int:
+    config = str(write_config(folder.parent / "federation.yaml"))
     return main(
         [command, "--config", config, f"--trainer.default_root_dir={folder}", *QUIET, *arguments]
     )
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "runs"
-    assert run("fit", folder, "--trainer.max_epochs=3") == 0
+    assert run_command("fit", folder, "--trainer.max_epochs=3") == 0
     assert sorted(path.name for path in folder.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
     return folder
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained, command, capfd):
-    folders = {path for path in trained.rglob("*") if path.is_dir()}
-    last_checkpoint = next(trained.rglob("last.ckpt"))
-    best = next(trained.rglob("best.ckpt"))
+def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained_run, command, capfd):
+    folders = {path for path in trained_run.rglob("*") if path.is_dir()}
+    last_checkpoint = next(trained_run.rglob("last.ckpt"))
+    best = next(trained_run.rglob("best.ckpt"))
 
-    assert run(command, trained, "--ckpt_path", str(last_checkpoint), "--quiet") == 0
+    assert run_command(command, trained_run, "--ckpt_path", str(last_checkpoint), "--quiet") == 0
     assert capfd.readouterr().out == ""
 
-    assert run(command, trained, "--ckpt_path", "best") == 0
+    assert run_command(command, trained_run, "--ckpt_path", "best") == 0
     printed = capfd.readouterr()
     assert f"Weights from {best}" in printed.out
     assert "dirpath has changed" not in printed.err + printed.out
-    assert {path for path in trained.rglob("*") if path.is_dir()} == folders
+    assert {path for path in trained_run.rglob("*") if path.is_dir()} == folders
     if command == "predict":
         assert "predictions.csv (360 samples)" in printed.out.replace("'", "")
     else:
@@ -64,10 +64,10 @@ def printed_accuracy(output: str) -> float:
     return float(accuracy)
 
 
-def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained, capfd):
-    assert run("predict", trained, "--ckpt_path", "best") == 0
+def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_run, capfd):
+    assert run_command("predict", trained_run, "--ckpt_path", "best") == 0
 
-    table = pd.read_csv(trained / "lightning_logs/version_0/predictions.csv")
+    table = pd.read_csv(trained_run / "lightning_logs/version_0/predictions.csv")
     assert table["index"].tolist() == list(range(360))
     chances = table[[str(label) for label in range(10)]]
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
@@ -78,7 +78,7 @@ def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained, 
     labels = torch.cat([y for _, y in data.test_dataloader()]).numpy()
     accuracy = (table["prediction"] == labels).mean()
     capfd.readouterr()
-    assert run("test", trained, "--ckpt_path", "best") == 0
+    assert run_command("test", trained_run, "--ckpt_path", "best") == 0
     assert printed_accuracy(capfd.readouterr().out) == pytest.approx(accuracy, abs=1e-6)
 
 
@@ -110,7 +110,7 @@ def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
 def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, message, capsys):
 
     (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04half")
-    status = run("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path))
+    status = run_command("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path))
 
     assert status == 2
     error = capsys.readouterr().err
@@ -225,7 +225,7 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
 
     assert main(["predict", "--config", str(file), "-q"]) == 0
 
-    predictions = rows(next(tmp_path.rglob("predictions.csv")))
+    predictions = read_rows(next(tmp_path.rglob("predictions.csv")))
     expected = []
     for number, line in enumerate(test_lines[1:], 2):
         patient, _, label, ward = line.split(",")

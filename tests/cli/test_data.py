@@ -21,15 +21,17 @@ COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged"
 
 
 @pytest.fixture
-def clinics(tmp_path, monkeypatch):
+def clinics_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
-    (script,) = (block for block in pages.blocks(page.read_text()) if block.title == "clinics.py")
+    (script,) = (
+        block for block in pages.blocks_of_page(page.read_text()) if block.title == "clinics.py"
+    )
     exec(script.text)
     return tmp_path
 
 
-def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clinics, capsys):
+def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clinics_file, capsys):
     Path("federation.yaml").write_text(
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )
@@ -90,7 +92,7 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
     assert "'=A1" in Path("cards/samples.csv").read_text()
 
 
-def test_data_notes_name_a_class_that_a_client_lacks(clinics):
+def test_data_notes_name_a_class_that_a_client_lacks(clinics_file):
     frames = {
         name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")
     }
@@ -100,7 +102,9 @@ def test_data_notes_name_a_class_that_a_client_lacks(clinics):
     assert "No training sample of yes: Lyon." in notes_on_data(data)
 
 
-def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(clinics, capsys):
+def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
+    clinics_file, capsys
+):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "federation.yaml"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -108,7 +112,7 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
     assert main(["data", "federation.yaml"]) == 0
 
 
-def hospitals(folder: Path) -> Path:
+def write_hospitals(folder: Path) -> Path:
     """Three hospitals with the faults of real exports: other units, rows twice, a number of the case as a feature."""
     folder.mkdir()
     for place_in_list, (name, rows) in enumerate(
@@ -134,7 +138,7 @@ def hospitals(folder: Path) -> Path:
 
 def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    hospitals(tmp_path / "hospitals")
+    write_hospitals(tmp_path / "hospitals")
     options = [
         "--data.source=hospitals",
         "--data.labels=died",

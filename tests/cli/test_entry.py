@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from flsv.cli import main
 from flsv.cli.entry import FLSV_COMMANDS
 from flsv.results.folder import FolderLock
-from helpers.runs import written
+from helpers.runs import write_config
 
 
 def test_help_lists_every_subcommand(capsys):
@@ -41,7 +41,7 @@ def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    command = ["fit", "--config", str(written(tmp_path / "federation.yaml"))]
+    command = ["fit", "--config", str(write_config(tmp_path / "federation.yaml"))]
 
     assert main([*command, "--trainer.default_root_dir=here there"]) == 0
     out = capfd.readouterr().out
@@ -90,7 +90,7 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
         f"        if trainer.current_epoch == {epoch}:\n"
         "            raise KeyboardInterrupt\n"
     )
-    options = ["--config", str(written(Path("federation.yaml")))]
+    options = ["--config", str(write_config(Path("federation.yaml")))]
     options += ["--federation.reporting.table", "true"]
     options += ["--trainer.max_epochs", "2"]
     options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
@@ -143,7 +143,7 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
 def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
     config = [
         "--config",
-        str(written(tmp_path / "federation.yaml")),
+        str(write_config(tmp_path / "federation.yaml")),
         f"--trainer.default_root_dir={tmp_path}",
     ]
     assert main(["fit", *config]) == 0
@@ -165,7 +165,7 @@ def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = [
         "--config",
-        str(written(tmp_path / "federation.yaml")),
+        str(write_config(tmp_path / "federation.yaml")),
         f"--trainer.default_root_dir={tmp_path}",
     ]
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
@@ -198,7 +198,7 @@ def test_closed_output_pipe_causes_no_traceback():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["fit --config federation.yaml", "data federation.yaml"])
 def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
-    written(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
+    write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
     pipeline = f"{sys.executable} -m flsv {command} | true; exit ${{PIPESTATUS[0]}}"
     finished = subprocess.run(["bash", "-c", pipeline], cwd=tmp_path, capture_output=True)
     assert finished.returncode == 0, finished.stderr

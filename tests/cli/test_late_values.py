@@ -32,7 +32,7 @@ KEYS = {
 }
 
 
-def config(path: Path) -> str:
+def write_late_config(path: Path) -> str:
     """A federation with all metrics that value after the run; no coalition can be a row with this optimizer."""
     sections = yaml.safe_load(FEDERATION)
     sections["model"]["init_args"]["optimizer"] = {
@@ -49,11 +49,11 @@ def config(path: Path) -> str:
     return str(path)
 
 
-def fitted(folder: Path, rounds: int, *options: str) -> Path:
+def fit_rounds(folder: Path, rounds: int, *options: str) -> Path:
     command = [
         "fit",
         "--config",
-        config(folder.parent / "federation.yaml"),
+        write_late_config(folder.parent / "federation.yaml"),
         f"--trainer.max_epochs={rounds}",
         *QUIET,
     ]
@@ -61,7 +61,7 @@ def fitted(folder: Path, rounds: int, *options: str) -> Path:
     return folder / "lightning_logs" / "version_0"
 
 
-def doubles(run: Path) -> list[object]:
+def duplicates_in(run: Path) -> list[object]:
     """What is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
     repeated: list[object] = []
     for name, key in KEYS.items():
@@ -90,8 +90,8 @@ def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -
 def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_run(
     tmp_path: Path,
 ) -> None:
-    straight = fitted(tmp_path / "straight", 3)
-    run = fitted(tmp_path / "resumed", 2)
+    straight = fit_rounds(tmp_path / "straight", 3)
+    run = fit_rounds(tmp_path / "resumed", 2)
     same_logger = [
         "--trainer.logger=TensorBoardLogger",
         f"--trainer.logger.save_dir={tmp_path / 'resumed'}",
@@ -100,9 +100,9 @@ def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_
 
     # With no round left, as after a kill once the values stand; with another round.
     for rounds in (2, 3):
-        resumed = fitted(tmp_path / "resumed", rounds, "--ckpt_path=last", *same_logger)
+        resumed = fit_rounds(tmp_path / "resumed", rounds, "--ckpt_path=last", *same_logger)
         assert resumed == run
-        assert doubles(run) == []
+        assert duplicates_in(run) == []
         assert main(["report", str(run)]) == 0
     versions = tmp_path / "resumed" / "lightning_logs"
     assert [folder.name for folder in versions.iterdir()] == ["version_0"]

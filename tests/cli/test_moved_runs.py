@@ -37,72 +37,74 @@ class Scored(Plain):
         self.log("val_accuracy", self.scores[self.current_epoch])
 
 
-def train(folder: Path, scores: list[float], seed: int = 0, **options: Any) -> None:
+def train_run(folder: Path, scores: list[float], seed: int = 0, **options: Any) -> None:
     options.setdefault("callbacks", default_checkpoints([]))
     loop = FederatedLoop(seed=seed)
     module = Scored(scores)
     fit(loop, folder, module, enable_checkpointing=True, **options)
 
 
-def found_in(folder: Path, word: Any) -> Path:
+def find_file(folder: Path, word: Any) -> Path:
     trainer = trainer_for(None, folder)
     return find_checkpoint(word, trainer)
 
 
-def epoch_of(checkpoint: Path) -> int:
+def read_epoch(checkpoint: Path) -> int:
     return torch.load(checkpoint, weights_only=True)["epoch"]
 
 
-def rounds_in(folder: Path) -> list[int]:
+def read_rounds(folder: Path) -> list[int]:
     return flsv.read_run(folder)["round"].unique().tolist()
 
 
 @pytest.fixture(scope="module")
-def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moved_projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run in ``archive`` that was trained in ``project``, where another run is now."""
     folder = tmp_path_factory.mktemp("projects")
-    train(folder / "project", SCORES)
+    train_run(folder / "project", SCORES)
     shutil.move(folder / "project", folder / "archive")
-    train(folder / "project", OTHER_SCORES, seed=1)
+    train_run(folder / "project", OTHER_SCORES, seed=1)
     return folder
 
 
 def test_best_of_a_moved_run_is_its_own_though_another_run_has_its_old_place(
-    projects: Path,
+    moved_projects: Path,
 ) -> None:
-    best = found_in(projects / "archive", "best")
-    assert best == projects / "archive" / BEST
-    assert epoch_of(best) == 1
+    best = find_file(moved_projects / "archive", "best")
+    assert best == moved_projects / "archive" / BEST
+    assert read_epoch(best) == 1
 
 
-def test_best_of_a_moved_run_without_the_file_is_refused(projects: Path, tmp_path: Path) -> None:
+def test_best_of_a_moved_run_without_the_file_is_refused(
+    moved_projects: Path, tmp_path: Path
+) -> None:
     moved = tmp_path / "moved"
-    shutil.copytree(projects / "archive", moved)
+    shutil.copytree(moved_projects / "archive", moved)
     (moved / BEST).unlink()
     with pytest.raises(ConfigurationError, match=r"moved/checkpoints/best.ckpt does not exist"):
-        found_in(moved, "best")
+        find_file(moved, "best")
 
 
 def test_best_checkpoint_of_another_run_beside_the_last_is_refused(
-    projects: Path, tmp_path: Path
+    moved_projects: Path, tmp_path: Path
 ) -> None:
     mixed = tmp_path / "mixed"
-    shutil.copytree(projects / "archive", mixed)
-    shutil.copy(projects / "project" / BEST, mixed / BEST)
+    shutil.copytree(moved_projects / "archive", mixed)
+    shutil.copy(moved_projects / "project" / BEST, mixed / BEST)
     os.utime(mixed / BEST, (0, 0))
     with pytest.raises(ConfigurationError, match=r"mixed/checkpoints/best.ckpt is of another run"):
-        found_in(mixed, "best")
+        find_file(mixed, "best")
 
 
 @pytest.mark.parametrize("newest", [BEST, LAST])
 def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
-    projects: Path, tmp_path: Path, newest: str
+    moved_projects: Path, tmp_path: Path, newest: str
 ) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(projects / "archive", copy)
+    shutil.copytree(moved_projects / "archive", copy)
     os.utime(copy / newest, (2e9, 2e9))
-    assert found_in(copy, "last") == copy / LAST
-    assert found_in(copy, "best") == copy / BEST
+    assert find_file(copy, "last") == copy / LAST
+    assert find_file(copy, "best") == copy / BEST
 
 
 def test_checkpoints_in_two_folders_are_found_after_a_move(tmp_path: Path) -> None:
@@ -115,50 +117,50 @@ def test_checkpoints_in_two_folders_are_found_after_a_move(tmp_path: Path) -> No
         mode="max",
     )
     save_last = ModelCheckpoint(project / "checkpoints", filename="last")
-    train(project, SCORES, callbacks=[save_best, save_last])
+    train_run(project, SCORES, callbacks=[save_best, save_last])
     shutil.move(project, archive)
-    assert found_in(archive, "best") == archive / "best/top.ckpt"
+    assert find_file(archive, "best") == archive / "best/top.ckpt"
 
 
 def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(
-    projects: Path, tmp_path: Path
+    moved_projects: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
     moved_again = tmp_path / "again"
     run = moved / "first"
-    shutil.copytree(projects / "archive", run)
-    train(moved / "second", SCORES, rounds=4, ckpt_path=run / LAST)
+    shutil.copytree(moved_projects / "archive", run)
+    train_run(moved / "second", SCORES, rounds=4, ckpt_path=run / LAST)
     resumed = flsv.read_run(moved / "second")
     is_earlier = resumed["round"] < 3
-    assert rounds_in(moved / "second") == [0, 1, 2, 3]
+    assert read_rounds(moved / "second") == [0, 1, 2, 3]
     assert resumed[is_earlier]["value"].tolist() == flsv.read_run(run)["value"].tolist()
 
     # The best round is one of before, and both folders are moved once more.
-    assert found_in(moved / "second", "best") == run / BEST
+    assert find_file(moved / "second", "best") == run / BEST
     shutil.move(moved, moved_again)
-    best = found_in(moved_again / "second", "best")
+    best = find_file(moved_again / "second", "best")
     assert best == moved_again / "first" / BEST
 
 
 def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
-    projects: Path, tmp_path: Path
+    moved_projects: Path, tmp_path: Path
 ) -> None:
-    best_of_other_run = projects / "project" / BEST
+    best_of_other_run = moved_projects / "project" / BEST
     content = best_of_other_run.read_bytes()
     run = tmp_path / "renamed"
-    shutil.copytree(projects / "archive", run)
-    train(run, SCORES, rounds=5, ckpt_path=run / LAST)
+    shutil.copytree(moved_projects / "archive", run)
+    train_run(run, SCORES, rounds=5, ckpt_path=run / LAST)
     assert best_of_other_run.read_bytes() == content
-    assert epoch_of(found_in(run, "best")) == 4
-    assert rounds_in(run) == [0, 1, 2, 3, 4]
+    assert read_epoch(find_file(run, "best")) == 4
+    assert read_rounds(run) == [0, 1, 2, 3, 4]
 
 
 def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(
-    projects: Path, tmp_path: Path
+    moved_projects: Path, tmp_path: Path
 ) -> None:
     mixed = tmp_path / "mixed"
     checkpoint = mixed / LAST
-    shutil.copytree(projects / "project", mixed)
-    shutil.copy(projects / "archive" / LAST, checkpoint)
+    shutil.copytree(moved_projects / "project", mixed)
+    shutil.copy(moved_projects / "archive" / LAST, checkpoint)
     with pytest.raises(ConfigurationError, match="mixed holds another run than the one that saved"):
-        train(mixed, SCORES, rounds=4, ckpt_path=checkpoint)
+        train_run(mixed, SCORES, rounds=4, ckpt_path=checkpoint)

@@ -15,7 +15,7 @@ from helpers.data import CONFIGS
 from helpers.runs import QUIET
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
         status = main(list(arguments))
     except SystemExit as stopped:
@@ -67,18 +67,18 @@ def test_command_line_error_names_the_wrong_option_or_value(
     monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
     Path("lacks.py").write_text("import nowhere")
-    assert message in error_of(capsys, *line.split())
+    assert message in read_error(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
+def load_loop(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
     options = [word for config in configs for word in ("--config", str(config))]
     return make_cli([*options, *arguments], run=False).loop
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_metrics_of_several_configuration_files_are_merged(tmp_path):
-    loop = federation("digits", CONFIGS / "afedsv.yaml")
+    loop = load_loop("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
     with_momentum = tmp_path / "again.yaml"
@@ -89,9 +89,9 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
     without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
     arguments = ("--federation.metrics.loo", "LeaveOneOut")
 
-    assert federation("digits", with_momentum).metrics["cssv"].momentum == 0.5
-    assert federation("digits", without_metrics).metrics == {}
-    merged = federation("digits", without_metrics, "afedsv", arguments=arguments)
+    assert load_loop("digits", with_momentum).metrics["cssv"].momentum == 0.5
+    assert load_loop("digits", without_metrics).metrics == {}
+    merged = load_loop("digits", without_metrics, "afedsv", arguments=arguments)
     assert sorted(merged.metrics) == ["loo", "ssv"]
 
 
@@ -139,7 +139,7 @@ def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, t
     text, word, advice = MISSPELT[name]
     path = tmp_path / "mine.yaml"
     path.write_text(f"# A federation.\n{text}\n")
-    error = error_of(capsys, "fit", "-q", "--config", "digits", "--config", str(path))
+    error = read_error(capsys, "fit", "-q", "--config", "digits", "--config", str(path))
 
     lines = path.read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, start=1) if word in line]
@@ -157,7 +157,7 @@ def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_firs
     options = ["--config", "digits", "--config", str(path), *QUIET]
     folder = f"--trainer.default_root_dir={tmp_path}"
     with pytest.warns(UserWarning, match="validation logs no such value. Did you mean val_loss"):
-        error = error_of(capsys, "fit", *options, folder)
+        error = read_error(capsys, "fit", *options, folder)
     expected = (
         f"flsv: error: {path}, line 1: EarlyStopping(monitor='val_los'): no such value is logged. "
         "Did you mean val_loss"
@@ -167,7 +167,7 @@ def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_firs
 
 @pytest.mark.parametrize("configs", [("topk", "fedadam"), ("scenarios/private", "topk")])
 def test_uploads_of_several_configuration_files_are_merged(configs):
-    loop = federation("digits", *configs)
+    loop = load_loop("digits", *configs)
     uploads = [type(upload).__name__ for upload in loop.uploads]
     assert uploads == (["TopK"] if "fedadam" in configs else ["GaussianPrivacy", "TopK"])
     assert (type(loop.aggregator).__name__ == "FedAdam") is ("fedadam" in configs)
@@ -188,7 +188,7 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_bytes(content)
     options = [f"--trainer.default_root_dir={tmp_path}", *QUIET]
-    error = error_of(
+    error = read_error(
         capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options
     )
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
@@ -219,7 +219,7 @@ OPTIMIZERS = {
 SECTION = "model: {class_path: ClassifierClient, init_args: {optimizer: {class_path: %s}}}"
 
 
-def configuration(folder, names, *options):
+def load_config(folder, names, *options):
     """The configuration of a command line with these files, one after the other, and further options."""
     words = []
     for name in names:
@@ -233,8 +233,8 @@ def configuration(folder, names, *options):
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_another_class_in_a_later_file_begins_anew(tmp_path):
-    alone = configuration(tmp_path, ["adam"])
-    after_sgd = configuration(tmp_path, ["sgd", "adam"])
+    alone = load_config(tmp_path, ["adam"])
+    after_sgd = load_config(tmp_path, ["sgd", "adam"])
     assert after_sgd == alone
 
 
@@ -249,11 +249,11 @@ ADAM = {
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
-    alone = configuration(tmp_path, ["adam"])
+    alone = load_config(tmp_path, ["adam"])
     for words in ADAM.values():
-        assert configuration(tmp_path, ["sgd"], *words) == alone
+        assert load_config(tmp_path, ["sgd"], *words) == alone
 
-    faster = configuration(tmp_path, ["sgd"], *ADAM["short"], "--model.optimizer.lr=0.25")
+    faster = load_config(tmp_path, ["sgd"], *ADAM["short"], "--model.optimizer.lr=0.25")
     optimizer = faster["model"]["init_args"]["optimizer"]
     assert optimizer["init_args"]["lr"] == 0.25
     assert optimizer["init_args"]["weight_decay"] == 0
@@ -273,7 +273,7 @@ def test_aggregator_of_another_class_begins_anew(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options(tmp_path):
-    config = configuration(tmp_path, ["sgd", "slower"])
+    config = load_config(tmp_path, ["sgd", "slower"])
     optimizer = config["model"]["init_args"]["optimizer"]
     assert optimizer["init_args"]["lr"] == 0.1
     assert optimizer["init_args"]["weight_decay"] == 0.3
@@ -313,5 +313,5 @@ METRICS_OF_COMMAND_LINES = {
 @pytest.mark.parametrize("kind", METRICS_OF_COMMAND_LINES)
 def test_metrics_of_the_command_line_are_merged_as_those_of_files(kind):
     *arguments, names = METRICS_OF_COMMAND_LINES[kind]
-    loop = federation("digits", arguments=tuple(arguments))
+    loop = load_loop("digits", arguments=tuple(arguments))
     assert sorted(loop.metrics) == names

@@ -10,7 +10,7 @@ from scipy import stats
 from flsv.cli import main, repeat
 from flsv.report import open_run
 from flsv.report.shares import basis_of
-from helpers.runs import rows, write_table, written
+from helpers.runs import read_rows, write_config, write_table
 
 
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
@@ -27,7 +27,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         "repeat",
         "3",
         "--config",
-        str(written(tmp_path / "federation.yaml", federation=parts)),
+        str(write_config(tmp_path / "federation.yaml", federation=parts)),
         f"--out={out}",
     ]
     assert main(command) == 0
@@ -44,7 +44,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     finals = [run.final("cssv") for run in runs]
     assert finals[0] != finals[2]  # another seed
 
-    summary = rows(out / "repeat.csv")
+    summary = read_rows(out / "repeat.csv")
     assert [row["metric"] for row in summary] == ["cssv"] * 3 + ["sv"] * 3
     rows_of_cssv = summary[:3]
     for client, row in enumerate(rows_of_cssv):
@@ -76,7 +76,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     # What changes no number is no other experiment.
     assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
-    assert rows(out / "repeat.csv") == summary
+    assert read_rows(out / "repeat.csv") == summary
     assert main([*command, "--trainer.max_epochs=2"]) == 2
     error = capsys.readouterr().err
     message = "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
@@ -89,7 +89,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     for clinic in "AB":
         table += [[clinic, str(20 + i * 7 % 31), "ny"[i % 2]] for i in range(20)]
     changed = [*table[:-1], ["B", "99", table[-1][2]]]
-    config = written(tmp_path / "federation.yaml", data=write_table(file, table))
+    config = write_config(tmp_path / "federation.yaml", data=write_table(file, table))
     out = tmp_path / "out"
     options = ["--config", str(config), "--out", str(out)]
     assert main(["repeat", "2", *options, "-q"]) == 0
@@ -105,7 +105,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
 
 def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, capsys):
     out = tmp_path / "out"
-    config = written(tmp_path / "federation.yaml")
+    config = write_config(tmp_path / "federation.yaml")
     options = [f"--config={config}", f"--out={out}"]
     assert main(["repeat", "3", *options, "-q"]) == 0
     summary_of_3 = (out / "repeat.csv").read_bytes()

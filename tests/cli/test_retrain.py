@@ -25,12 +25,12 @@ from flsv.metrics import (
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
-from helpers.pages import text_of
-from helpers.runs import fitted, printed, rows, written
+from helpers.pages import text_of_page
+from helpers.runs import fit_by_command, read_output, read_rows, write_config
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_run(tmp_path_factory):
     """A run of two rounds."""
     folder = tmp_path_factory.mktemp("retrained")
     federation = {
@@ -47,24 +47,24 @@ def trained(tmp_path_factory):
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    config = written(
+    config = write_config(
         folder / "federation.yaml",
         seed_everything=3,
         trainer=trainer,
         federation=federation,
     )
-    return fitted(folder, config)
+    return fit_by_command(folder, config)
 
 
 @pytest.fixture
-def run(trained):
-    yield trained
-    for file in trained.glob("retrained*"):
+def copied_run(trained_run):
+    yield trained_run
+    for file in trained_run.glob("retrained*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
-    table, path = retrain(run, "all", metric="negative_loss", seeds=1)
+def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
+    table, path = retrain(copied_run, "all", metric="negative_loss", seeds=1)
     data = FederatedDataModule(
         "digits",
         SizePartitioner([1, 2, 4], seed=0),
@@ -80,7 +80,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
             seed=3,
             reporting=Reporting(table=False, figures=0),
         )
-        return trainer_for(loop, run, 2, limit_val_batches=0)
+        return trainer_for(loop, copied_run, 2, limit_val_batches=0)
 
     L.seed_everything(3, verbose=False)
     sgd = partial(torch.optim.SGD, lr=0.1)
@@ -89,34 +89,36 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run):
 
     expected = exact_shapley(utility, 3).values
     torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
-    stored = rows(path)
+    stored = read_rows(path)
     assert [row["client"] for row in stored] == ["0", "1", "2"]
     assert float(stored[2]["value"]) == table["value"][2]
 
 
-def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(run, tmp_path, capsys):
-    assert main(["retrain", str(run), "--without", "1"]) == 0
-    output = printed(capsys)
+def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
+    copied_run, tmp_path, capsys
+):
+    assert main(["retrain", str(copied_run), "--without", "1"]) == 0
+    output = read_output(capsys)
     assert "without_1.ckpt" in output
     assert "without 1: accuracy 0." in output
 
-    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = yaml.safe_load((copied_run / "config.yaml").read_text())
     config["federation"]["sampler"] = {
         "class_path": "FixedCohort",
         "init_args": {"clients": [0, 2]},
     }
     (tmp_path / "others.yaml").write_text(yaml.safe_dump(config))
-    run_of_others = fitted(tmp_path, tmp_path / "others.yaml")
+    run_of_others = fit_by_command(tmp_path, tmp_path / "others.yaml")
     checkpoint = run_of_others / "checkpoints" / "last.ckpt"
     expected = torch.load(checkpoint, weights_only=False)["state_dict"]
-    state = ClassifierClient.load_from_checkpoint(run / "without_1.ckpt").state_dict()
+    state = ClassifierClient.load_from_checkpoint(copied_run / "without_1.ckpt").state_dict()
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(state[name], value)
-    assert not (run / "retrained.csv").exists()
+    assert not (copied_run / "retrained.csv").exists()
 
     for names in (["Lyon"], ["0", "1", "2"]):
-        assert main(["retrain", str(run), "--without", *names]) == 2
+        assert main(["retrain", str(copied_run), "--without", *names]) == 2
         assert (
             f"--without {' '.join(names)}: expected some of 0, 1, 2, not all"
             in capsys.readouterr().err
@@ -130,19 +132,20 @@ def test_retrain_refuses_scores_that_give_no_single_value(
         retrain(tmp_path, metric="per_class_accuracy")
 
 
-def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, capsys):
+def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_run, capsys):
     """By another score and without one of the seeds, too: these shares stand beside the first."""
-    assert main(["retrain", str(run), "--rounds", "1"]) == 0
+    assert main(["retrain", str(copied_run), "--rounds", "1"]) == 0
     message, outcome = (
-        printed(capsys),
-        rows(run / "retrained.csv"),
+        read_output(capsys),
+        read_rows(copied_run / "retrained.csv"),
     )
     # Of three clients each alone and all but one are all.
     assert {(row["trainings"], row["seeds"], row["rounds"]) for row in outcome} == {
         ("all", "3 4 5", "1")
     }
     assert (
-        len((stored_text := (run / "retrained_scores.csv").read_text()).splitlines()) == 2 + 8 * 3
+        len((stored_text := (copied_run / "retrained_scores.csv").read_text()).splitlines())
+        == 2 + 8 * 3
     )
     assert (
         len({row["value"] for row in outcome}) == 3
@@ -157,16 +160,16 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
         main(
             [
                 "report",
-                str(run),
+                str(copied_run),
                 "--out",
-                str(run / "all.html"),
+                str(copied_run / "all.html"),
                 "--budget",
                 "100",
             ]
         )
         == 0
     )
-    page = text_of(run / "all.html")
+    page = text_of_page(copied_run / "all.html")
     assert "Brackets are for other cases, other seeds." in page
     for kind in ("seeds", "cases"):
         cells = [row[f"covariance of {kind}"].lstrip("'") for row in outcome]
@@ -182,36 +185,45 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(run, caps
             "by loss",
         )
     )
-    whole, _ = retrain(run, rounds=1)
-    by_loss, _ = retrain(run, metric="negative_loss", rounds=1)
+    whole, _ = retrain(copied_run, rounds=1)
+    by_loss, _ = retrain(copied_run, metric="negative_loss", rounds=1)
     assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
-    two_seeds, _ = retrain(run, rounds=1, seeds=2)
+    two_seeds, _ = retrain(copied_run, rounds=1, seeds=2)
     assert (
         two_seeds["share"].tolist()
         == whole["share without seed 5"].tolist()
         != whole["share"].tolist()
     )
-    assert (run / "retrained_scores.csv").read_text() == stored_text
+    assert (copied_run / "retrained_scores.csv").read_text() == stored_text
 
 
-def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(run, capsys):
-    command = ["retrain", str(run), "--rounds", "1", "--trainings", "singles", "--seeds", "2"]
+def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(copied_run, capsys):
+    command = [
+        "retrain",
+        str(copied_run),
+        "--rounds",
+        "1",
+        "--trainings",
+        "singles",
+        "--seeds",
+        "2",
+    ]
     changed = "federation.optimizer_state 'persist' instead of 'reset'"
 
     assert main([*command, "--federation.optimizer_state=persist"]) == 0
 
-    for row in rows(run / "retrained.csv"):
+    for row in read_rows(copied_run / "retrained.csv"):
         assert row["trainings"] == "singles"
         assert row["seeds"] == "3 4"
         assert row["changed"] == changed
-    assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + 5 * 2
-    assert changed in printed(capsys)
+    assert len((copied_run / "retrained_scores.csv").read_text().splitlines()) == 2 + 5 * 2
+    assert changed in read_output(capsys)
 
 
-def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, capsys):
+def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_run, capsys):
     command = [
         "retrain",
-        str(run),
+        str(copied_run),
         "--rounds",
         "1",
         "--seeds",
@@ -219,13 +231,13 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
         "--trainings",
     ]
     assert main([*command, "singles"]) == 0
-    assert "Only each partner alone and all together were trained." in printed(capsys)
-    page = run / "shares.html"
+    assert "Only each partner alone and all together were trained." in read_output(capsys)
+    page = copied_run / "shares.html"
     assert (
         main(
             [
                 "report",
-                str(run),
+                str(copied_run),
                 "--out",
                 str(page),
                 "--budget",
@@ -234,14 +246,14 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
         )
         == 0
     )
-    assert "Only each partner alone and all together were trained." in text_of(page)
-    assert {row["source"] for row in rows(run / "retrained.csv")} == {"outputs"}
-    assert sum(float(row["amount"]) for row in rows(run / "shares_shares.csv")) == 100
+    assert "Only each partner alone and all together were trained." in text_of_page(page)
+    assert {row["source"] for row in read_rows(copied_run / "retrained.csv")} == {"outputs"}
+    assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
     assert (
         main(
             [
                 "report",
-                str(run),
+                str(copied_run),
                 "--out",
                 str(page),
                 "--budget",
@@ -252,8 +264,8 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
         )
         == 0
     )
-    assert "| client | cssv | retrained |" in text_of(page)
-    assert "amount" not in rows(run / "shares_shares.csv")[0]
+    assert "| client | cssv | retrained |" in text_of_page(page)
+    assert "amount" not in read_rows(copied_run / "shares_shares.csv")[0]
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert (
         main(
@@ -266,19 +278,19 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(run, cap
         )
         == 2
     )
-    earlier_lines = (run / "retrained_scores.csv").read_text().splitlines()
+    earlier_lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
     capsys.readouterr()
     assert main([*command, "both"]) == 0
-    assert "A single seed was used, and another gives other amounts" in printed(capsys)
-    assert {*earlier_lines} < {*(run / "retrained_scores.csv").read_text().splitlines()}
-    outcome = rows(run / "retrained.csv")
+    assert "A single seed was used, and another gives other amounts" in read_output(capsys)
+    assert {*earlier_lines} < {*(copied_run / "retrained_scores.csv").read_text().splitlines()}
+    outcome = read_rows(copied_run / "retrained.csv")
     assert sum(float(row["share"]) for row in outcome) == pytest.approx(1)
     assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in outcome)
     capsys.readouterr()
     # Trainings from which outputs are not predicted only rank.
     assert main([*command, "leave-one-out"]) == 0
-    assert "so these values only rank" in printed(capsys)
-    assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
+    assert "so these values only rank" in read_output(capsys)
+    assert {row["share"] for row in read_rows(copied_run / "retrained.csv")} == {""}
 
 
 class Hostile:
@@ -286,19 +298,21 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-def test_nothing_in_a_runs_checkpoint_is_executed(run, tmp_path, monkeypatch, capsys):
+def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(run, "run")
+    shutil.copytree(copied_run, "run")
     path = Path("run/checkpoints/last.ckpt")
     torch.save({**torch.load(path, weights_only=True), "hyper_parameters": Hostile()}, path)
     assert main(["retrain", "run", "--seeds", "1", "--trainings", "singles"]) == 0
-    assert "last.ckpt holds objects that may run code" in printed(capsys)
+    assert "last.ckpt holds objects that may run code" in read_output(capsys)
     assert not Path("hostile").exists()
 
 
-def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, tmp_path, capsys):
+def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
+    copied_run, tmp_path, capsys
+):
     changed = tmp_path / "run"
-    shutil.copytree(run, changed)
+    shutil.copytree(copied_run, changed)
     path = changed / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     name, weight = next(iter(checkpoint["state_dict"].items()))
@@ -320,7 +334,7 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, 
     (changed / "retrained_scores.csv").unlink()
     capsys.readouterr()
     assert main(command) == 0
-    assert "not compared with the run's own weights" in printed(capsys)
+    assert "not compared with the run's own weights" in read_output(capsys)
 
 
 def test_jobs_option_with_the_dask_backend_is_refused(tmp_path, capsys):

@@ -11,20 +11,20 @@ import pytest
 
 from flsv.cli import main
 from helpers.forked import Forked, processes
-from helpers.runs import written
+from helpers.runs import write_config
 
 pytestmark = pytest.mark.slow
 
 RETRAIN = ["retrain", "lightning_logs/version_0", "--trainings", "all", "--jobs", "2"]
 
 
-def begun(folder: Path, *arguments: str, **environment: str) -> Forked:
+def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
     """A command, whose module counts its steps in its class."""
     return Forked(folder, main, [*arguments], COUNTS="yes", **environment)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
     model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsFails"}
@@ -35,11 +35,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "enable_model_summary": False,
     }
     federation = {"reporting": {"table": False, "figures": 0}}
-    config = written(
+    config = write_config(
         folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3
     )
     for arguments in (["fit", "--config", str(config)], RETRAIN):
-        status, output = begun(folder, *arguments).wait()
+        status, output = start_command(folder, *arguments).wait()
         assert status == 0, output
     return folder
 
@@ -47,9 +47,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_killed_retrain_ends_children_and_keeps_finished_trainings(
-    whole: Path, tmp_path: Path, number: int
+    uninterrupted_run: Path, tmp_path: Path, number: int
 ) -> None:
-    shutil.copytree(whole / "lightning_logs", tmp_path / "lightning_logs")
+    shutil.copytree(uninterrupted_run / "lightning_logs", tmp_path / "lightning_logs")
     run = tmp_path / "lightning_logs" / "version_0"
     file = run / "retrained_scores.csv"
     for path in run.glob("retrained*"):
@@ -57,7 +57,7 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
             shutil.rmtree(path)
         else:
             path.unlink()
-    process = begun(tmp_path, *RETRAIN, WAITS="0.05")
+    process = start_command(tmp_path, *RETRAIN, WAITS="0.05")
     end = time.monotonic() + 900
     while not (
         file.is_file()
@@ -76,10 +76,10 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
         time.sleep(0.02)
     assert processes(process.pid) == []
     assert 3 <= len(file.read_text().splitlines()) - 2 < 8
-    status, output = begun(tmp_path, *RETRAIN).wait()
+    status, output = start_command(tmp_path, *RETRAIN).wait()
     assert status == 0, output
     for name in ("retrained.csv", "retrained_scores.csv"):
         assert (run / name).read_bytes() == (
-            whole / "lightning_logs" / "version_0" / name
+            uninterrupted_run / "lightning_logs" / "version_0" / name
         ).read_bytes()
     assert not [*run.glob(".coalitions*")]

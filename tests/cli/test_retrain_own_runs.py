@@ -26,8 +26,15 @@ from flsv.metrics import (
 from flsv.results.verdict import MOSTLY
 from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.utilities.errors import ConfigurationError
-from helpers.pages import text_of
-from helpers.runs import FEDERATION, fitted, printed, rows, write_table, written
+from helpers.pages import text_of_page
+from helpers.runs import (
+    FEDERATION,
+    fit_by_command,
+    read_output,
+    read_rows,
+    write_config,
+    write_table,
+)
 
 OF_A_TABLE: dict[str, Any] = {
     "seed_everything": 3,
@@ -53,9 +60,9 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
         tmp_path / "clinics.csv",
         [["clinic", "age", "dose", "ill"], *table],
     )
-    run = fitted(
+    run = fit_by_command(
         tmp_path,
-        written(
+        write_config(
             tmp_path / "federation.yaml",
             **OF_A_TABLE,
             data=data,
@@ -81,7 +88,7 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
             )
             == 0
         )
-        majority = rows(run / "retrained.csv")[0].get("majority")
+        majority = read_rows(run / "retrained.csv")[0].get("majority")
         assert (majority not in (None, "") and float(majority) >= MOSTLY) is message
 
 
@@ -99,8 +106,8 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
         "trainer": {"max_epochs": 2, "accelerator": "cpu"},
         "seed_everything": 3,
     }
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
-    shadow_rows = [row for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    run = fit_by_command(tmp_path, write_config(tmp_path / "federation.yaml", **options))
+    shadow_rows = [row for row in read_rows(run / "contributions.csv") if row["metric"] == "shadow"]
     assert len(shadow_rows) == 6
     expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
 
@@ -108,7 +115,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     stored = run / "coalitions.csv"
     lines = stored.read_text().splitlines(keepends=True)
     stored.write_text("".join(lines[:-3]))
-    trained = fits_of(monkeypatch)
+    trained = record_fits(monkeypatch)
     table, _ = retrain(run, "all", seeds=1)
     assert table["value"].tolist() == expected
     assert len(trained) < 5
@@ -122,7 +129,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     assert len(trained) == 7
 
 
-def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     """The coalitions whose fits are begun from now on."""
     trained: set[tuple[int, ...]] = set()
     train = FitsInProcesses.train
@@ -165,12 +172,12 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
     without_c = [row for row in table if row[0] != "C"]
     file = tmp_path / "clinics.csv"
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         **OF_A_TABLE,
         data=write_table(file, table),
     )
-    run = fitted(tmp_path, config)
+    run = fit_by_command(tmp_path, config)
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
     assert main(command) == 0
     values = (run / "retrained.csv").read_bytes()
@@ -211,8 +218,10 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         "trainer": {"max_epochs": 2, "accelerator": "cpu"},
         "federation": {"metrics": {"shadow": singles}, "reporting": {"table": False, "figures": 0}},
     }
-    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options}))
-    trained = fits_of(monkeypatch)
+    run = fit_by_command(
+        tmp_path, write_config(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options})
+    )
+    trained = record_fits(monkeypatch)
     outcome, _ = retrain(run, seeds=1)
     assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
     data = FederatedDataModule(
@@ -269,7 +278,7 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         )
         == 0
     )
-    assert "the scores of coalitions that were not trained are estimated" in printed(capsys)
+    assert "the scores of coalitions that were not trained are estimated" in read_output(capsys)
 
 
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
@@ -285,7 +294,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
             "seed": 0,
         },
     }
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
         trainer={"max_epochs": 2, "accelerator": "cpu"},
@@ -295,10 +304,10 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
             "reporting": {"table": False, "figures": 0},
         },
     )
-    run = fitted(tmp_path / "run", config)
+    run = fit_by_command(tmp_path / "run", config)
     assert main(["report", str(run), "--budget", "100"]) == 0
-    assert "who trust one another, by --judged-by-partners" in printed(capsys)
-    assert "amount" not in rows(run / "shares.csv")[0]
+    assert "who trust one another, by --judged-by-partners" in read_output(capsys)
+    assert "amount" not in read_rows(run / "shares.csv")[0]
     accepted = ["--budget", "100", "--judged-by-partners"]
     assert main(["report", str(run), *accepted]) == 0
     outcome, _ = retrain(run, "singles", seeds=1)
@@ -307,7 +316,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     assert outcome["value"].tolist() == pytest.approx(shown, abs=1e-6)
     retrain(run, seeds=1)
     assert main(["report", str(run), "--budget", "100"]) == 0
-    assert "amount" not in rows(run / "shares.csv")[0]
+    assert "amount" not in read_rows(run / "shares.csv")[0]
     assert (
         main(
             [
@@ -320,7 +329,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         )
         == 0
     )
-    text = text_of(run / "report.html")
+    text = text_of_page(run / "report.html")
     assert "The partners themselves scored the models" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
     with pytest.raises(

@@ -10,7 +10,7 @@ import torch
 from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.results.record import read_record
-from helpers.runs import fitted, printed, rows, write_table, written
+from helpers.runs import fit_by_command, read_output, read_rows, write_config, write_table
 
 REPORTING = {"table": False, "figures": 0}
 ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
@@ -24,42 +24,42 @@ def early_stopping() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two of seven rounds, whose learning rates depend on the planned rounds."""
     folder = tmp_path_factory.mktemp("stopped")
     trainer = {"max_epochs": 7, "accelerator": "cpu", "callbacks": [early_stopping()]}
     shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
-    config = written(
+    config = write_config(
         folder / "federation.yaml",
         seed_everything=3,
         model=ONE_CYCLE,
         trainer=trainer,
         federation={"metrics": {"shadow": shadow}, "reporting": REPORTING},
     )
-    run = fitted(folder, config)
+    run = fit_by_command(folder, config)
     assert read_record(run / "run.json")["rounds_done"] == 2
     return run
 
 
-def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped, capsys):
-    for path in (stopped / "coalitions.csv", stopped / "retrained_scores.csv"):
+def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
+    for path in (stopped_run / "coalitions.csv", stopped_run / "retrained_scores.csv"):
         path.unlink(missing_ok=True)
-    assert main(["retrain", str(stopped), *AGAIN]) == 0
-    output = printed(capsys)
+    assert main(["retrain", str(stopped_run), *AGAIN]) == 0
+    output = read_output(capsys)
     assert "2 of 7 rounds" in output
     assert "not compared" not in output
     last_values = [
         float(row["value"])
-        for row in rows(stopped / "contributions.csv")
+        for row in read_rows(stopped_run / "contributions.csv")
         if (row["metric"], row["round"]) == ("shadow", "1")
     ]
-    values = [float(row["value"]) for row in rows(stopped / "retrained.csv")]
+    values = [float(row["value"]) for row in read_rows(stopped_run / "retrained.csv")]
     assert values == pytest.approx(last_values, abs=1e-6)
 
 
-def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped, tmp_path, capsys):
+def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, tmp_path, capsys):
     changed = tmp_path / "run"
-    shutil.copytree(stopped, changed)
+    shutil.copytree(stopped_run, changed)
     path = changed / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     name, weight = next(iter(checkpoint["state_dict"].items()))
@@ -71,10 +71,10 @@ def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped, tmp_p
     assert "came to another model" in " ".join(capsys.readouterr().err.split())
 
 
-def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped):
-    (stopped / "retrained_scores.csv").unlink(missing_ok=True)
-    values, _ = retrain(stopped, "singles", seeds=1, rounds=3)
-    (stopped / "retrained_scores.csv").unlink()
+def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped_run):
+    (stopped_run / "retrained_scores.csv").unlink(missing_ok=True)
+    values, _ = retrain(stopped_run, "singles", seeds=1, rounds=3)
+    (stopped_run / "retrained_scores.csv").unlink()
     assert values["rounds"].tolist() == [3, 3, 3]
 
 
@@ -82,19 +82,19 @@ def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path("factor.txt").write_text("0.5")
     module_path = "helpers.coalition_kinds.DigitsFromFile"
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
         model={"class_path": module_path, "init_args": {"factor": "factor.txt"}},
         trainer={"max_epochs": 1, "accelerator": "cpu"},
         federation={"reporting": REPORTING},
     )
-    run = fitted(tmp_path, config)
+    run = fit_by_command(tmp_path, config)
     Path("moved").mkdir()
     shutil.move("factor.txt", "moved")
     capsys.readouterr()
     assert main(["retrain", str(run), *AGAIN, "--model.init_args.factor=moved/factor.txt"]) == 0
-    output = printed(capsys)
+    output = read_output(capsys)
     change = "model.init_args.factor 'moved/factor.txt' instead of 'factor.txt'"
     assert f"not compared with the run's own weights: {change}" in output
     assert ".seed" not in output
@@ -106,18 +106,18 @@ def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
     monkeypatch.chdir(tmp_path)
     patients = [["ABC"[i % 3], str(30 + i * 7 % 23), "yn"[i % 4 == 0]] for i in range(90)]
     data = write_table(Path("clinics.csv"), [["clinic", "age", "ill"], *patients])
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
         model={"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
         data=data,
         federation={"reporting": REPORTING},
     )
-    run = fitted(tmp_path, config)
+    run = fit_by_command(tmp_path, config)
     Path("moved").mkdir()
     shutil.move("clinics.csv", "moved")
     capsys.readouterr()
     assert main(["retrain", str(run), *AGAIN, "--data.source=moved/clinics.csv"]) == 0
-    output = printed(capsys)
+    output = read_output(capsys)
     assert "not compared" not in output
     assert "instead of" not in output

@@ -13,7 +13,7 @@ from flsv.cli import main
 from flsv.cli.saved_run import make_run, saved_run
 from flsv.functional.intervals import interval_over_seeds
 from flsv.utilities.errors import ConfigurationError
-from helpers.runs import fitted, rows, write_table, written
+from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 NETWORK = {"network": "softmax", "num_classes": 2, "input_shape": [2]}
 CONFIG: dict[str, Any] = {
@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
+def make_patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
     return [
         [name, str(30 + (i * 7 + shift) % 23), str(i % 5), "ny"[(i + shift) % 3 == 0]]
         for i in range(number)
@@ -33,35 +33,35 @@ def patients(name: str, number: int, shift: int = 0) -> list[list[str]]:
 HEAD = ["clinic", "age", "dose", "ill"]
 TABLE = [HEAD]
 for dose, clinic in enumerate("ABC"):
-    TABLE += patients(clinic, 30, dose)
+    TABLE += make_patients(clinic, 30, dose)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("with")
-    return fitted(
+    return fit_by_command(
         folder,
-        written(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)),
+        write_config(folder / "a.yaml", **CONFIG, data=write_table(folder / "clinics.csv", TABLE)),
     )
 
 
-def candidate(folder: Path, table: list[list[str]]) -> Path:
+def write_candidate(folder: Path, table: list[list[str]]) -> Path:
     write_table(folder / "new.csv", table)
     return folder / "new.csv"
 
 
-def score(module: Any, data: FederatedDataModule) -> float:
+def score_on_server(module: Any, data: FederatedDataModule) -> float:
     x, y = (torch.cat(part) for part in zip(*data.val_dataloader()))
     with torch.no_grad():
         return float((module.eval()(x).argmax(1) == y).double().mean())
 
 
-def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
-    new = candidate(
+def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(trained_run, tmp_path, capsys):
+    new = write_candidate(
         tmp_path,
         [
             HEAD,
-            *patients("D", 25, 1),
+            *make_patients("D", 25, 1),
             [
                 "D",
                 "90",
@@ -74,7 +74,7 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
         main(
             [
                 "retrain",
-                str(run),
+                str(trained_run),
                 "--with",
                 f"D={new}",
                 "--seeds",
@@ -93,17 +93,17 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
     without = []
     joined = []
     for seed in (3, 4):
-        with saved_run(run) as (arguments, _):
+        with saved_run(trained_run) as (arguments, _):
             cli = make_run(arguments, seed)
             cli.trainer.fit(cli.model, cli.datamodule)
-            without.append(score(cli.model, cli.datamodule))
+            without.append(score_on_server(cli.model, cli.datamodule))
 
             cli = make_run(arguments, seed)
             cli.datamodule.join("D", str(new))
-            untrained.append(score(cli.model, cli.datamodule))
+            untrained.append(score_on_server(cli.model, cli.datamodule))
             cli.trainer.fit(cli.model, cli.datamodule)
-            joined.append(score(cli.model, cli.datamodule))
-    *seeds, mean = rows(run / "with_D.csv")
+            joined.append(score_on_server(cli.model, cli.datamodule))
+    *seeds, mean = read_rows(trained_run / "with_D.csv")
     assert [float(row["without"]) for row in seeds] == pytest.approx(without)
     assert [float(row["with"]) for row in seeds] == pytest.approx(joined)
     gains = torch.tensor(joined).double() - torch.tensor(without).double()
@@ -114,8 +114,8 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(run, tmp_path, capsys):
 
     # Without the newcomer it is the run itself.
     cli.datamodule.setup("fit")
-    saved = ClassifierClient.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    assert score(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
+    saved = ClassifierClient.load_from_checkpoint(trained_run / "checkpoints/last.ckpt")
+    assert score_on_server(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
 
 
 def test_joining_client_changes_no_data_of_other_clients(tmp_path):
@@ -126,8 +126,8 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
 
     plain = data()
     joined = data()
-    newcomers = patients("D", 20, 2)
-    joined.join("D", str(candidate(tmp_path, [HEAD[1:], *(row[1:] for row in newcomers)])))
+    newcomers = make_patients("D", 20, 2)
+    joined.join("D", str(write_candidate(tmp_path, [HEAD[1:], *(row[1:] for row in newcomers)])))
 
     assert joined.client_names == ("A", "B", "C", "D")
     assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]
@@ -165,12 +165,12 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
 
 def test_client_joins_a_folder_of_clients(tmp_path):
     for name in "ABD":
-        table = [HEAD[1:], *(row[1:] for row in patients(name, 20, ord(name)))]
+        table = [HEAD[1:], *(row[1:] for row in make_patients(name, 20, ord(name)))]
         (tmp_path / "all").mkdir(exist_ok=True)
         folder = tmp_path / "all" if name != "D" else tmp_path
         (folder / f"{name}.csv").write_text("".join(",".join(row) + "\n" for row in table))
     config = {**CONFIG, "data": {"source": str(tmp_path / "all"), "labels": "ill"}}
-    run = fitted(tmp_path, written(tmp_path / "a.yaml", **config))
+    run = fit_by_command(tmp_path, write_config(tmp_path / "a.yaml", **config))
     assert (
         main(
             [
@@ -187,20 +187,20 @@ def test_client_joins_a_folder_of_clients(tmp_path):
         == 0
     )
     (file,) = run.glob("with_*.csv")
-    assert rows(file)[-1]["client_name"] == "0 new"
+    assert read_rows(file)[-1]["client_name"] == "0 new"
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(
         tmp_path / "all"
     )
 
 
-def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
-    candidate_a = candidate(tmp_path, [HEAD, *patients("A", 5)])
+def test_new_client_that_cannot_join_is_refused(trained_run, tmp_path, capsys):
+    candidate_a = write_candidate(tmp_path, [HEAD, *make_patients("A", 5)])
     strange = tmp_path / "strange.csv"
     write_table(
         strange,
         [
             HEAD,
-            *patients("D", 5),
+            *make_patients("D", 5),
             ["D", "40", "1", "maybe"],
         ],
     )
@@ -209,7 +209,7 @@ def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
         text,
         [
             HEAD,
-            *patients("D", 5),
+            *make_patients("D", 5),
             ["D", "forty", "1", "y"],
         ],
     )
@@ -223,7 +223,7 @@ def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
         status = main(
             [
                 "retrain",
-                str(run),
+                str(trained_run),
                 "--with",
                 argument,
                 "--jobs",
@@ -237,7 +237,7 @@ def test_new_client_that_cannot_join_is_refused(run, tmp_path, capsys):
         main(
             [
                 "retrain",
-                str(run),
+                str(trained_run),
                 "--with",
                 f"D={candidate_a}",
                 "--without",

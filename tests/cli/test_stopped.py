@@ -12,7 +12,7 @@ import pytest
 from flsv.cli import main
 from flsv.cli.command import Terminated, terminable
 from helpers.forked import Forked
-from helpers.runs import QUIET, written
+from helpers.runs import QUIET, write_config
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SECONDS = 900
 
 
-def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[int, str]:
+def stop_command(command: list[str], folder: Path, number: int, begun: str) -> tuple[int, str]:
     """The status and output of a command that gets a signal once it has written a file: SIGTERM its first process
     alone, SIGINT all of them, as from a terminal."""
     output = folder / "output.txt"
@@ -70,11 +70,13 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
 ) -> None:
     launcher, trainer_options = STARTS[launch]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
-    config = written(tmp_path / "federation.yaml")
+    config = write_config(tmp_path / "federation.yaml")
     options = ["--config", str(config), *short, *QUIET, *trainer_options]
     command = [*launcher, "fit", *options, "--trainer.max_epochs=100000"]
 
-    status, output = stopped(command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt")
+    status, output = stop_command(
+        command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt"
+    )
 
     # torchrun's own status is 1 whatever it is of.
     expected_status = 1 if launch == "torchrun" else STATUS[number]

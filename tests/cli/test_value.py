@@ -9,7 +9,7 @@ from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of
-from helpers.runs import rows
+from helpers.runs import read_rows
 
 
 def test_value_prints_a_table_and_writes_csv_and_figures(tmp_path, monkeypatch, capsys):
@@ -20,7 +20,7 @@ def test_value_prints_a_table_and_writes_csv_and_figures(tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "Valuation against the server's validation set" in out
     assert "flagged_share" in out
-    table = rows(folder / "valuation.csv")
+    table = read_rows(folder / "valuation.csv")
     assert [row["client"] for row in table] == list("01234")
     shares = [float(row["share"]) for row in table]
     assert shares == sorted(shares, reverse=True)
@@ -49,7 +49,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     labels: dict[int, str] = {}
     for client in range(3):
         samples = set(data.client_indices(client).tolist())
-        for row in rows(tmp_path / f"clients/{client}/flagged.csv"):
+        for row in read_rows(tmp_path / f"clients/{client}/flagged.csv"):
             sample = int(row["index"])
             assert sample in samples
             labels[sample] = row["label"]

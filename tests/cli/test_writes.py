@@ -9,7 +9,7 @@ import pytest
 
 from flsv.cli import main
 from flsv.cli.entry import FLSV_COMMANDS, LIGHTNING_COMMANDS
-from helpers.runs import written
+from helpers.runs import write_config
 
 #: ``{command: (arguments, files that it may write)}``. ``RUN`` stands for the folder of a run.
 NEW_RUN = r"lightning_logs/.*"
@@ -38,7 +38,7 @@ trainer:
 """
 
 
-def contents(folder: Path) -> dict[str, str]:
+def digests_of_files(folder: Path) -> dict[str, str]:
     """Return a digest of each file below a folder."""
     digests = {}
     for path in folder.rglob("*"):
@@ -49,12 +49,12 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", params=["CSVLogger", "TensorBoardLogger"])
-def project(request, tmp_path_factory):
+def project_folder(request, tmp_path_factory):
     """A folder with a run and with files of the user."""
     folder = tmp_path_factory.mktemp("project")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        written(Path("federation.yaml"))
+        write_config(Path("federation.yaml"))
         Path("logger.yaml").write_text(LOGGER % request.param)
         Path("config.yaml").write_text(NOTES)
         Path("predictions.csv").write_text(NOTES)
@@ -64,10 +64,10 @@ def project(request, tmp_path_factory):
 
 
 @pytest.fixture
-def copy(project, tmp_path, monkeypatch):
+def project_copy(project_folder, tmp_path, monkeypatch):
     """A copy of the project, as the working folder."""
     folder = tmp_path / "copy"
-    shutil.copytree(project, folder)
+    shutil.copytree(project_folder, folder)
     monkeypatch.chdir(folder)
     return folder
 
@@ -78,11 +78,11 @@ def test_commands_whose_writes_are_watched_are_all_commands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_writes_only_what_it_says(command, copy):
+def test_command_writes_only_what_it_says(command, project_copy):
     arguments, permitted = COMMANDS[command]
-    before_command = contents(copy)
+    before_command = digests_of_files(project_copy)
     assert main([command, *arguments.replace("RUN", RUN).split()]) == 0
-    after_command = contents(copy)
+    after_command = digests_of_files(project_copy)
     changed = set(before_command.items()) - set(after_command.items())
     pattern = permitted.replace("RUN", RUN)
     new_files = after_command.keys() - before_command.keys()
@@ -92,45 +92,45 @@ def test_command_writes_only_what_it_says(command, copy):
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, copy):
-    files = contents(copy)
+def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, project_copy):
+    files = digests_of_files(project_copy)
     assert main([command, *EVALUATE.split()]) == 0
-    assert files.items() <= contents(copy).items()
+    assert files.items() <= digests_of_files(project_copy).items()
 
 
-def test_fit_without_a_folder_leaves_the_users_configuration(copy, capsys):
-    files = contents(copy)
+def test_fit_without_a_folder_leaves_the_users_configuration(project_copy, capsys):
+    files = digests_of_files(project_copy)
     options = ["--config=federation.yaml", "--trainer.logger=false"]
     assert main(["fit", *options]) == 0
-    assert files.items() <= contents(copy).items()
+    assert files.items() <= digests_of_files(project_copy).items()
 
 
 @pytest.mark.parametrize("folder", [".", "here"])
-def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, copy, capsys):
+def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, project_copy, capsys):
     Path("here").mkdir()
     Path("here/config.yaml").write_text(NOTES)
-    files = contents(copy)
+    files = digests_of_files(project_copy)
     options = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
     assert main(["fit", "--config=federation.yaml", *options]) == 2
     assert "config.yaml is not a run's, and would be replaced" in capsys.readouterr().err
-    assert contents(copy) == files
+    assert digests_of_files(project_copy) == files
 
 
-def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(copy, capsys):
+def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(project_copy, capsys):
     options = ["--config=federation.yaml", "--config=logger.yaml"]
-    files = contents(copy)
+    files = digests_of_files(project_copy)
 
     assert main(["fit", *options]) == 2
     assert f"{RUN} holds a run already. Give this run a folder" in capsys.readouterr().err
-    assert contents(copy) == files
+    assert digests_of_files(project_copy) == files
 
     assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
     # The metrics of the run's first part are renamed. One of the loggers writes none.
     metrics = files.get(f"{RUN}/metrics.csv")
-    assert contents(copy).get(f"{RUN}/metrics_1.csv") == metrics
+    assert digests_of_files(project_copy).get(f"{RUN}/metrics_1.csv") == metrics
 
 
-def test_predictions_outside_a_run_leave_the_users_file(copy):
+def test_predictions_outside_a_run_leave_the_users_file(project_copy):
     shutil.copy(f"{RUN}/checkpoints/last.ckpt", "model.ckpt")
     options = ["--config=federation.yaml", "--ckpt_path=model.ckpt"]
     assert main(["predict", *options]) == 0

@@ -52,18 +52,18 @@ class Sets(L.LightningDataModule):
         return loaders if len(loaders) > 1 else loaders[0]
 
 
-def federated(kind: Kind) -> FederatedDataModule:
+def make_federated_data(kind: Kind) -> FederatedDataModule:
     """The kind's data, dealt to its clients."""
     return FederatedDataModule(kind.data(), SizePartitioner(list(kind.clients)))
 
 
-def drawn(seed: int = 0) -> torch.Generator:
+def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def images() -> Sets:
+def make_images() -> Sets:
     """Noisy stripes of three widths."""
-    generator = drawn()
+    generator = make_generator()
 
     def some(n: int) -> TensorDataset:
         y = torch.arange(n) % 3

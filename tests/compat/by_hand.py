@@ -89,7 +89,7 @@ class OneRound(L.Callback):
         trainer.should_stop = self._epochs_to_go == 0
 
 
-def fedavg(
+def fedavg_by_hand(
     module: L.LightningModule,
     source: L.LightningDataModule,
     data: FederatedDataModule,
@@ -140,12 +140,14 @@ def fedavg(
             trained.append(model)
         sizes = [float(n) for n in data.num_samples]
         history.append(HandRound(server, trained, sizes))
-        server = average(trained, sizes)
+        server = average_models(trained, sizes)
     return server, history
 
 
 @torch.no_grad()
-def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.LightningModule:
+def average_models(
+    models: Sequence[L.LightningModule], sizes: Sequence[float]
+) -> L.LightningModule:
     """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
     mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
@@ -172,7 +174,7 @@ def coalition_values(
             if members:
                 # Counters and what is not saved are the round's own in every coalition.
                 chosen = [round.clients[i] for i in members]
-                mean = average(chosen, [weights[i] for i in members]).state_dict()
+                mean = average_models(chosen, [weights[i] for i in members]).state_dict()
                 for name, value in model.state_dict().items():
                     if not value.is_floating_point():
                         mean[name] = value
@@ -186,7 +188,7 @@ def coalition_values(
     return values / math.factorial(len(players))
 
 
-def validated(
+def validate_with_trainer(
     module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
 ) -> float:
     """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from compat.base import Kind, Sets, Small, drawn, images
+from compat.base import Kind, Sets, Small, make_generator, make_images
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -83,7 +83,7 @@ class TwoViews(Dataset):
     """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
 
     def __init__(self, samples: int, seed: int, fixed: bool = False) -> None:
-        self.x, self.fixed = torch.randn(samples, 1, 8, 8, generator=drawn(seed)), fixed
+        self.x, self.fixed = torch.randn(samples, 1, 8, 8, generator=make_generator(seed)), fixed
         self.targets = torch.arange(samples) % 3
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class TwoViews(Dataset):
         return x.roll(int(torch.randint(0, 8, ())), -1) + 0.1 * torch.randn_like(x)
 
 
-def views() -> Sets:
+def make_views() -> Sets:
     return Sets(TwoViews(44, 0), TwoViews(12, 1, fixed=True))
 
 
@@ -197,7 +197,9 @@ class Carried(tasks.Kind):
 
 def _series() -> Sets:
     """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
-    wave = torch.sin(6 * (torch.rand(60, 1, generator=drawn()) + torch.arange(13) / 13))[..., None]
+    wave = torch.sin(6 * (torch.rand(60, 1, generator=make_generator()) + torch.arange(13) / 13))[
+        ..., None
+    ]
     pairs = TensorDataset(wave[:, :-1], wave[:, 1:])
     return Sets(TensorDataset(*pairs[:48]), TensorDataset(*pairs[48:]))
 
@@ -301,7 +303,7 @@ def _backbone() -> list[L.Callback]:
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
 
-def of_task(kind: Any, **options: Any) -> Kind:
+def make_task_kind(kind: Any, **options: Any) -> Kind:
     def make() -> L.LightningModule:
         torch.manual_seed(0)
         return kind()
@@ -311,18 +313,18 @@ def of_task(kind: Any, **options: Any) -> Kind:
 
 KINDS = {
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
-    "wgan-spectral-norm": Kind(GAN, images, clients=(3, 2), tolerance=5e-6),
-    "byol": Kind(BYOL, views),
-    "backbone-finetuning": Kind(Transferred, images, callbacks=_backbone),
-    "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
+    "wgan-spectral-norm": Kind(GAN, make_images, clients=(3, 2), tolerance=5e-6),
+    "byol": Kind(BYOL, make_views),
+    "backbone-finetuning": Kind(Transferred, make_images, callbacks=_backbone),
+    "frozen-backbone": Kind(lambda: Transferred(frozen=True), make_images),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
-    "manual-accumulation": of_task(ManualAccumulation, clients=(5, 2)),
-    "vae": of_task(tasks.VAE),
-    "several-val-loaders": of_task(tasks.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
-    "dictionaries": of_task(tasks.Glue, logged="loss_all"),
-    "next-character": of_task(tasks.LanguageModel, logged="val/perplexity"),
+    "manual-accumulation": make_task_kind(ManualAccumulation, clients=(5, 2)),
+    "vae": make_task_kind(tasks.VAE),
+    "several-val-loaders": make_task_kind(tasks.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
+    "dictionaries": make_task_kind(tasks.Glue, logged="loss_all"),
+    "next-character": make_task_kind(tasks.LanguageModel, logged="val/perplexity"),
     "carried-lstm-state": Kind(Carried, _series),
-    "hooks": Kind(Hooked, lambda: KnowsItsClasses(images().train, *images().val)),
-    "dataloader-iter": Kind(Fetches, images),
-    "odd-parts": Kind(Odd, images),
+    "hooks": Kind(Hooked, lambda: KnowsItsClasses(make_images().train, *make_images().val)),
+    "dataloader-iter": Kind(Fetches, make_images),
+    "odd-parts": Kind(Odd, make_images),
 }

@@ -7,8 +7,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from compat.base import Kind, federated
-from compat.by_hand import SEED, HandRound, fedavg
+from compat.base import Kind, make_federated_data
+from compat.by_hand import SEED, HandRound, fedavg_by_hand
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
@@ -59,19 +59,19 @@ class Pair:
         assert any(is_moved), "nothing moved"
 
 
-def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
+def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     """Train twice."""
-    module, federation = run(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
-    data = federated(kind)
+    module, federation = train_federated(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
+    data = make_federated_data(kind)
     how = {"keep": loop.get("optimizer_state") == "persist", "epochs": loop.get("local_epochs", 1)}
     options = {**kind.trainer, **how}
-    expected, history = fedavg(
+    expected, history = fedavg_by_hand(
         kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options
     )
     return Pair(kind, module, federation, expected, history)
 
 
-def run(
+def train_federated(
     kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first: bool = True, **loop: Any
 ) -> tuple[L.LightningModule, FederatedLoop]:
     """Train in a federation, which is the first callback, or the last."""
@@ -82,7 +82,7 @@ def run(
         callbacks = list(kind.callbacks())
         callbacks = [federation, *callbacks] if is_first else [*callbacks, federation]
         trainer = trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer)
-        trainer.fit(module, federated(kind))
+        trainer.fit(module, make_federated_data(kind))
     return module, federation
 
 

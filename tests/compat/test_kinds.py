@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from compat.base import federated
-from compat.by_hand import SEED, coalition_values, validated
+from compat.base import make_federated_data
+from compat.by_hand import SEED, coalition_values, validate_with_trainer
 from compat.kinds import KINDS
-from compat.runs import Pair, both
+from compat.runs import Pair, train_both_ways
 from lightning import LightningModule
 
 from flsv import FederatedLoop, Reporting
@@ -24,7 +24,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     metric = PartialFederatedShapley(
         performance=kind.logged, mode="min", weighting="samples", estimator="exact"
     )
-    return both(kind, tmp_path_factory.mktemp(request.param), metrics={"value": metric})
+    return train_both_ways(kind, tmp_path_factory.mktemp(request.param), metrics={"value": metric})
 
 
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair: Pair) -> None:
@@ -38,7 +38,7 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) 
     source = kind.data()
 
     def negative_loss(model: LightningModule) -> float:
-        return -validated(model, source, kind.logged, **kind.trainer)
+        return -validate_with_trainer(model, source, kind.logged, **kind.trainer)
 
     expected = coalition_values(last_round, negative_loss, last_round.sizes)
     values = pair.loop.contributions["value"].double()
@@ -62,4 +62,4 @@ def test_kind_of_module_resumes_bitwise(tmp_path: Path, name: str) -> None:
             metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting
         )
 
-    assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))
+    assert_resumes(loop, tmp_path, kind.module, partial(make_federated_data, kind))

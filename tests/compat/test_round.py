@@ -6,9 +6,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, federated, images
+from compat.base import Kind, Small, make_federated_data, make_images
 from compat.by_hand import SEED
-from compat.runs import run
+from compat.runs import train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
@@ -17,18 +17,18 @@ from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop, Reporting
 from flsv.data.loaders import TensorBatches
-from helpers.fits import logged, trainer_for
+from helpers.fits import read_logged_metrics, trainer_for
 
-#: Batches of the two clients, see :func:`small`.
+#: Batches of the two clients, see :func:`make_small_kind`.
 LENGTHS = (3, 4)
 ROUNDS = 3
 
 
-def small(**options: Any) -> Kind:
-    return Kind(Small, images, clients=(2, 3), **options)
+def make_small_kind(**options: Any) -> Kind:
+    return Kind(Small, make_images, clients=(2, 3), **options)
 
 
-def saved(folder: Path) -> list[str]:
+def saved_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -49,10 +49,10 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     alone_folder = tmp_path / "one"
     federation_folder = tmp_path / "many"
     options = {"enable_checkpointing": True}
-    kind = small(callbacks=lambda: saving(federation_folder), trainer=options)
-    run(kind, tmp_path, ROUNDS)
+    kind = make_small_kind(callbacks=lambda: saving(federation_folder), trainer=options)
+    train_federated(kind, tmp_path, ROUNDS)
 
-    x, y = images().train.tensors
+    x, y = make_images().train.tensors
     batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)]
     batches += [(x[:4], y[:4])] * 2
     assert len(batches) == sum(LENGTHS)
@@ -60,12 +60,12 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     alone.fit(
         Small(),
         DataLoader(batches, batch_size=None),
-        images().val_dataloader(),
+        make_images().val_dataloader(),
     )
 
     for name in ("0", "1", "2"):
-        assert saved(federation_folder / name) == saved(alone_folder / name)
-    assert len(saved(federation_folder / "0")) == ROUNDS
+        assert saved_files(federation_folder / name) == saved_files(alone_folder / name)
+    assert len(saved_files(federation_folder / "0")) == ROUNDS
 
 
 class Everywhere(cb.Callback):
@@ -130,7 +130,7 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
             accumulate_grad_batches=2,
         )
         module = Odd()
-        trainer.fit(module, federated(small()), **options)
+        trainer.fit(module, make_federated_data(make_small_kind()), **options)
         tensors = [*module.parameters(), module.net[2].running_var]
         return torch.nn.utils.parameters_to_vector(tensors)
 
@@ -161,12 +161,12 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
 
     kind = Kind(
         Logs,
-        images,
+        make_images,
         trainer={"logger": CSVLogger(tmp_path)},
         clients=(2, 3),
     )
-    module: Any = run(kind, tmp_path, ROUNDS)[0]
-    values = [float(row["loss"]) for row in logged(tmp_path) if row["loss"]]
+    module: Any = train_federated(kind, tmp_path, ROUNDS)[0]
+    values = [float(row["loss"]) for row in read_logged_metrics(tmp_path) if row["loss"]]
     assert len(values) == ROUNDS
     steps = sum(LENGTHS)
     for r, value in enumerate(values):
@@ -183,7 +183,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1]
     )
-    run(small(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
+    train_federated(make_small_kind(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
     assert begun == [*LENGTHS] * ROUNDS
 
 
@@ -195,11 +195,11 @@ def test_progress_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
             super().on_train_batch_end(*hook)
             progress.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
-    kind = small(
+    kind = make_small_kind(
         callbacks=lambda: [Bar()],
         trainer={"enable_progress_bar": True},
     )
-    run(kind, tmp_path, ROUNDS)
+    train_federated(kind, tmp_path, ROUNDS)
 
     steps = sum(LENGTHS)
     assert progress == [(step, steps) for step in range(1, steps + 1)] * ROUNDS

@@ -16,7 +16,7 @@ TESTED = {
 }
 
 
-def rows() -> list[tuple[str, str]]:
+def rows_of_table() -> list[tuple[str, str]]:
     """What a row is about, and the test that it names."""
     lines = [
         line.strip("|").split("|")
@@ -28,8 +28,8 @@ def rows() -> list[tuple[str, str]]:
 
 
 def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
-    assert len(rows()) > 50
-    for support, test in rows():
+    assert len(rows_of_table()) > 50
+    for support, test in rows_of_table():
         path, _, function = test.partition("::")
         tree = ast.parse((ROOT / path).read_text())
         functions = set()
@@ -41,12 +41,12 @@ def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
 
 def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table() -> None:
     for path, tested in TESTED.items():
-        cells = " ".join(support for support, test in rows() if test == path)
+        cells = " ".join(support for support, test in rows_of_table() if test == path)
         listed = re.findall(r"`([^`]+)`", cells)
         assert sorted(listed) == sorted(tested)
 
 
 def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested() -> None:
     test_name = "::test_every_coalitions_fit_equals_a_plain_loop"
-    (support,) = (support for support, test in rows() if test.endswith(test_name))
+    (support,) = (support for support, test in rows_of_table() if test.endswith(test_name))
     assert support.startswith(f"{len(KINDS)} kinds of ")

@@ -8,8 +8,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, images
-from compat.runs import both, run
+from compat.base import Kind, Small, make_images
+from compat.runs import train_both_ways, train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import PyTorchProfiler
@@ -22,12 +22,14 @@ from flsv.utilities.errors import ConfigurationError
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 
 
-def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any) -> Kind:
+def make_small_kind(
+    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
+) -> Kind:
     """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
     options = {**DOUBLE, **trainer}
     return Kind(
         module,
-        images,
+        make_images,
         lambda: [make() for make in callbacks],
         options,
         tolerance=1e-12,
@@ -35,8 +37,8 @@ def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **tr
     )
 
 
-def rounded(precision: str, tolerance: float) -> Kind:
-    return Kind(Small, images, trainer={"precision": precision}, tolerance=tolerance)
+def make_rounded_kind(precision: str, tolerance: float) -> Kind:
+    return Kind(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
 
 
 class RateByRound(Small):
@@ -50,7 +52,7 @@ class ShrinksByRound(Small):
     """Changes its weights when a round begins."""
 
     def on_train_epoch_start(self) -> None:
-        shrink(None, self)
+        shrink_head(None, self)
 
 
 class PlateauByStep(Small):
@@ -73,38 +75,42 @@ class HooksWhenConfigured(Small):
 
 
 @torch.no_grad()
-def shrink(_: Any, module: Any) -> None:
+def shrink_head(_: Any, module: Any) -> None:
     module.net[-1].weight.mul_(0.5)
 
 
-def decaying(gamma: float, interval: str, frequency: int = 1) -> Kind:
-    return small(
+def make_decaying_kind(gamma: float, interval: str, frequency: int = 1) -> Kind:
+    return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
     )
 
 
 AS_BY_HAND: dict[str, Kind] = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
-    "precision-64-true": small(),
-    "precision-32-true": rounded("32-true", 1e-6),
-    "precision-bf16-mixed": rounded("bf16-mixed", 1e-6),
-    "precision-16-mixed-on-a-cpu": rounded("16-mixed", 1e-6),
-    "precision-bf16-true": rounded("bf16-true", 1e-2),
-    "clipping-by-value": small(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
-    "limit-share": small(limit_train_batches=0.5),
-    "step-schedule": decaying(0.9, "step"),
-    "plateau-by-step": small(PlateauByStep),
-    "every-second-epoch": decaying(0.5, "epoch", 2),
-    "lbfgs": small(partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))),
-    "fused-optimizer": small(
+    "precision-64-true": make_small_kind(),
+    "precision-32-true": make_rounded_kind("32-true", 1e-6),
+    "precision-bf16-mixed": make_rounded_kind("bf16-mixed", 1e-6),
+    "precision-16-mixed-on-a-cpu": make_rounded_kind("16-mixed", 1e-6),
+    "precision-bf16-true": make_rounded_kind("bf16-true", 1e-2),
+    "clipping-by-value": make_small_kind(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
+    "limit-share": make_small_kind(limit_train_batches=0.5),
+    "step-schedule": make_decaying_kind(0.9, "step"),
+    "plateau-by-step": make_small_kind(PlateauByStep),
+    "every-second-epoch": make_decaying_kind(0.5, "epoch", 2),
+    "lbfgs": make_small_kind(
+        partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))
+    ),
+    "fused-optimizer": make_small_kind(
         partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))
     ),
-    "together": small(gradient_clip_val=0.1, accumulate_grad_batches=3),
-    "rate-by-round": small(RateByRound),
-    "weights-by-round": small(ShrinksByRound),
-    "weights-by-a-callback": small(Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink)),
-    "hooks-when-configured": small(HooksWhenConfigured),
-    "accumulation-by-a-callback": small(
+    "together": make_small_kind(gradient_clip_val=0.1, accumulate_grad_batches=3),
+    "rate-by-round": make_small_kind(RateByRound),
+    "weights-by-round": make_small_kind(ShrinksByRound),
+    "weights-by-a-callback": make_small_kind(
+        Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink_head)
+    ),
+    "hooks-when-configured": make_small_kind(HooksWhenConfigured),
+    "accumulation-by-a-callback": make_small_kind(
         Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})
     ),
 }
@@ -112,15 +118,17 @@ AS_BY_HAND: dict[str, Kind] = {
 
 @pytest.mark.parametrize("option", AS_BY_HAND)
 def test_trainer_option_equals_the_loop_by_hand(tmp_path: Path, option: str) -> None:
-    both(AS_BY_HAND[option], tmp_path).check()
+    train_both_ways(AS_BY_HAND[option], tmp_path).check()
 
 
 # ---- what only looks, or only matters elsewhere
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    return run(Kind(Small, images), tmp_path_factory.mktemp("plain"))[0].state_dict()
+def plain_state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    return train_federated(Kind(Small, make_images), tmp_path_factory.mktemp("plain"))[
+        0
+    ].state_dict()
 
 
 #: It refuses the very arguments that would say the same.
@@ -164,14 +172,16 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
 def test_trainer_option_leaves_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain: dict[str, Tensor], option: str
+    tmp_path: Path, plain_state: dict[str, Tensor], option: str
 ) -> None:
-    assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
+    assert_same_bits(
+        tmp_path, Kind(Small, make_images, trainer=CHANGES_NOTHING[option](tmp_path)), plain_state
+    )
 
 
 @pytest.mark.parametrize("is_after", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain: dict[str, Tensor], is_after: bool
+    tmp_path: Path, plain_state: dict[str, Tensor], is_after: bool
 ) -> None:
     callbacks = [
         cb.EarlyStopping("val_loss", patience=9),
@@ -182,12 +192,12 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
         cb.RichModelSummary(),
     ]
     options = {"enable_model_summary": True, "enable_checkpointing": True}
-    kind = Kind(Small, images, lambda: callbacks, options)
-    assert_bits(tmp_path, kind, plain, is_first=is_after)
+    kind = Kind(Small, make_images, lambda: callbacks, options)
+    assert_same_bits(tmp_path, kind, plain_state, is_first=is_after)
 
 
-def assert_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any) -> None:
-    module, loop = run(kind, folder, **options)
+def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any) -> None:
+    module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()
     assert state.keys() == expected.keys()
@@ -196,7 +206,7 @@ def assert_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options
 
 def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="limit_train_batches=0: nobody would train"):
-        run(small(limit_train_batches=0), tmp_path)
+        train_federated(make_small_kind(limit_train_batches=0), tmp_path)
 
 
 # ---- beside training
@@ -204,8 +214,8 @@ def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:
 
 def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
     """Of the trainer that has trained it, and of one that knows nothing of a federation."""
-    module, loop = run(Kind(Small, images), tmp_path)
-    data = images()
+    module, loop = train_federated(Kind(Small, make_images), tmp_path)
+    data = make_images()
     data.test_dataloader = data.predict_dataloader = data.val_dataloader
     module.eval()
     with torch.no_grad():
@@ -253,7 +263,7 @@ def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
     tmp_path: Path,
 ) -> None:
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
-    module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
+    module: Any = train_federated(Kind(Notes, make_images, clients=(2, 3)), tmp_path)[0]
     lengths = (3, 4)  # 18 and 26 samples in batches of 8
     answers = []
     for epoch in range(2):

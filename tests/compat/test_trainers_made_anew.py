@@ -9,10 +9,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, federated, images
-from compat.by_hand import fedavg, validated
+from compat.base import Kind, Small, make_federated_data, make_images
+from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.kinds import KINDS
-from compat.runs import both, run
+from compat.runs import train_both_ways, train_federated
 from lightning.pytorch import callbacks as cb
 from torch import Tensor
 from torch.optim import lr_scheduler
@@ -24,21 +24,29 @@ ROUNDS = 3
 DOUBLE = {"precision": "64-true"}
 
 
-def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any) -> Kind:
+def make_small_kind(
+    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
+) -> Kind:
     """3 and 4 batches."""
     return Kind(
         module,
-        images,
+        make_images,
         lambda: [make() for make in callbacks],
         {**DOUBLE, **trainer},
         clients=(2, 3),
     )
 
 
-def by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
+def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
     options = {**kind.trainer, **how}
-    return fedavg(
-        kind.module(), kind.data(), federated(kind), folder, rounds, kind.callbacks, **options
+    return fedavg_by_hand(
+        kind.module(),
+        kind.data(),
+        make_federated_data(kind),
+        folder,
+        rounds,
+        kind.callbacks,
+        **options,
     )[0]
 
 
@@ -57,7 +65,7 @@ def assert_same(module: L.LightningModule, expected: L.LightningModule) -> None:
 # ---- a schedule that follows a validated value
 
 
-def plateau(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
     return lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs"
     )
@@ -75,7 +83,7 @@ class Watching(Small):
         optimizer = self.make_optimizer(self.parameters())
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"},
+            "lr_scheduler": {"scheduler": make_plateau_scheduler(optimizer), "monitor": "val_loss"},
         }
 
 
@@ -92,14 +100,14 @@ class AtRates(Small):
 
 def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
     optimizer = sgd([torch.nn.Parameter(torch.zeros(()))])
-    schedule = plateau(optimizer)
+    schedule = make_plateau_scheduler(optimizer)
     rates = []
     for r in range(ROUNDS):
         rates.append(optimizer.param_groups[0]["lr"])
-        expected = by_hand(small(lambda: AtRates(rates)), tmp_path, r + 1)
-        schedule.step(validated(expected, images(), "val_loss", **DOUBLE))
+        expected = train_by_hand(make_small_kind(lambda: AtRates(rates)), tmp_path, r + 1)
+        schedule.step(validate_with_trainer(expected, make_images(), "val_loss", **DOUBLE))
 
-    module, _ = run(small(Watching), tmp_path, ROUNDS)
+    module, _ = train_federated(make_small_kind(Watching), tmp_path, ROUNDS)
 
     rates_watched: Any = module.rates
     assert rates_watched == [rate for rate in rates for _ in range(3 + 4)]
@@ -137,10 +145,10 @@ def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_befor
     tmp_path: Path, stops: Any
 ) -> None:
     """Nobody who has not trained is averaged."""
-    module, loop = run(small(Small, stops), tmp_path, 4)
+    module, loop = train_federated(make_small_kind(Small, stops), tmp_path, 4)
 
     assert loop.round_index == 2
-    assert_same(module, by_hand(small(), tmp_path, 2))
+    assert_same(module, train_by_hand(make_small_kind(), tmp_path, 2))
 
 
 # ---- averages of weights
@@ -152,10 +160,10 @@ def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path)
     )
     single = {"precision": "32-true"}  # in which Lightning keeps the average
     average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
-    module, _ = run(small(Small, average_of, **single), tmp_path, ROUNDS)
+    module, _ = train_federated(make_small_kind(Small, average_of, **single), tmp_path, ROUNDS)
     models = [
-        by_hand(
-            small(**single),
+        train_by_hand(
+            make_small_kind(**single),
             tmp_path,
             r + 1,
         )
@@ -189,7 +197,7 @@ def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(
     with pytest.raises(
         ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"
     ):
-        run(small(Small, *callbacks, **options), tmp_path, ROUNDS)
+        train_federated(make_small_kind(Small, *callbacks, **options), tmp_path, ROUNDS)
 
 
 # ---- optimizers that clients keep
@@ -198,9 +206,9 @@ def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(
 def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path: Path) -> None:
     """By hand each client's Trainer goes on from the client's own checkpoint."""
     kind = KINDS["wgan-spectral-norm"]
-    pair = both(kind, tmp_path, ROUNDS, optimizer_state="persist")
+    pair = train_both_ways(kind, tmp_path, ROUNDS, optimizer_state="persist")
     pair.check()
-    forgetting = by_hand(kind, tmp_path, ROUNDS)
+    forgetting = train_by_hand(kind, tmp_path, ROUNDS)
     moved = [(a - b).abs().max() for a, b in zip(pair.module.parameters(), forgetting.parameters())]
     assert max(moved) > 100 * kind.tolerance
 
@@ -208,20 +216,20 @@ def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path: 
 # ---- several local epochs
 
 
-def every_second_batch() -> Small:
+def make_accumulating_module() -> Small:
     return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
 
 
 @pytest.mark.parametrize(
     ("module", "options"),
-    [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})],
+    [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (make_accumulating_module, {})],
 )
 def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(
     tmp_path: Path, module: Any, options: dict[str, Any]
 ) -> None:
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
-    kind = replace(small(module, **options), tolerance=1e-12)
-    pair = both(kind, tmp_path, local_epochs=2)
+    kind = replace(make_small_kind(module, **options), tolerance=1e-12)
+    pair = train_both_ways(kind, tmp_path, local_epochs=2)
     pair.check()
     steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))
     assert pair.module.trainer.global_step == 2 * 2 * steps

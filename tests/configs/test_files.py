@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flsv import ClassifierClient
-from helpers.data import CONFIGS, SCENARIOS, named
+from helpers.data import CONFIGS, SCENARIOS, parametrize_files
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ DEALT = Path(__file__).with_name("test_papers.py").read_text()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario",
-    [scenario for scenario in named(SCENARIOS) if scenario.id not in DEALT],
+    [scenario for scenario in parametrize_files(SCENARIOS) if scenario.id not in DEALT],
 )
 def test_every_scenario_composes_with_a_base(load, scenario):
     model, data, loop = load(CONFIGS / "fashion_mnist.yaml", scenario)

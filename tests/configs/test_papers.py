@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from flsv.data import LongTail, ShardPartitioner
-from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
+from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, count_by_client_and_class, requires_files
 
 
 def test_shapfed_imbalanced_gives_one_client_70_percent(deal):
-    counts = dealt_counts(deal("shapfed_imbalanced"))
+    counts = count_by_client_and_class(deal("shapfed_imbalanced"))
     assert ((counts - torch.tensor([[0.7], [0.1], [0.1], [0.1]]) * counts.sum(0)).abs() < 1).all()
 
 
 def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
-    counts = dealt_counts(deal("shapfed_heterogeneous"))
+    counts = count_by_client_and_class(deal("shapfed_heterogeneous"))
     total = counts.sum(0)
     assert counts[:, 0].tolist() == [int(total[0]), 0, 0, 0]
     assert ((counts[:, 1:] - 0.25 * total[1:]).abs() < 1).all()
@@ -21,7 +21,7 @@ def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
 
 
 @pytest.mark.slow
-@real("pneumoniamnist.npz")
+@requires_files("pneumoniamnist.npz")
 def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     scenario = ("shapfed_chest_xray", "fashion_mnist", ["--data.files.root", str(ROOT)])
     shares = torch.tensor([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
@@ -38,7 +38,7 @@ def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_shards.yaml")
     data.setup("fit")
     assert loop.sampler.cohort_size == 10
-    counts = dealt_counts(data)
+    counts = count_by_client_and_class(data)
     assert len(counts) == 100
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
     assert (counts > 0).sum(1).max() <= 4  # two shards, each with one border of classes at most
@@ -49,7 +49,7 @@ def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     data = deal("shapleyfl_long_tail")
     assert isinstance(data.partitioner, LongTail)
     assert isinstance(data.partitioner.partitioner, ShardPartitioner)
-    sizes = dealt_counts(data).sum(0)
+    sizes = count_by_client_and_class(data).sum(0)
     assert ((sizes - sizes[0] * 100 ** (-torch.arange(10) / 9)).abs() <= 0.5).all()
     assert data.num_clients == 100
 
@@ -69,7 +69,7 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
     data = deal(scenario, arguments=["--data.splits.client_test", "0"])
     assert len(data.malicious) == 2  # 30 % of 5, rounded
     assert data.malicious == deal("shapleyfl_closed_set").malicious
-    true = dealt_counts(data)
+    true = count_by_client_and_class(data)
     for client in range(5):
         assert data.corrupted_samples(client).all() == (client in data.malicious)
         flipped = scenario == "shapleyfl_closed_set" and client in data.malicious
@@ -81,17 +81,17 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
 @pytest.mark.slow
 def test_pfedsv_pathological_gives_each_client_two_classes(deal):
     data = deal("pfedsv_pathological")
-    assert ((dealt_counts(data) > 0).sum(1) == 2).all()
+    assert ((count_by_client_and_class(data) > 0).sum(1) == 2).all()
     for split in ("val", "test"):
         sizes = torch.tensor([len(data.client_indices(client, split)) for client in range(10)])
-        assert (sizes / dealt_counts(data).sum(1) - 0.2).abs().max() < 0.02
+        assert (sizes / count_by_client_and_class(data).sum(1) - 0.2).abs().max() < 0.02
 
 
 @pytest.mark.slow
 def test_fedbary_scenarios_have_the_papers_sizes_and_classes(deal):
-    assert equally(deal("fedbary_same"))
-    assert equally(deal("fedbary_sizes"), (10, 15, 20, 25, 30))
-    counts = dealt_counts(deal("fedbary_classes")).double()
+    assert are_equally_sized(deal("fedbary_same"))
+    assert are_equally_sized(deal("fedbary_sizes"), (10, 15, 20, 25, 30))
+    counts = count_by_client_and_class(deal("fedbary_classes")).double()
     shares = counts / counts.sum(1, keepdim=True)
     for client in range(5):
         assert shares[client, 2 * client : 2 * client + 2].sum().item() == pytest.approx(
@@ -105,7 +105,7 @@ def test_fedbary_scenarios_have_the_papers_sizes_and_classes(deal):
 def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(deal):
     for scenario in ("fedbary_label_noise", "fedbary_feature_noise"):
         data = deal(scenario)
-        assert equally(data)
+        assert are_equally_sized(data)
         assert data.malicious == [1, 2, 3, 4]
         whole = torch.tensor([data.corrupted_samples(client).float().mean() for client in range(5)])
         wanted = (
@@ -115,25 +115,25 @@ def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(deal):
         )
         torch.testing.assert_close(whole, wanted, atol=0.004, rtol=0)
     data = deal("fedbary_no_validation")
-    assert equally(data)
+    assert are_equally_sized(data)
     assert data.malicious == [4]
     assert data.val_dataloader() == []
 
 
-def equally(data, sizes=(1, 1, 1, 1, 1)):
+def are_equally_sized(data, sizes=(1, 1, 1, 1, 1)):
     """Whether the clients' totals are as ``sizes`` and every client has the same number of every class."""
-    counts = dealt_counts(data).double()
+    counts = count_by_client_and_class(data).double()
     part = counts.sum() / sum(sizes) * torch.tensor(sizes) / 10
     return bool(((counts - part[:, None]).abs() <= 1).all()) and counts.sum() > 1000
 
 
 def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
-    assert equally(deal("guo_same"))
-    assert equally(deal("guo_sizes"), (2, 3, 4, 5, 6))
+    assert are_equally_sized(deal("guo_same"))
+    assert are_equally_sized(deal("guo_sizes"), (2, 3, 4, 5, 6))
 
 
 def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
-    counts = dealt_counts(deal("guo_mixtures")).double()
+    counts = count_by_client_and_class(deal("guo_mixtures")).double()
     shares = counts / counts.sum(1, keepdim=True)
     pairs = [
         (1, 2),
@@ -160,7 +160,7 @@ def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
 
 
 def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
-    counts = dealt_counts(deal("guo_biased"))
+    counts = count_by_client_and_class(deal("guo_biased"))
     present = [(row > 0).nonzero().flatten().tolist() for row in counts]
     assert present == [[1, 2], [3, 4], [5, 6], [0, 7], list(range(10))]
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
@@ -177,7 +177,7 @@ def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
         batches = data.client_loader(client, generator=shuffle)
         return torch.cat([x for x, _ in batches])
 
-    assert equally(data)
+    assert are_equally_sized(data)
     assert data.malicious == [1, 2, 3, 4]
     deviations = (0.0, 0.05, 0.10, 0.15, 0.20)
     for client, std in enumerate(deviations):

@@ -44,7 +44,7 @@ def shapiq() -> Any:
     return pytest.importorskip("shapiq", reason="make conformance installs shapiq")
 
 
-def values(result: Any, players: int) -> Tensor:
+def values_of_players(result: Any, players: int) -> Tensor:
     return torch.tensor(
         [float(result[(i,)]) for i in range(players)],
         dtype=torch.float64,
@@ -55,7 +55,7 @@ def values(result: Any, players: int) -> Tensor:
 def test_exact_values_of_random_games_equal_those_of_shapiq(shapiq: Any, seed: int) -> None:
     game = Game(6, seed)
     computer = shapiq.ExactComputer(game.shapiq, n_players=6)
-    expected = values(computer("SV", order=1), 6)
+    expected = values_of_players(computer("SV", order=1), 6)
     torch.testing.assert_close(exact_shapley(game.utility, 6).values, expected, rtol=0, atol=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sampler = shapiq.PermutationSamplingSV(n=7, random_state=seed)
-            return values(sampler.approximate(budget=BUDGET, game=game.shapiq), 7)
+            return values_of_players(sampler.approximate(budget=BUDGET, game=game.shapiq), 7)
 
     # Not worse by more than what differences of design come to; better is welcome.
     assert squared_error(mine) <= 1.5 * squared_error(theirs)

@@ -34,7 +34,7 @@ BASES = (
 )
 
 
-def missing(file: str, text: str) -> str:
+def missing_names(file: str, text: str) -> str:
     return f"{file}: add\n    {text}"
 
 
@@ -44,30 +44,30 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
     tree = ast.parse((ROOT / file).read_text())
     docstring = ast.get_docstring(tree) or ""
     for name, line in LINES.items():
-        assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), missing(file, line)
+        assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), missing_names(file, line)
 
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-    assert classes, missing(file, "class Method(Aggregator): ...")
+    assert classes, missing_names(file, "class Method(Aggregator): ...")
     for node in classes:
         part = getattr(flsv.contrib, node.name)
         assert issubclass(part, BASES), f"{file}: {node.name} is a subclass of none of {BASES}"
         for name, section in SECTIONS.items():
             text = ast.get_docstring(node) or ""
-            assert f"\n{name}:\n" in text, missing(f"{file}: class {node.name}", section)
+            assert f"\n{name}:\n" in text, missing_names(f"{file}: class {node.name}", section)
 
         if not issubclass(part, metrics.ContributionMetric):
             config = f"configs/{leaf}.yaml"
-            assert (ROOT / config).is_file(), missing(config, "an example of use")
+            assert (ROOT / config).is_file(), missing_names(config, "an example of use")
             entry = "# title: ...\n    # papers: []\n    # gives: ...\n    # not_for: ..."
-            assert "\n# title: " in (ROOT / config).read_text(), missing(config, entry)
+            assert "\n# title: " in (ROOT / config).read_text(), missing_names(config, entry)
 
     test_file = f"tests/contrib/test_{leaf}.py"
-    assert (ROOT / test_file).is_file(), missing(test_file, "a test against an own reference")
+    assert (ROOT / test_file).is_file(), missing_names(test_file, "a test against an own reference")
     test = (ROOT / test_file).read_text()
     for node in classes:
         call = f"@parametrize_with_checks([{node.name}()])"
         checks = re.search(rf"(parametrize_with_checks|check_\w+)\(.*\b{node.name}\(", test)
-        assert checks, missing(test_file, f"{call}\n    def test_checks(check): check()")
+        assert checks, missing_names(test_file, f"{call}\n    def test_checks(check): check()")
 
 
 def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for() -> None:

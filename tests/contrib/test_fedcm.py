@@ -25,12 +25,12 @@ from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
     SEED,
-    assert_same,
-    batches,
-    buffers_of,
-    cohort,
-    copies,
-    put,
+    assert_same_state,
+    cohort_of_round,
+    copy_buffers,
+    copy_parameters,
+    load_batches,
+    set_state,
 )
 from helpers.models import Plain, network
 
@@ -40,7 +40,7 @@ UNEQUAL, EQUAL = PROPORTIONS, (1,) * len(PROPORTIONS)
 sgd = partial(torch.optim.SGD, lr=LR)
 
 
-def data_of(proportions: tuple[int, ...]) -> FederatedDataModule:
+def make_data(proportions: tuple[int, ...]) -> FederatedDataModule:
     data = toy_data(proportions)
     data.setup("fit")
     return data
@@ -59,20 +59,20 @@ def train_by_hand(client: nn.Module, local_batches: Any, direction: list[Tensor]
     return num_steps
 
 
-def by_hand(
+def fedcm_by_hand(
     net: nn.Module, data: FederatedDataModule, weighting: str, server_lr: float
 ) -> tuple[nn.Module, Tensor]:
     """The global model after the last round, and the next round's direction."""
     server = copy.deepcopy(net)
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
     for r in range(ROUNDS):
-        start = copies(server)
+        start = copy_parameters(server)
         models, buffers, sizes, steps = [], [], [], []
-        for i in cohort(r):
+        for i in cohort_of_round(r):
             client = copy.deepcopy(server).train()
-            steps.append(train_by_hand(client, batches(data, r, i), direction))
-            models.append(copies(client))
-            buffers.append(buffers_of(client))
+            steps.append(train_by_hand(client, load_batches(data, r, i), direction))
+            models.append(copy_parameters(client))
+            buffers.append(copy_buffers(client))
             sizes.append({"uniform": 1.0, "samples": float(data.num_samples[i])}[weighting])
 
         weights = [size / sum(sizes) for size in sizes]
@@ -81,11 +81,13 @@ def by_hand(
             update.append(sum(w * (y - x) for w, y in zip(weights, trained)))
         mean_steps = sum(w * k for w, k in zip(weights, steps))
         direction = [-moved / (mean_steps * LR) for moved in update]
-        put(server, [x + server_lr * moved for x, moved in zip(start, update)], buffers, weights)
+        set_state(
+            server, [x + server_lr * moved for x, moved in zip(start, update)], buffers, weights
+        )
     return server, torch.cat([part.flatten() for part in direction])
 
 
-def federation(aggregator: FedAvg, alpha: float = ALPHA) -> FederatedLoop:
+def make_loop(aggregator: FedAvg, alpha: float = ALPHA) -> FederatedLoop:
     return FederatedLoop(
         aggregator,
         client_algorithm=FedCM(alpha),
@@ -112,13 +114,13 @@ def test_fedcm_equals_its_algorithm_by_hand(
     server_lr: float,
 ) -> None:
     net = network(batch_norm)
-    expected, direction = by_hand(net, data_of(proportions), weighting, server_lr)
+    expected, direction = fedcm_by_hand(net, make_data(proportions), weighting, server_lr)
 
-    loop = federation(FedAvg(weighting, server_lr=server_lr))
+    loop = make_loop(FedAvg(weighting, server_lr=server_lr))
     module = Plain(copy.deepcopy(net), sgd)
-    fit(loop, tmp_path, module, data_of(proportions), rounds=ROUNDS)
+    fit(loop, tmp_path, module, make_data(proportions), rounds=ROUNDS)
 
-    assert_same(module.net, expected)
+    assert_same_state(module.net, expected)
     state = loop.state_dict()["strategies"]["client_algorithm"]
     torch.testing.assert_close(state["direction"], direction, rtol=1e-4, atol=1e-4)
     assert direction.norm() > 0.1
@@ -129,9 +131,9 @@ def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path: Path) -> None:
     for name, algorithm in (("fedcm", FedCM(alpha=1)), ("fedavg", None)):
         loop = FederatedLoop(client_algorithm=algorithm, seed=SEED)
         module = Plain(network(), sgd)
-        fit(loop, tmp_path / name, module, data_of(UNEQUAL), rounds=2)
+        fit(loop, tmp_path / name, module, make_data(UNEQUAL), rounds=2)
         models.append(module.net)
-    assert_same(*models)
+    assert_same_state(*models)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
@@ -151,7 +153,7 @@ def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(
     tmp_path: Path, optimizer: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match="one torch.optim.SGD with momentum=0"):
-        fit(federation(FedAvg()), tmp_path, Plain(optimizer=optimizer), data_of(UNEQUAL))
+        fit(make_loop(FedAvg()), tmp_path, Plain(optimizer=optimizer), make_data(UNEQUAL))
 
 
 @parametrize_with_checks([FedCM()])

@@ -17,7 +17,7 @@ START = [1.0, 1.0, 0.0, 1.0]
 NUM_PARAMETERS = 2
 
 
-def round_of(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Round:
+def make_round(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Round:
     network = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
     return Round(
         round_index=0,
@@ -29,7 +29,9 @@ def round_of(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> R
     )
 
 
-def by_hand(models: Sequence[Sequence[float]], num_samples: Sequence[int], epsilon: float) -> float:
+def step_size_by_hand(
+    models: Sequence[Sequence[float]], num_samples: Sequence[int], epsilon: float
+) -> float:
     """The step size of the paper's Algorithm 1, with shares of the samples in place of 1/M."""
     shares = np.array(num_samples) / np.sum(num_samples)
     updates = (np.array(models) - START)[:, :NUM_PARAMETERS]
@@ -62,33 +64,33 @@ def test_fedexp_steps_are_those_of_the_formula(
     models: Sequence[Sequence[float]], num_samples: Sequence[int]
 ) -> None:
     epsilon = 0.01
-    round = round_of(models, num_samples)
+    round = make_round(models, num_samples)
     vector, weights = FedExP(epsilon=epsilon).aggregate(round, {})
 
-    step_size = by_hand(models, num_samples, epsilon)
+    step_size = step_size_by_hand(models, num_samples, epsilon)
     shares = np.array(num_samples) / np.sum(num_samples)
     moved = START + step_size * shares @ (np.array(models) - START)
     torch.testing.assert_close(
         weights.double(), torch.tensor(step_size * shares), check_dtype=False
     )
-    torch.testing.assert_close(vector[:NUM_PARAMETERS].double(), parameters_of(moved))
+    torch.testing.assert_close(vector[:NUM_PARAMETERS].double(), make_parameters(moved))
     # Statistics are averages, whatever the step.
-    averages = parameters_of(shares @ np.array(models), statistics=True)
+    averages = make_parameters(shares @ np.array(models), statistics=True)
     torch.testing.assert_close(vector[NUM_PARAMETERS:].double(), averages)
 
 
-def parameters_of(vector: np.ndarray, statistics: bool = False) -> Tensor:
+def make_parameters(vector: np.ndarray, statistics: bool = False) -> Tensor:
     if statistics:
         return torch.tensor(vector[NUM_PARAMETERS:])
     return torch.tensor(vector[:NUM_PARAMETERS])
 
 
-def weights_of(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Tensor:
-    return FedExP().weights(round_of(models, num_samples), {})
+def aggregate_weights(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Tensor:
+    return FedExP().weights(make_round(models, num_samples), {})
 
 
 def test_fedexp_extrapolates_where_updates_disagree() -> None:
-    assert weights_of(DISAGREE, [1, 1, 1]).sum() > 1.5
+    assert aggregate_weights(DISAGREE, [1, 1, 1]).sum() > 1.5
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_fedexp_extrapolates_where_updates_disagree() -> None:
 def test_fedexp_is_fedavg_where_updates_agree(
     models: Sequence[Sequence[float]], num_samples: Sequence[int], shares: list[float]
 ) -> None:
-    assert weights_of(models, num_samples).tolist() == pytest.approx(shares)
+    assert aggregate_weights(models, num_samples).tolist() == pytest.approx(shares)
 
 
 @parametrize_with_checks([FedExP()])

@@ -43,7 +43,7 @@ class PerClient(ContributionMetric):
         return self.values
 
 
-def alone(game, client_ids):
+def values_of_each_alone(game, client_ids):
     coalitions = torch.eye(len(client_ids))
     return game(coalitions.bool()).float()
 
@@ -52,7 +52,7 @@ def accuracy_game(round):
     return round.play("accuracy")
 
 
-def by_a_helper(round):
+def accuracy_game_by_helper(round):
     return accuracy_game(round)
 
 
@@ -64,14 +64,14 @@ class ByUtility(PerClient):
     round_fields = {"utility": accuracy_game}  # noqa: RUF012
 
     def update(self, client_ids, utility):
-        self.values[client_ids] += alone(utility, client_ids)
+        self.values[client_ids] += values_of_each_alone(utility, client_ids)
 
 
 class ByGame(PerClient):
     round_fields = {"game": accuracy_game}  # noqa: RUF012
 
     def update(self, client_ids, game):
-        self.values[client_ids] += alone(game, client_ids)
+        self.values[client_ids] += values_of_each_alone(game, client_ids)
 
 
 class StepLength(PerClient):
@@ -82,7 +82,7 @@ class StepLength(PerClient):
 
 
 class ByHelper(ByGame):
-    round_fields = {"game": by_a_helper}  # noqa: RUF012
+    round_fields = {"game": accuracy_game_by_helper}  # noqa: RUF012
 
 
 class DeclaredHelper(ByHelper):
@@ -95,7 +95,7 @@ class ByValidationLoss(FedAvg):
     needs = ("play",)
 
     def weights(self, round, contributions):
-        accuracies = alone(round.play("accuracy"), round.client_ids)
+        accuracies = values_of_each_alone(round.play("accuracy"), round.client_ids)
         return torch.softmax(accuracies, 0)
 
 
@@ -131,7 +131,7 @@ def num_classes(local):
     return len(local.class_counts)
 
 
-def run(folder, validation=0.2, rounds=1, **options):
+def fit_loop(folder, validation=0.2, rounds=1, **options):
     loop = FederatedLoop(seed=0, **options)
     training_set, _ = toy_sets()
     splits = Splits(server_val=validation)
@@ -199,7 +199,7 @@ def test_names_within_nested_functions_are_found():
 def test_a_metric_has_the_same_values_whatever_its_argument_is_called(tmp_path):
     metrics = {"utility": ByUtility(), "game": ByGame(), "declared": DeclaredHelper()}
 
-    values = run(tmp_path, metrics=metrics, rounds=2).contributions
+    values = fit_loop(tmp_path, metrics=metrics, rounds=2).contributions
 
     assert values["utility"].abs().sum() > 0
     assert torch.equal(values["game"], values["utility"])
@@ -207,22 +207,22 @@ def test_a_metric_has_the_same_values_whatever_its_argument_is_called(tmp_path):
 
 
 def test_a_metric_whose_function_names_the_aggregate_is_updated_after_it(tmp_path):
-    loop = run(tmp_path, metrics={"step": StepLength()})
+    loop = fit_loop(tmp_path, metrics={"step": StepLength()})
 
     assert loop.contribution_metrics.stage_of("step") == "aggregation"
     assert (loop.contributions["step"] > 0).all()
 
 
 def test_an_aggregator_weighs_by_the_servers_validation_set(tmp_path):
-    loop = run(tmp_path, aggregator=ByValidationLoss())
+    loop = fit_loop(tmp_path, aggregator=ByValidationLoss())
 
-    measured = run(tmp_path / "again", metrics={"game": ByGame()})
+    measured = fit_loop(tmp_path / "again", metrics={"game": ByGame()})
     weights = torch.softmax(measured.contributions["game"], 0)
     torch.testing.assert_close(loop.state.weights, weights)
 
 
 def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
-    assert run(tmp_path, aggregator=AskingAggregator()).round_index == 1
+    assert fit_loop(tmp_path, aggregator=AskingAggregator()).round_index == 1
 
 
 # ---- what is refused before the first round
@@ -238,7 +238,7 @@ def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
 )
 def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
-        run(tmp_path, validation=0.0, **options)
+        fit_loop(tmp_path, validation=0.0, **options)
 
 
 def test_an_aggregator_that_asks_private_clients_is_refused_when_the_loop_is_made():
@@ -253,7 +253,7 @@ def test_a_need_that_no_round_has_is_refused(tmp_path):
         needs = ("plays",)
 
     with pytest.raises(ConfigurationError, match=r"needs = \['plays'\], which a round does not"):
-        run(tmp_path, aggregator=Misspelt())
+        fit_loop(tmp_path, aggregator=Misspelt())
 
 
 # ---- what is read without having been declared
@@ -273,7 +273,7 @@ def test_an_undeclared_read_names_the_line_to_add(options, line, tmp_path):
     with pytest.raises(
         ConfigurationError, match=f"has not declared it. Add to its class: .*{line}"
     ):
-        run(tmp_path, **options)
+        fit_loop(tmp_path, **options)
 
 
 def test_an_aggregator_is_told_that_the_traffic_is_known_later(tmp_path):
@@ -282,4 +282,4 @@ def test_an_aggregator_is_told_that_the_traffic_is_known_later(tmp_path):
             return round.uploaded.float()
 
     with pytest.raises(RuntimeError, match="Round.uploaded, which is known only after exchange"):
-        run(tmp_path, aggregator=Early())
+        fit_loop(tmp_path, aggregator=Early())

@@ -10,7 +10,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
@@ -27,8 +27,8 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None:
-    module = network()
-    randomized = network()
+    module = make_network()
+    randomized = make_network()
     space = ParameterSpace(module)
 
     vector = space.read(module)
@@ -71,7 +71,7 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
 
 
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
-    module = network()
+    module = make_network()
     assert ParameterSpace(module).head.name == "5"
     space = ParameterSpace(module, head="4")
     assert (space.head.name, space.head.num_classes) == ("4", 5)
@@ -89,7 +89,7 @@ def test_head_of_timm_is_its_classifier() -> None:
 
 
 def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> None:
-    module = network()
+    module = make_network()
     with pytest.raises(ConfigurationError, match=r"head='classifier' is not a layer.*\['4', '5'\]"):
         ParameterSpace(module, head="classifier")
     with pytest.raises(ConfigurationError, match=r"head='1' \(BatchNorm2d\) has no weight matrix"):

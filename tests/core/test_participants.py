@@ -38,7 +38,7 @@ class Asking(Personalizer):
         return {}
 
 
-def ask(
+def ask_clients(
     question: Any, folder: Path, data: Any = None, **kwargs: Any
 ) -> tuple[list[Any], FederatedLoop]:
     asking = Asking(question)
@@ -49,7 +49,7 @@ def ask(
 
 def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: Path) -> None:
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
-    answers, _ = ask(lambda local, round: local.samples(), tmp_path, data)
+    answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
     for client, (x, y) in enumerate(answers):
         indices = data.client_indices(client)
         clean = data.source[0].tensors  # type: ignore[index]
@@ -70,14 +70,14 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> Non
         accuracy = local.evaluate(round.client_vectors, "test").value("accuracy")
         return accuracy, torch.stack(expected), len(y)
 
-    answers, _ = ask(question, tmp_path)
+    answers, _ = ask_clients(question, tmp_path)
     assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
     for accuracy, expected, _ in answers:
         torch.testing.assert_close(accuracy, expected)
 
 
 def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> None:
-    leaked, loop = ask(lambda local, round: local, tmp_path)
+    leaked, loop = ask_clients(lambda local, round: local, tmp_path)
     for read in (
         lambda local: local.samples(),
         lambda local: local.class_counts,
@@ -92,19 +92,19 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> 
         leaked[0].samples()  # another client's
 
     with pytest.raises(PermissionError, match="client 0"):
-        ask(curious, tmp_path)
+        ask_clients(curious, tmp_path)
 
     def meanwhile(local: LocalData, round: Round) -> None:
         with ThreadPoolExecutor(1) as somebody_elses, pytest.raises(PermissionError):
             somebody_elses.submit(local.samples).result()
 
-    ask(meanwhile, tmp_path)
+    ask_clients(meanwhile, tmp_path)
 
 
 # ---- what a client keeps is its own
 
 
-def count(local: LocalData) -> int:
+def count_questions(local: LocalData) -> int:
     local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
     return int(local.state["asked"])
 
@@ -116,7 +116,9 @@ class Asked(ContributionMetric):
         self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
     def update(self, client_ids: torch.Tensor, clients: Any) -> None:
-        self.counts[client_ids] = torch.tensor([float(client.ask(count)) for client in clients])
+        self.counts[client_ids] = torch.tensor(
+            [float(client.ask(count_questions)) for client in clients]
+        )
 
     def compute(self) -> torch.Tensor:
         return self.counts
@@ -185,15 +187,15 @@ def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> No
 # ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     """0: linear, 1: BatchNorm, 2: GroupNorm, 3: linear, 4: linear."""
     return nn.Sequential(
         nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
     )
 
 
-def of(*layers: int) -> set[str]:
-    return {name for name in network().state_dict() if int(name[0]) in layers}
+def names_of_layers(*layers: int) -> set[str]:
+    return {name for name in make_network().state_dict() if int(name[0]) in layers}
 
 
 @pytest.mark.parametrize(
@@ -201,23 +203,26 @@ def of(*layers: int) -> set[str]:
     [
         ("all", set()),
         ("trainable", set()),
-        (["!norm"], of(1, 2)),
-        (["!head"], of(4)),
-        (["all", "!3.*", "!4.*"], of(3, 4)),
-        (["0.*", "norm"], of(3, 4)),
-        (["!?.*", "head", "!4.bias"], of(0, 1, 2, 3) | {"4.bias"}),
-        (lambda name, tensor: tensor.ndim == 2, of(1, 2) | {"0.bias", "3.bias", "4.bias"}),
+        (["!norm"], names_of_layers(1, 2)),
+        (["!head"], names_of_layers(4)),
+        (["all", "!3.*", "!4.*"], names_of_layers(3, 4)),
+        (["0.*", "norm"], names_of_layers(3, 4)),
+        (["!?.*", "head", "!4.bias"], names_of_layers(0, 1, 2, 3) | {"4.bias"}),
+        (
+            lambda name, tensor: tensor.ndim == 2,
+            names_of_layers(1, 2) | {"0.bias", "3.bias", "4.bias"},
+        ),
     ],
 )
 def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(
     share: Any, private: set[str]
 ) -> None:
-    assert sharing(["!head"], network(), head="3").kept == of(3)
-    assert sharing(share, network()) == (set(private), set())
+    assert sharing(["!head"], make_network(), head="3").kept == names_of_layers(3)
+    assert sharing(share, make_network()) == (set(private), set())
 
 
 def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> None:
-    net = network()
+    net = make_network()
     net[:2].requires_grad_(False)
     frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
     # Statistics of a frozen BatchNorm change in training, too.
@@ -225,8 +230,8 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     assert sharing(
         ["3.*", "4.*"],
         net,
-    ) == (of(1, 2) - frozen, frozen)
-    assert sharing(["trainable", "!head"], net) == (of(4), frozen)
+    ) == (names_of_layers(1, 2) - frozen, frozen)
+    assert sharing(["trainable", "!head"], net) == (names_of_layers(4), frozen)
     assert sharing(["trainable", "!0.*"], net) == (
         {"0.weight", "0.bias"},
         {"1.weight", "1.bias"},
@@ -259,7 +264,7 @@ def test_share_finds_normalization_layers_of_other_libraries() -> None:
 
 
 def test_share_treats_tied_weights_as_one_entry() -> None:
-    net = network()
+    net = make_network()
     net[4].weight = nn.Parameter(torch.zeros(4, 4))
     net[0].weight = net[4].weight
     assert sharing(["!head"], net).kept == {"0.weight", "4.bias"}
@@ -280,4 +285,4 @@ def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(
     share: Any, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        sharing(share, network())
+        sharing(share, make_network())

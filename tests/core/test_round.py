@@ -18,7 +18,7 @@ from flsv.metrics import ClassSpecificShapley, ContributionEstimation, Cumulativ
 from flsv.server import ContributionMetrics
 from flsv.server.round_server import RoundServer
 from helpers.data import toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 
 
 def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
@@ -133,7 +133,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def in_a_file(rows: Tensor) -> bool:
+def is_memory_mapped(rows: Tensor) -> bool:
     return rows.untyped_storage().filename is not None
 
 
@@ -143,11 +143,11 @@ class Seen(ClassSpecificShapley):
     def update(
         self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any
     ) -> None:
-        self.lay = [*getattr(self, "lay", []), in_a_file(client_vectors)]
+        self.lay = [*getattr(self, "lay", []), is_memory_mapped(client_vectors)]
         super().update(client_ids, client_heads, server_head)
 
 
-def run(
+def fit_and_inspect(
     folder: Path,
     **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
@@ -161,7 +161,7 @@ def run(
     loop = FederatedLoop(metrics=metrics, seed=0, **options)
     module = fit(loop, folder, data=data, rounds=2)
     values = {name: metric.compute() for name, metric in metrics.items()}
-    return vector(module), values, metrics["cssv"].lay
+    return state_vector(module), values, metrics["cssv"].lay
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def run(
 def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     options, tmp_path, monkeypatch
 ):
-    model, values, was_in_file = run(tmp_path / "memory", **options())
+    model, values, was_in_file = fit_and_inspect(tmp_path / "memory", **options())
     assert was_in_file == [False, False]
 
     monkeypatch.setattr(matrix, "LARGE", 0)
-    model_by_file, values_by_file, was_in_file = run(tmp_path / "file", **options())
+    model_by_file, values_by_file, was_in_file = fit_and_inspect(tmp_path / "file", **options())
 
     assert was_in_file == [True, True]
     assert torch.equal(model_by_file, model)

@@ -25,16 +25,23 @@ from flsv.sampling import FixedCohort
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
-from helpers.fits import InRound, assert_resumes, checkpoints, client_tensors, fit, vector
+from helpers.fits import (
+    InRound,
+    assert_resumes,
+    client_tensors,
+    fit,
+    make_checkpoint_callback,
+    state_vector,
+)
 from helpers.loops_by_hand import (
     ROUNDS,
-    assert_kept,
-    assert_same,
-    cohort,
-    plain_sgd,
-    sharing_by_hand,
-    three_of_five,
-    unequal_data,
+    assert_private_parts,
+    assert_same_state,
+    cohort_of_round,
+    make_loop_of_three_clients,
+    make_sgd_training,
+    make_unequal_data,
+    train_sharing_by_hand,
 )
 from helpers.models import Plain, loop_of, network
 
@@ -45,7 +52,7 @@ NORM, HEAD = (
 )
 
 
-def frozen() -> nn.Module:
+def make_frozen_network() -> nn.Module:
     net = network()
     net[:2].requires_grad_(False)
     return net
@@ -63,15 +70,15 @@ def frozen() -> nn.Module:
 def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, share, private):
     net = network()
     private = [name for name in private if name in net.state_dict()]
-    expected, private_parts = sharing_by_hand(net, private, plain_sgd())
-    federated = three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS))
+    expected, private_parts = train_sharing_by_hand(net, private, make_sgd_training())
+    federated = make_loop_of_three_clients(share=share, evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net))
-    data = unequal_data()
+    data = make_unequal_data()
 
     fit(federated, tmp_path, module, data, rounds=ROUNDS)
 
-    assert_same(module.net, expected)
-    assert_kept(federated, private_parts)
+    assert_same_state(module.net, expected)
+    assert_private_parts(federated, private_parts)
     for name in private:
         initial = net.state_dict()[name]
         # The global model has what it began with.
@@ -143,7 +150,7 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
     }
 
     def run(share: str) -> tuple[FederatedLoop, Tensor]:
-        federated = three_of_five(
+        federated = make_loop_of_three_clients(
             share=share,
             metrics=copy.deepcopy(games),
             evaluation=ClientEvaluation(every=ROUNDS),
@@ -151,11 +158,11 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
         module = fit(
             federated,
             tmp_path / share,
-            Plain(frozen()),
-            unequal_data(),
+            Plain(make_frozen_network()),
+            make_unequal_data(),
             rounds=ROUNDS,
         )
-        return federated, vector(module)
+        return federated, state_vector(module)
 
     whole, model = run("all")
     part, model_of_part = run("trainable")
@@ -189,12 +196,12 @@ def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
         ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"
     ):
         fit(
-            three_of_five(share="trainable", metrics={"m": ClassSpecificShapley()}),
+            make_loop_of_three_clients(share="trainable", metrics={"m": ClassSpecificShapley()}),
             tmp_path,
             Plain(net),
         )
     fit(
-        three_of_five(share="trainable", metrics={"n": CosineGradientShapley()}),
+        make_loop_of_three_clients(share="trainable", metrics={"n": CosineGradientShapley()}),
         tmp_path,
         Plain(net),
         rounds=1,
@@ -216,14 +223,14 @@ class Follows(Plain):
 def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path):
     message = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
     with pytest.raises(ConfigurationError, match=message):
-        fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
+        fit(make_loop_of_three_clients(share="trainable"), tmp_path, Follows(), make_unequal_data())
 
-    federated = three_of_five(share=["trainable", "!target.*"])
+    federated = make_loop_of_three_clients(share=["trainable", "!target.*"])
 
-    module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
+    module = fit(federated, tmp_path, Follows(), make_unequal_data(), rounds=2)
 
     states = client_tensors(federated)
-    assert states.keys() == set(cohort(0)) | set(cohort(1))
+    assert states.keys() == set(cohort_of_round(0)) | set(cohort_of_round(1))
     for state in states.values():
         assert state.keys() == {"module.target.weight", "module.target.bias"}
         assert not torch.equal(state["module.target.weight"], module.target.weight)
@@ -243,18 +250,20 @@ def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"
     ):
-        fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
+        fit(
+            make_loop_of_three_clients(share="trainable"), tmp_path, module, callbacks=[Unfreezes()]
+        )
 
 
 def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
     """After one round the private parts are those of a run without: training has not seen the noise yet."""
-    noised = three_of_five(
+    noised = make_loop_of_three_clients(
         share=["!norm"],
         uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)],
     )
-    plain = three_of_five(share=["!norm"])
+    plain = make_loop_of_three_clients(share=["!norm"])
     for federated, name in ((noised, "a"), (plain, "b")):
-        fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
+        fit(federated, tmp_path / name, data=make_unequal_data(), rounds=1)
 
     private_parts = client_tensors(plain)
     private_parts_beside_noise = client_tensors(noised)
@@ -293,13 +302,16 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
         ConfigurationError,
         match=r"metrics \['sv'\] evaluate models on the server's .* stay at their",
     ):
-        fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
+        fit(
+            make_loop_of_three_clients(share=["!head"], metrics={"sv": PartialFederatedShapley()}),
+            tmp_path,
+        )
 
 
 # ---- resumed
 
 
-def everything(**changes: Any) -> FederatedLoop:
+def make_loop_with_everything(**changes: Any) -> FederatedLoop:
     options: dict[str, Any] = {
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
@@ -311,11 +323,11 @@ def everything(**changes: Any) -> FederatedLoop:
         "optimizer_state": "persist",
         "evaluation": ClientEvaluation(every=2, models="trained"),
     }
-    return three_of_five(**{**options, **changes})
+    return make_loop_of_three_clients(**{**options, **changes})
 
 
 def test_shared_parts_resume_bitwise(tmp_path):
-    federated = assert_resumes(everything, tmp_path, data=unequal_data)
+    federated = assert_resumes(make_loop_with_everything, tmp_path, data=make_unequal_data)
     assert all(
         f"module.net.{name}" in state
         for state in client_tensors(federated).values()
@@ -334,12 +346,12 @@ class Saves(InRound):
 
 def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     path = tmp_path / "middle.ckpt"
-    whole = three_of_five(share=["!norm"])
-    resumed_loop = three_of_five(share=["!norm"])
+    whole = make_loop_of_three_clients(share=["!norm"])
+    resumed_loop = make_loop_of_three_clients(share=["!norm"])
     expected = fit(
         whole,
         tmp_path / "a",
-        data=unequal_data(),
+        data=make_unequal_data(),
         rounds=4,
         callbacks=[Saves(path)],
         enable_checkpointing=True,
@@ -349,38 +361,38 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
     resumed = fit(
         resumed_loop,
         tmp_path / "b",
-        data=unequal_data(),
+        data=make_unequal_data(),
         rounds=4,
         ckpt_path=path,
         enable_checkpointing=True,
     )
-    assert torch.equal(vector(expected), vector(resumed))
+    assert torch.equal(state_vector(expected), state_vector(resumed))
     private_parts = {}
     for client, state in client_tensors(whole).items():
         private_parts[client] = {
             name.removeprefix("module.net."): value for name, value in state.items()
         }
-    assert_kept(resumed_loop, private_parts)
+    assert_private_parts(resumed_loop, private_parts)
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):
     optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
     saving: dict[str, Any] = {
         "enable_checkpointing": True,
-        "callbacks": [checkpoints(tmp_path)],
+        "callbacks": [make_checkpoint_callback(tmp_path)],
     }
     fit(
-        three_of_five(share="trainable"),
+        make_loop_of_three_clients(share="trainable"),
         tmp_path,
-        Plain(frozen(), optimizer),
-        unequal_data(),
+        Plain(make_frozen_network(), optimizer),
+        make_unequal_data(),
         rounds=1,
         **saving,
     )
     unfrozen = Plain(network(), optimizer)
     path = tmp_path / "checkpoints/last.ckpt"
     message = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
-    loop = three_of_five(share="trainable")
+    loop = make_loop_of_three_clients(share="trainable")
 
     with pytest.raises(ConfigurationError, match=message):
-        fit(loop, tmp_path, unfrozen, unequal_data(), ckpt_path=path)
+        fit(loop, tmp_path, unfrozen, make_unequal_data(), ckpt_path=path)

@@ -32,7 +32,7 @@ class Listening(L.Callback):
         self.heard |= self.loop.channel.names()
 
 
-def documented() -> dict[str, Crossed]:
+def documented_traffic() -> dict[str, Crossed]:
     """What crosses in either direction, by configuration."""
     crossed_by_config = {}
     for (down, up), configs in docs_site.crossings().items():
@@ -42,12 +42,12 @@ def documented() -> dict[str, Crossed]:
     return crossed_by_config
 
 
-DOCUMENTED = documented()
+DOCUMENTED = documented_traffic()
 ALGORITHMS = sorted(DOCUMENTED)
 
 
 @pytest.fixture
-def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def measured_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Three rounds of an algorithm on the quick start's digits, with these options before its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
@@ -88,10 +88,10 @@ def installed(algorithm: str) -> Any:
 )  # a callback holds the loop, in coalitions' fits, too
 @pytest.mark.parametrize("algorithm", list(map(installed, ALGORITHMS)))
 def test_messages_of_each_algorithm_are_those_of_the_documented_table(
-    crossed, algorithm: str
+    measured_traffic, algorithm: str
 ) -> None:
     plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
-    messages = crossed(algorithm, *plain)
+    messages = measured_traffic(algorithm, *plain)
     names: dict[str, list[str]] = {"down": [], "up": []}
     for direction, name in sorted(messages):
         names[direction].append(name)
@@ -102,7 +102,7 @@ def test_messages_of_each_algorithm_are_those_of_the_documented_table(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedfomo", "pfedsv"])
 def test_metric_that_needs_initial_models_adds_their_upload_to_the_messages(
-    crossed, algorithm: str
+    measured_traffic, algorithm: str
 ) -> None:
     # The quick start's own metric stays.
-    assert crossed(algorithm) == DOCUMENTED[algorithm] | {("up", "started_from")}
+    assert measured_traffic(algorithm) == DOCUMENTED[algorithm] | {("up", "started_from")}

@@ -18,12 +18,12 @@ from flsv.data.sources.frames import frame_table
 from flsv.data.sources.summaries import encoder_of_sites
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 ROWS = 200
 
 
-def wards() -> pd.DataFrame:
+def make_wards() -> pd.DataFrame:
     """Rows with gaps, a constant, numbers of every size, and a category that only the last rows have."""
     rng = np.random.default_rng(5)
     age = rng.normal(62, 14, ROWS)
@@ -50,7 +50,7 @@ def wards() -> pd.DataFrame:
 LAST_ROWS = [90, 190, 190]
 
 
-def encoder_of(
+def fit_encoder(
     frame: pd.DataFrame,
     last_rows: Sequence[int] = LAST_ROWS,
     min_rows: int = 1,
@@ -70,8 +70,8 @@ def through_json(plain: Any) -> Any:
 
 
 def test_encoder_is_that_of_scikit_learn_on_all_rows_together() -> None:
-    frame = wards()
-    encoder = encoder_of(frame)
+    frame = make_wards()
+    encoder = fit_encoder(frame)
     codes = {code.name: code for code in encoder.columns}
 
     numbers = ["age", "money", "fee", "dose", "smoker"]
@@ -92,14 +92,14 @@ def test_encoder_is_that_of_scikit_learn_on_all_rows_together() -> None:
 
 
 def test_encoder_is_the_same_to_the_bit_for_any_order_of_rows_and_any_clients() -> None:
-    frame = wards()
+    frame = make_wards()
     order = np.random.default_rng(1).permutation(ROWS)
     shuffled = frame.iloc[order].reset_index(drop=True)
-    encoder = encoder_of(frame)
+    encoder = fit_encoder(frame)
 
-    assert encoder_of(shuffled, []) == encoder
-    assert encoder_of(frame, min_rows=2) == encoder  # by client
-    assert encoder_of(frame.iloc[:-1]).hash != encoder.hash
+    assert fit_encoder(shuffled, []) == encoder
+    assert fit_encoder(frame, min_rows=2) == encoder  # by client
+    assert fit_encoder(frame.iloc[:-1]).hash != encoder.hash
     sent = through_json(encoder.to_plain())
     assert AgreedEncoder.from_plain(sent) == encoder
 
@@ -113,14 +113,14 @@ def test_moments_are_exact_where_sums_of_floats_are_not() -> None:
     assert Moments.from_plain(moments.to_plain()) == moments
 
 
-def summary_of(frame: pd.DataFrame, **columns: Any) -> TableSummary:
+def summarize(frame: pd.DataFrame, **columns: Any) -> TableSummary:
     """What a site with these rows tells, after a journey as text."""
-    data = site_data(frame, columns)
+    data = make_site_data(frame, columns)
     summary = data.table_summary()
     return TableSummary.from_plain(through_json(summary.to_plain()))
 
 
-def site_data(frame: pd.DataFrame, columns: Any = None) -> FederatedDataModule:
+def make_site_data(frame: pd.DataFrame, columns: Any = None) -> FederatedDataModule:
     data = FederatedDataModule(
         frame,
         OneClient(),
@@ -133,11 +133,11 @@ def site_data(frame: pd.DataFrame, columns: Any = None) -> FederatedDataModule:
 
 
 def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> None:
-    frame = wards().iloc[100:]
+    frame = make_wards().iloc[100:]
     frame["one"] = np.nan
     frame.loc[100, "one"] = 7.25
     frame.loc[frame.index[:3], "ill"] = "unclear"
-    plain = summary_of(frame, min_rows=11).to_plain()
+    plain = summarize(frame, min_rows=11).to_plain()
 
     assert plain.keys() == {"settings", "columns", "classes"}
     assert plain["settings"].keys() == {"target", "pos_label", "columns"}
@@ -149,29 +149,29 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
     assert plain["classes"].keys() == {"yes", "no"}
     # Ten rows are of ward C.
     assert list(plain["columns"]["ward"]["categories"]) == ["A", "B"]
-    of_ten = summary_of(frame, min_rows=10)
+    of_ten = summarize(frame, min_rows=10)
     assert list(of_ten.columns["ward"].categories or ()) == ["A", "B", "C"]
 
 
 def test_category_of_too_few_rows_becomes_zeros_in_one_process_too() -> None:
     columns = {"min_rows": 11, "exclude": ["tiny"]}
-    data = ready(wards(), labels="ill", columns=columns, server_val=0)
+    data = set_up_data(make_wards(), labels="ill", columns=columns, server_val=0)
     ward = data.column_cards[-1]
     assert ward.categories == ["A", "B"]
-    inputs = inputs_of(data)
+    inputs = inputs_of_training(data)
     ward_features = inputs[:, 5:7].sum(1)
     assert not ward_features[190:].any()
     assert (ward_features[:190] == 1).all()
 
 
-def inputs_of(data: FederatedDataModule) -> torch.Tensor:
+def inputs_of_training(data: FederatedDataModule) -> torch.Tensor:
     return data._data.tensors()[0]
 
 
-def agree(**sites: pd.DataFrame) -> AgreedEncoder:
+def agree_on_encoder(**sites: pd.DataFrame) -> AgreedEncoder:
     summaries = {}
     for name, frame in sites.items():
-        summaries[name] = summary_of(frame)
+        summaries[name] = summarize(frame)
     return encoder_of_sites(summaries)
 
 
@@ -195,33 +195,33 @@ def test_site_whose_table_does_not_fit_is_named_with_what_to_do(
     change: dict[str, Any],
     message: str,
 ) -> None:
-    boston = wards()
+    boston = make_wards()
     lyon = boston.assign(**change)
     if None in change.values():
         lyon = boston.drop(columns=list(change))
     with pytest.raises(ConfigurationError, match=message):
-        agree(Boston=boston, Lyon=lyon)
+        agree_on_encoder(Boston=boston, Lyon=lyon)
 
 
 def test_sites_that_read_tables_by_other_options_are_named() -> None:
     summaries = {
-        "Boston": summary_of(wards()),
-        "Lyon": summary_of(wards(), decimal=","),
-        "Osaka": summary_of(wards(), min_rows=5),
+        "Boston": summarize(make_wards()),
+        "Lyon": summarize(make_wards(), decimal=","),
+        "Osaka": summarize(make_wards(), min_rows=5),
     }
     with pytest.raises(ConfigurationError, match="Osaka reads its table by .*, and Boston by"):
         encoder_of_sites(summaries)
 
 
 def test_site_without_any_value_of_a_column_takes_the_others_encoder() -> None:
-    boston = wards()
+    boston = make_wards()
     osaka = boston.assign(dose=None, ward=None)
-    encoder = agree(Boston=boston, Osaka=osaka)
-    data = site_data(osaka)
+    encoder = agree_on_encoder(Boston=boston, Osaka=osaka)
+    data = make_site_data(osaka)
     assert data.needs_encoder
     data.encode(encoder)
 
-    inputs = inputs_of(data)
+    inputs = inputs_of_training(data)
     assert inputs.shape == (ROWS, len(encoder.feature_names))
     features = dict(zip(encoder.feature_names, inputs.T))
     for name in ("dose", "ward=A", "ward=B", "ward=C"):
@@ -231,12 +231,12 @@ def test_site_without_any_value_of_a_column_takes_the_others_encoder() -> None:
 
 
 def test_table_of_one_site_is_refused_outside_of_a_deployment_unless_it_has_an_encoder() -> None:
-    frame = wards()
+    frame = make_wards()
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
-        ready(frame, OneClient(), labels="ill")
-    encoder = encoder_of(frame)
+        set_up_data(frame, OneClient(), labels="ill")
+    encoder = fit_encoder(frame)
     options = {"encoder": encoder.to_plain()}
-    data = ready(frame[:50], OneClient(), labels="ill", columns=options)
+    data = set_up_data(frame[:50], OneClient(), labels="ill", columns=options)
     assert data.encoder == encoder
     assert data.input_shape == (len(encoder.feature_names),)
 
@@ -255,7 +255,7 @@ def test_table_of_one_site_is_refused_outside_of_a_deployment_unless_it_has_an_e
     ],
 )
 def test_summary_that_no_table_has_is_refused(column: str, field: str, value: Any) -> None:
-    plain = summary_of(wards()).to_plain()
+    plain = summarize(make_wards()).to_plain()
     plain["columns"][column][field] = value
     with pytest.raises((ValueError, TypeError, KeyError)):
         TableSummary.from_plain(plain)
@@ -279,11 +279,11 @@ def test_encoder_that_cannot_be_is_refused(code: dict[str, Any]) -> None:
 
 
 def test_summary_of_text_files_is_that_of_the_values() -> None:
-    frame = wards()
+    frame = make_wards()
     texts = Table("wards.csv", frame[["age", "smoker", "ill"]].astype(str))
     encoder = TableEncoder(Columns(), "ill")
     encoder.read_table(texts)
     summary = encoder.summary(texts, np.arange(ROWS))
-    of_values = summary_of(frame)
+    of_values = summarize(frame)
     assert summary.columns["age"] == of_values.columns["age"]
     assert summary.columns["smoker"] == of_values.columns["smoker"]

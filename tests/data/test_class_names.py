@@ -9,23 +9,23 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from flsv.data.labels import class_names_of
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import HuggingFace, Items, X, Y, ready
+from helpers.data import HuggingFace, Items, X, Y, set_up_data
 
 WORDS = (X, np.where(Y == 0, "ill", "well"))
 NUMBERS = (X, (Y > 0).astype(int))
 TWELVE = np.arange(60) % 12
 
 
-def two_clients(samples, **options):
+def make_two_clients(samples, **options):
     """Return data of two clients with these samples, and the labels of the validation batches."""
-    data = ready(clients={"a": samples, "b": samples}, **options)
+    data = set_up_data(clients={"a": samples, "b": samples}, **options)
     labels = []
     for batch in data.val_dataloader():
         labels += batch[1].tolist()
     return data, labels
 
 
-def texts(numbers):
+def make_texts(numbers):
     return X, numbers.astype(str)
 
 
@@ -34,47 +34,47 @@ def texts(numbers):
 def test_numbers_beside_the_clients_words_are_refused(argument, pos_label):
     message = f"'{argument}' has numbers .*ill, well"
     with pytest.raises(ConfigurationError, match=message):
-        two_clients(WORDS, pos_label=pos_label, **{argument: NUMBERS})
-    two_clients(WORDS, pos_label=pos_label, **{argument: WORDS})
+        make_two_clients(WORDS, pos_label=pos_label, **{argument: NUMBERS})
+    make_two_clients(WORDS, pos_label=pos_label, **{argument: WORDS})
 
 
 def test_words_beside_the_clients_numbers_are_refused():
     message = "'val' has names for its classes .*ill, well"
     with pytest.raises(ConfigurationError, match=message):
-        two_clients(NUMBERS, val=WORDS)
+        make_two_clients(NUMBERS, val=WORDS)
 
 
 def test_a_client_with_numbers_beside_another_with_words_is_refused():
     message = "'b' has no names for its classes"
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients={"a": WORDS, "b": NUMBERS})
+        set_up_data(clients={"a": WORDS, "b": NUMBERS})
 
 
 @pytest.mark.parametrize("offset", [0, 3])
 def test_numbers_as_text_are_numbers(offset):
     numbers = TWELVE + offset
-    samples = texts(numbers)
+    samples = make_texts(numbers)
     names = tuple(map(str, range(offset, offset + 12)))
     for val in (samples, (X, numbers)):
-        data, labels = two_clients(samples, val=val)
+        data, labels = make_two_clients(samples, val=val)
         assert data.class_names == names
         assert labels == TWELVE.tolist()
 
 
 def test_text_of_numbers_beside_the_clients_numbers_is_the_same_number():
     samples = (X, TWELVE)
-    _, labels = two_clients(samples, val=texts(TWELVE))
+    _, labels = make_two_clients(samples, val=make_texts(TWELVE))
     assert labels == TWELVE.tolist()
 
 
 def test_number_that_no_name_equals_is_refused():
-    samples = texts(TWELVE + 3)
+    samples = make_texts(TWELVE + 3)
     message = "'val' has the label 0, .* 3, 4, 5"
     with pytest.raises(ConfigurationError, match=message):
-        two_clients(samples, val=(X, TWELVE))
+        make_two_clients(samples, val=(X, TWELVE))
 
 
-def items(**attributes):
+def make_items(**attributes):
     samples = []
     for index in range(20):
         samples.append((torch.zeros(4), index % 2))
@@ -82,13 +82,13 @@ def items(**attributes):
     return Items(samples, targets=targets, **attributes)
 
 
-def named_tensors():
+def make_named_tensors():
     tensors = TensorDataset(torch.zeros(2, 4), torch.arange(2))
     tensors.classes = ("ill", "well")
     return tensors
 
 
-def hugging_face():
+def make_hugging_face():
     label = SimpleNamespace(names=["ill", "well"])
     columns = {"x": [0.0, 1.0], "label": [0, 1]}
     return HuggingFace(columns, label=label)
@@ -97,10 +97,10 @@ def hugging_face():
 @pytest.mark.parametrize(
     "dataset",
     [
-        items(class_to_idx={"well": 1, "ill": 0}),
-        items(classes=["ill", "well"]),
-        hugging_face(),
-        ConcatDataset([named_tensors(), named_tensors()]),
+        make_items(class_to_idx={"well": 1, "ill": 0}),
+        make_items(classes=["ill", "well"]),
+        make_hugging_face(),
+        ConcatDataset([make_named_tensors(), make_named_tensors()]),
     ],
 )
 def test_names_are_found_wherever_data_sets_have_them(dataset):
@@ -109,8 +109,8 @@ def test_names_are_found_wherever_data_sets_have_them(dataset):
 
 def test_names_that_do_not_belong_to_numbers_are_none():
     two_names = {"well": 1, "fine": 1, "ill": 0}
-    assert class_names_of(items(class_to_idx=two_names)) == ()
-    parts = [named_tensors(), items()]
+    assert class_names_of(make_items(class_to_idx=two_names)) == ()
+    parts = [make_named_tensors(), make_items()]
     message = "parts of a ConcatDataset have different names"
     with pytest.raises(ConfigurationError, match=message):
         class_names_of(ConcatDataset(parts))
@@ -118,6 +118,6 @@ def test_names_that_do_not_belong_to_numbers_are_none():
 
 def test_numbers_of_class_to_idx_are_those_of_the_samples():
     numbers = {"ill": 1, "well": 0}
-    dataset = items(classes=["ill", "well"], class_to_idx=numbers)
-    data, _ = two_clients(dataset)
+    dataset = make_items(classes=["ill", "well"], class_to_idx=numbers)
+    data, _ = make_two_clients(dataset)
     assert data.class_names == ("well", "ill")

@@ -21,7 +21,7 @@ from flsv.data import (
 from flsv.data.partition import partition_counts
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.data import Items, ready
+from helpers.data import Items, set_up_data
 
 X = torch.randn(300, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(300) % 5
@@ -57,12 +57,12 @@ class Shift(Corruption):
         return x, y
 
 
-def corrupted(source, corruptions, **options):
+def make_corrupted_data(source, corruptions, **options):
     options = {"client_val": 0.1, "client_test": 0.1, **options}
-    return ready(source, DirichletPartitioner(4, 1.0, 20), corruptions=corruptions, **options)
+    return set_up_data(source, DirichletPartitioner(4, 1.0, 20), corruptions=corruptions, **options)
 
 
-def in_order(data, client):
+def load_in_order(data, client):
     """A client's training samples in the order of its indices, as its loader gives them."""
     x, y = (
         torch.cat(column) for column in zip(*data.client_loader(client, generator=generator_for(3)))
@@ -75,14 +75,14 @@ def test_only_the_chosen_clients_training_samples_change():
     inputs = X.clone()
     labels = Y.clone()
 
-    data = corrupted(TensorDataset(inputs, labels), BOTH)
+    data = make_corrupted_data(TensorDataset(inputs, labels), BOTH)
 
     assert torch.equal(inputs, X)
     assert torch.equal(labels, Y)
     assert data.malicious == [0, 2]
     for client in range(4):
         indices = data.client_indices(client)
-        x, y = in_order(data, client)
+        x, y = load_in_order(data, client)
         is_noisy = (x != X[indices]).flatten(1).any(1)
         expected_noisy = int(0.3 * len(indices) + 0.5) if client in (0, 2) else 0
         expected_labels = (Y[indices] + 1) % 5 if client == 0 else Y[indices]
@@ -109,15 +109,15 @@ def test_only_the_chosen_clients_training_samples_change():
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
     data, plain = (
-        corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True),
-        corrupted(TensorDataset(X, Y), BOTH),
+        make_corrupted_data(Items(zip(X, Y.tolist())), BOTH, preload=True),
+        make_corrupted_data(TensorDataset(X, Y), BOTH),
     )
     for client in range(4):
-        assert all(map(torch.equal, in_order(data, client), in_order(plain, client)))
+        assert all(map(torch.equal, load_in_order(data, client), load_in_order(plain, client)))
     with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
-        corrupted(Items(zip(X, Y.tolist())), BOTH)
+        make_corrupted_data(Items(zip(X, Y.tolist())), BOTH)
     with pytest.raises(ConfigurationError, match="last element is not their label"):
-        corrupted(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
+        make_corrupted_data(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
     with pytest.raises(ConfigurationError, match="expected a Corruption"):
         FederatedDataModule("digits", corruptions=["noise"])
 
@@ -128,7 +128,7 @@ def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
     dataset = TensorDataset(X, torch.arange(300), Y)
     source = Subset(dataset, order.tolist())
 
-    data = corrupted(
+    data = make_corrupted_data(
         source,
         [Shift(clients=[0]), *BOTH],
         labels=2,
@@ -156,7 +156,7 @@ def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
             assert is_changed.any() == (client == 2)
 
 
-def added(corruption, x):
+def added_noise(corruption, x):
     y = torch.zeros(len(x), dtype=torch.long)
     noisy, _ = corruption(x.clone(), y, 2, torch.Generator().manual_seed(0))
     assert noisy.dtype == x.dtype
@@ -165,25 +165,25 @@ def added(corruption, x):
 
 def test_shapleyfls_noise_is_standard_normal_on_a_share_of_samples_or_pixels():
     x = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    noise = added(GaussianNoise(), x).double()
+    noise = added_noise(GaussianNoise(), x).double()
     # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
     assert abs(noise.mean()) < 0.01
     assert abs(noise.var() - 1) < 0.015
     assert abs((noise**4).mean() - 3) < 0.06
     assert abs(torch.corrcoef(noise.flatten(1)[:, :2].T)[0, 1]) < 0.2
-    assert int((added(GaussianNoise(sample_rate=0.15), x) != 0).flatten(1).any(1).sum()) == 75
-    touched = added(GaussianNoise(pixel_rate=0.2), x) != 0
+    assert int((added_noise(GaussianNoise(sample_rate=0.15), x) != 0).flatten(1).any(1).sum()) == 75
+    touched = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
     assert torch.equal(touched[:, 0], touched[:, 1])
     # 72,000 pixels: a standard error of 0.0015.
     assert touched.float().mean().item() == pytest.approx(0.2, abs=0.008)
-    table = added(GaussianNoise(pixel_rate=0.2), torch.zeros(500, 40)) != 0
+    table = added_noise(GaussianNoise(pixel_rate=0.2), torch.zeros(500, 40)) != 0
     assert table.float().mean().item() == pytest.approx(0.2, abs=0.02)
 
 
 TEN = torch.arange(10_000) % 10
 
 
-def relabeled(corruption):
+def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
     same, y = corruption(x.clone(), TEN.clone(), 10, torch.Generator().manual_seed(0))
     assert torch.equal(x, same)
@@ -192,8 +192,8 @@ def relabeled(corruption):
 
 @pytest.mark.parametrize("to", ["next", "random"])
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
-    assert int((relabeled(ClosedSetLabelNoise(rate=0.137, to=to)) != TEN).sum()) == 1370
-    counts = np.bincount((relabeled(ClosedSetLabelNoise(to=to)) - TEN) % 10, minlength=10)
+    assert int((corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to)) != TEN).sum()) == 1370
+    counts = np.bincount((corrupt_labels(ClosedSetLabelNoise(to=to)) - TEN) % 10, minlength=10)
     # At random every other class equally often. Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
     expected = np.eye(10)[1] * 10_000 if to == "next" else np.array([0, *[10_000 / 9] * 9])
     assert counts[0] == 0
@@ -202,23 +202,34 @@ def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
 
 def test_unknown_classes_get_the_next_known_label_or_any_equally_often():
     # As the authors' code does it: every even class becomes the odd one after it.
-    assert torch.equal(relabeled(OpenSetLabelNoise(EVEN)), TEN + (TEN % 2 == 0))
-    assert relabeled(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
-    y = relabeled(OpenSetLabelNoise(EVEN, to="random"))
+    assert torch.equal(corrupt_labels(OpenSetLabelNoise(EVEN)), TEN + (TEN % 2 == 0))
+    assert corrupt_labels(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [
+        2,
+        2,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        2,
+    ]
+    y = corrupt_labels(OpenSetLabelNoise(EVEN, to="random"))
     assert torch.equal(y[TEN % 2 == 1], TEN[TEN % 2 == 1])
     counts = torch.bincount(y[TEN % 2 == 0], minlength=10)
     assert counts[EVEN].sum() == 0
     # Binomial(5000, 0.2): a standard deviation is 28.3.
     assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
-        relabeled(OpenSetLabelNoise(list(range(10))))
+        corrupt_labels(OpenSetLabelNoise(list(range(10))))
 
 
 def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     x = TEN[:2000, None].float()
     sets = (TensorDataset(x, TEN[:2000]), TensorDataset(x[:100], TEN[:100]))
     noise = [OpenSetLabelNoise(EVEN, fraction=0.4)]
-    data = ready(sets, IIDPartitioner(3), corruptions=noise, client_val=0.1, client_test=0.1)
+    data = set_up_data(sets, IIDPartitioner(3), corruptions=noise, client_val=0.1, client_test=0.1)
     loaders = [data.val_dataloader(), data.test_dataloader()]
     loaders += [
         data.client_loader(client, split) for client in range(3) for split in ("val", "test")

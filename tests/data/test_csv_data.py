@@ -9,12 +9,12 @@ import torch
 from flsv.data import CharacterData, GroupPartitioner, TableData, TextData
 from flsv.data.sources.csv_data import hashed_words, windows
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 WARDS = ("A", "B", "Größe")
 
 
-def wards(number=40):
+def make_ward_lines(number=40):
     """A table in which whoever gets a higher dose is ill."""
     rng = np.random.default_rng(0)
     lines = []
@@ -28,7 +28,11 @@ def wards(number=40):
 
 
 KINDS = {
-    TableData: ("ward,age,sex,note,dose,ill", wards(), {"target": "ill", "group": "ward"}),
+    TableData: (
+        "ward,age,sex,note,dose,ill",
+        make_ward_lines(),
+        {"target": "ill", "group": "ward"},
+    ),
     TextData: (
         "label,desk,text",
         [
@@ -49,7 +53,7 @@ KINDS = {
 
 
 @pytest.fixture
-def make(tmp_path):
+def make_csv_data(tmp_path):
     """A data module of these lines, or of its own kind's."""
 
     def command(kind, rows=None, test=None, **options):
@@ -68,8 +72,8 @@ def make(tmp_path):
     return command
 
 
-def test_table_data_encodes_features_targets_and_groups(make):
-    data = make(TableData, val_fraction=0.25, test_fraction=0.1)
+def test_table_data_encodes_features_targets_and_groups(make_csv_data):
+    data = make_csv_data(TableData, val_fraction=0.25, test_fraction=0.1)
     assert data.encoder.feature_names == (
         *(
             "age",
@@ -92,7 +96,7 @@ def test_table_data_encodes_features_targets_and_groups(make):
     assert x[y == 1, 1].min() > x[y == 0, 1].max()
 
 
-def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
+def test_table_splits_are_disjoint_and_follow_from_the_seed(make_csv_data):
     options = {
         "target": "dose",
         "columns": {"task": "regression"},
@@ -101,18 +105,18 @@ def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
     }
 
     def found(seed):
-        data = make(TableData, seed=seed, **options)
+        data = make_csv_data(TableData, seed=seed, **options)
         return [part.tensors[1].tolist() for part in (data.train_set, data.val_set, data.test_set)]
 
     assert list(map(len, found(0))) == [20, 12, 8]
     assert found(0) == found(0) != found(1)
-    doses = sorted(float(np.float32(line.split(",")[-2])) for line in wards())
+    doses = sorted(float(np.float32(line.split(",")[-2])) for line in make_ward_lines())
     assert sorted(dose for part in found(0) for dose in part) == doses
 
 
-def test_table_data_standardizes_a_numeric_target(make):
+def test_table_data_standardizes_a_numeric_target(make_csv_data):
     columns = {"task": "regression", "standardize_target": True}
-    data = make(
+    data = make_csv_data(
         TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"]
     )
     y = data.train_set.tensors[1]
@@ -132,16 +136,21 @@ def test_word_hashes_are_crc_32():
     assert hashed_words(" .,!", 9) == []
 
 
-def test_text_data_hashes_words_and_reads_classes(make):
-    data = make(TextData, max_words=3, val_fraction=0, group="desk")
+def test_text_data_hashes_words_and_reads_classes(make_csv_data):
+    data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
     words, classes = data.train_set.tensors
     assert words[0].tolist() == hashed_words("a boat a", 3)
     assert words[3].tolist() == [*hashed_words("loss", 3), 0, 0]
     assert classes.tolist() == [1, 0, 1, 0] * 3
     assert data.train_set.classes == ("earn", "ship")
     assert (data.num_classes, data.input_shape, data.group_names) == (2, (3,), ("land", "sea"))
-    assert ready(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [[6, 0], [0, 6]]
-    data = make(TextData, [*KINDS[TextData][1], "ship,sea,", "earn,land,..."], val_fraction=0)
+    assert set_up_data(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [
+        [6, 0],
+        [0, 6],
+    ]
+    data = make_csv_data(
+        TextData, [*KINDS[TextData][1], "ship,sea,", "earn,land,..."], val_fraction=0
+    )
     assert (data.train_set.tensors[0][12:] == 0).all()
 
 
@@ -156,14 +165,14 @@ def test_text_windows_predict_every_byte_at_most_once(length):
     assert text_windows.tolist() == [data[at : at + length + 1] for at in starts]
 
 
-def test_character_data_cuts_text_into_pieces(make):
-    data = make(CharacterData, val_fraction=0)
+def test_character_data_cuts_text_into_pieces(make_csv_data):
+    data = make_csv_data(CharacterData, val_fraction=0)
     (pieces,) = data.train_set.tensors
     assert (pieces.dtype, data.input_shape, data.num_classes) == (torch.int64, (6,), None)
     assert data.train_set.groups.tolist() == ["sea"] * 4 + ["wood"] * 4 + ["sea"]
     assert bytes(pieces[0].tolist()) == b"The fi"
     assert bytes(pieces[5].tolist()) == "ein Wölfchen".encode()[5:11]
-    assert ready(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [[5], [4]]
+    assert set_up_data(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [[5], [4]]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +185,7 @@ def test_character_data_cuts_text_into_pieces(make):
         ),
         (
             TableData,
-            {"rows": [*wards(), " ,30,f,plain,0.1,1"]},
+            {"rows": [*make_ward_lines(), " ,30,f,plain,0.1,1"]},
             r"1 of 41 rows have no 'ward' \(group\): line 42",
         ),
         (
@@ -191,6 +200,6 @@ def test_character_data_cuts_text_into_pieces(make):
         ),
     ],
 )
-def test_csv_data_with_wrong_options_are_refused(make, kind, options, message):
+def test_csv_data_with_wrong_options_are_refused(make_csv_data, kind, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        make(kind, **options)
+        make_csv_data(kind, **options)

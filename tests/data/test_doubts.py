@@ -13,7 +13,7 @@ from flsv.data.sources.summaries import frequent, moments_of_enough
 from flsv.data.sources.summary_doubts import doubts_of_summaries
 
 
-def a_table(rows: int, seed: int) -> pd.DataFrame:
+def make_table(rows: int, seed: int) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
     return pd.DataFrame(
         {
@@ -25,46 +25,46 @@ def a_table(rows: int, seed: int) -> pd.DataFrame:
     )
 
 
-def other_unit(table: pd.DataFrame) -> None:
+def change_unit(table: pd.DataFrame) -> None:
     table["age"] *= 60
 
 
-def power_of_ten(table: pd.DataFrame) -> None:
+def multiply_by_ten(table: pd.DataFrame) -> None:
     table["age"] /= 100
 
 
-def other_origin(table: pd.DataFrame) -> None:
+def shift_origin(table: pd.DataFrame) -> None:
     table["temperature"] = table["temperature"] * 1.8 + 32
 
 
-def constant(table: pd.DataFrame) -> None:
+def make_constant(table: pd.DataFrame) -> None:
     table["smokes"] = 0
 
 
-def gaps(table: pd.DataFrame) -> None:
+def add_gaps(table: pd.DataFrame) -> None:
     table.loc[table.index % 2 == 0, "age"] = np.nan
 
 
-def other_words(table: pd.DataFrame) -> None:
+def rename_categories(table: pd.DataFrame) -> None:
     table["ward"] = table["ward"].replace("A", "ward a")
 
 
 FAULTS = {
-    other_unit: (
+    change_unit: (
         "age",
         "as between minutes and hours",
     ),
-    power_of_ten: ("age", "(a power of ten)"),
-    other_origin: (
+    multiply_by_ten: ("age", "(a power of ten)"),
+    shift_origin: (
         "temperature",
         "far outside the usual spread",
     ),
-    constant: ("smokes", "all values are 0"),
-    gaps: (
+    make_constant: ("smokes", "all values are 0"),
+    add_gaps: (
         "age",
         "50 % are missing, 0 % at the other sites",
     ),
-    other_words: (
+    rename_categories: (
         "ward",
         "only this site has ward a",
     ),
@@ -80,13 +80,13 @@ def doubts_without_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
     summaries = {}
     num_rows = {}
     for site, table in tables.items():
-        columns = {name: summary_of(table[name]) for name in table.columns}
+        columns = {name: summarize(table[name]) for name in table.columns}
         summaries[site] = TableSummary(settings={}, columns=columns)
         num_rows[site] = len(table)
     return doubts_of_summaries(summaries, num_rows)
 
 
-def summary_of(values: pd.Series) -> ColumnSummary:
+def summarize(values: pd.Series) -> ColumnSummary:
     present = values.dropna()
     missing = len(values) - len(present)
     if pd.api.types.is_numeric_dtype(values):
@@ -101,7 +101,7 @@ LOOKS = [doubts_by_rows, doubts_without_rows]
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
-    tables = {site: a_table(120, seed) for seed, site in enumerate(["Lyon", "Bonn", "Graz"])}
+    tables = {site: make_table(120, seed) for seed, site in enumerate(["Lyon", "Bonn", "Graz"])}
     fault(tables["Bonn"])
 
     (doubt,) = look(tables)
@@ -116,7 +116,7 @@ def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
 
 
 def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -> None:
-    tables = [a_table(120, seed) for seed in range(3)]
+    tables = [make_table(120, seed) for seed in range(3)]
     tables[2] = pd.concat([tables[2], tables[0].iloc[:40]])
     counts = [(80, 40), (85, 35), (158, 2)]
     names = ["Lyon", "Bonn", "Graz"]
@@ -134,7 +134,7 @@ def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -
 
 
 def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
-    tables = [a_table(120, seed) for seed in range(3)]
+    tables = [make_table(120, seed) for seed in range(3)]
     for index, table in enumerate(tables):
         table["city"] = f"city {index}"
         table["case"] = range(1, 121)  # from 1 at each site
@@ -159,7 +159,7 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
 @pytest.mark.parametrize("look", LOOKS)
 def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
     if name == "made":
-        table = a_table(600, seed=9)
+        table = make_table(600, seed=9)
     else:
         table = getattr(datasets, f"load_{name}")(as_frame=True).data
     draw = np.random.default_rng(num_sites)

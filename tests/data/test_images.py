@@ -14,7 +14,7 @@ from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
 from flsv.data.sources.base import TORCHVISION
 from flsv.data.sources.named import CENTRES, KINDS, digits, folder, gaussians, npz, vision
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 needs_data = pytest.mark.skipif(
@@ -28,22 +28,24 @@ CLIENTS = {
 }
 
 
-def draw(folder, number, value, side=6):
+def write_images(folder, number, value, side=6):
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(number):
         pixels = np.full((side, side + 2, 3), value, np.uint8)
         Image.fromarray(pixels).save(folder / f"{index}.png")
 
 
-def images(root, clients=CLIENTS):
+def write_image_folders(root, clients=CLIENTS):
     """A class is told by its brightness."""
     for client, classes in clients.items():
         for name, number in classes.items():
-            draw(root / client / name, number, {"cat": 0, "dog": 51, "eel": 102}.get(name, 9))
+            write_images(
+                root / client / name, number, {"cat": 0, "dog": 51, "eel": 102}.get(name, 9)
+            )
     return root
 
 
-deal = partial(ready, image_size=4, server_val=0.0)
+deal = partial(set_up_data, image_size=4, server_val=0.0)
 
 
 def test_names_of_torchvision_are_those_that_can_be_loaded():
@@ -95,7 +97,7 @@ def test_real_images_are_complete_and_normalized(name, train, shape):
     assert (pixels.std((0, 2, 3)) - 1).abs().max() < 2e-3
 
 
-def arrays(shape=(8, 8), dtype=np.uint8):
+def make_arrays(shape=(8, 8), dtype=np.uint8):
     rng = np.random.default_rng(0)
     named_arrays = {}
     for split, length in (("train", 12), ("val", 5), ("test", 6)):
@@ -116,7 +118,7 @@ def arrays(shape=(8, 8), dtype=np.uint8):
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
-    named_arrays = arrays(shape, dtype)
+    named_arrays = make_arrays(shape, dtype)
     columns = {
         "hospital": np.array(list("abcabcabcabc")),
         "about": np.zeros(3),
@@ -160,7 +162,7 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     ],
 )
 def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
-    named_arrays = {**arrays(), **changed}
+    named_arrays = {**make_arrays(), **changed}
     for name, array in changed.items():
         if array is None:
             del named_arrays[name]
@@ -170,7 +172,7 @@ def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
 
 
 def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
-    images(tmp_path, {split: {"cat": 3, "dog": 3} for split in ("train", "test")})
+    write_image_folders(tmp_path, {split: {"cat": 3, "dog": 3} for split in ("train", "test")})
     data = folder(tmp_path, image_size=8)
     image, label = data.train[5]
     assert image.shape == (3, 8, 8)
@@ -188,7 +190,7 @@ def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
     ("dtype", "name"), [(None, "x.png"), (np.uint16, "x.png"), (np.float32, "x.tif")]
 )
 def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, name):
-    file = images(tmp_path, {"dog": {"": 2}}) / "dog" / name
+    file = write_image_folders(tmp_path, {"dog": {"": 2}}) / "dog" / name
     file.write_bytes(b"<html>404</html>")
     if dtype is not None:
         Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
@@ -200,7 +202,7 @@ def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, 
 
 
 def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
-    (images(tmp_path) / "README.txt").write_text("photographs")
+    (write_image_folders(tmp_path) / "README.txt").write_text("photographs")
     data = deal(str(tmp_path))
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
@@ -221,7 +223,7 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
 
 
 def test_folders_val_and_test_belong_to_the_server(tmp_path):
-    images(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
+    write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
     data = deal(str(tmp_path), server_val=0.1)
     assert data.num_clients == 4
     assert len(data.server_val_indices) == 0
@@ -229,14 +231,14 @@ def test_folders_val_and_test_belong_to_the_server(tmp_path):
     assert torch.cat([y for _, y in data.test_dataloader()]).tolist() == [1, 1, 1]
     with pytest.raises(ConfigurationError, match="the source has test data of its own"):
         deal(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
-    images(tmp_path, {"test": {"cat": 1}})
+    write_image_folders(tmp_path, {"test": {"cat": 1}})
     (tmp_path / "test" / "cat").rename(tmp_path / "test" / "yak")
     with pytest.raises(ConfigurationError, match="test data have classes that no client has: yak"):
         deal(str(tmp_path))
 
 
 def test_image_folder_without_splits_is_split(tmp_path):
-    images(tmp_path)
+    write_image_folders(tmp_path)
     data = deal(
         str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0)
     )
@@ -249,7 +251,7 @@ def test_image_folder_without_splits_is_split(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: draw(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
+        (lambda p: write_images(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
         (
             lambda p: (p / "Paris").mkdir(),
             "client 'Paris': .*Paris' was not found, or cannot be read",
@@ -261,6 +263,6 @@ def test_image_folder_without_splits_is_split(tmp_path):
     ],
 )
 def test_image_folder_with_wrong_contents_is_refused(tmp_path, change, message):
-    change(images(tmp_path))
+    change(write_image_folders(tmp_path))
     with pytest.raises(ConfigurationError, match=message):
         deal(str(tmp_path))

@@ -26,7 +26,7 @@ from flsv.data.groups import client_names_of, named_groups
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import HERE, Items, ready, rows, toy_sets
+from helpers.data import HERE, Items, make_items, set_up_data, toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
 
@@ -43,7 +43,7 @@ class Graph:
     y: torch.Tensor | None = None
 
 
-def graphs(label):
+def make_graphs(label):
     return [
         Graph(torch.rand(3, 2), torch.zeros(2, 4, dtype=torch.long), label(i)) for i in range(N)
     ]
@@ -78,7 +78,7 @@ def test_labels_of_subsets_concatenations_and_transforms_are_found():
     assert dataset_labels(transformed).tolist() == [2, 0, 1]
 
 
-def data_of(labels):
+def make_dataset(labels):
     return TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels))
 
 
@@ -86,9 +86,9 @@ def test_number_of_classes_covers_training_and_test_labels():
     labels = torch.arange(30) % 3
     assert count_classes(labels, (), {}) == 3
     assert count_classes(labels, ("a", "b", "c", "d"), {}) == 4
-    assert count_classes(labels, (), {"validation": None, "test": data_of([2, 2])}) == 3
+    assert count_classes(labels, (), {"validation": None, "test": make_dataset([2, 2])}) == 3
     assert count_classes(labels, (), {"test": Items(PAIRS)}) == 3  # not read only to look
-    assert count_classes(labels, (), {"test": data_of([0, 3])}) == 4
+    assert count_classes(labels, (), {"test": make_dataset([0, 3])}) == 4
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -114,7 +114,7 @@ WITHOUT_CLASSES = {
     "regression on whole floats": TensorDataset(X, torch.arange(N).float()),
     "regression, stored": Items([(X[i], float(i)) for i in range(N)], targets=np.arange(N) / 1.0),
     "multilabel": TensorDataset(X, torch.randint(2, (N, 5))),
-    "graphs": Items(graphs(lambda i: torch.rand(1, 3))),
+    "graphs": Items(make_graphs(lambda i: torch.rand(1, 3))),
     "dictionaries of texts": Items(
         [{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]
     ),
@@ -128,7 +128,7 @@ WITHOUT_CLASSES = {
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
 def test_data_without_labels_count_as_one_class(kind, recwarn):
     for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
-        data = ready(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
+        data = set_up_data(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
         assert (data.num_classes, data.class_names) == (1, ("samples",))
         assert data.no_classes
         assert data.class_counts.tolist() == [
@@ -153,7 +153,7 @@ WITH_CLASSES = {
     "read": Items([(X[i], INTEGERS[i]) for i in range(N)]),
     "stored": Items([X[i] for i in range(N)], targets=INTEGERS),
     "dictionaries": Items([{"x": X[i], "label": INTEGERS[i]} for i in range(N)]),
-    "graphs": Items(graphs(lambda i: torch.tensor([i % 3]))),
+    "graphs": Items(make_graphs(lambda i: torch.tensor([i % 3]))),
     "objects": Items([SimpleNamespace(image=X[i], label=INTEGERS[i]) for i in range(N)]),
 }
 
@@ -188,7 +188,7 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
     for kind in ("multilabel", "names"):
         message = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
         with pytest.raises(ConfigurationError, match=message):
-            ready(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
+            set_up_data(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
 
 
 def test_labels_are_read_from_a_list_an_attribute_or_a_field():
@@ -199,14 +199,14 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
         (Items(list(X), topic=np.array(expected)), "topic"),
         (Items(texts), "topic"),
     ):
-        data = ready(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
+        data = set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
         for client in range(2):
             assert data.client_labels(client).tolist() == [
                 expected[i] for i in data.client_indices(client)
             ]
     for wrong in ("topic", [-1] * N, ["cat"] * N):
         with pytest.raises(ConfigurationError, match="labels"):
-            ready(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
+            set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
 
 
 LABELS = torch.tensor(INTEGERS)
@@ -228,19 +228,19 @@ OF_TWO_NUMBERS = {
 }
 
 
-def as_tensors(parts):
+def make_tensors(parts):
     return TensorDataset(*parts)
 
 
-def as_samples(parts):
+def make_samples(parts):
     return Items(zip(*parts))
 
 
-def as_concatenation(parts):
-    return ConcatDataset([as_samples(parts), as_samples(parts)])
+def make_concatenation(parts):
+    return ConcatDataset([make_samples(parts), make_samples(parts)])
 
 
-@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
+@pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
 @pytest.mark.parametrize("parts", OF_THREE_PARTS)
 def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
     """A label that is not the second part may be another number, such as a length, so it is told."""
@@ -258,19 +258,19 @@ def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
     assert is_told == (parts != "a mask beside a label")
 
 
-@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples, as_concatenation])
+@pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
 @pytest.mark.parametrize("parts", OF_TWO_NUMBERS)
 def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, as_dataset):
     dataset = as_dataset(OF_TWO_NUMBERS[parts])
     partitioner = DirichletPartitioner(2, alpha=1.0)
 
     with pytest.raises(ConfigurationError, match="the parts 1, 2 of a sample are .* labels=2"):
-        ready(dataset, partitioner)
-    data = ready(dataset, IIDPartitioner(2))
+        set_up_data(dataset, partitioner)
+    data = set_up_data(dataset, IIDPartitioner(2))
     assert "the parts 1, 2" in data.no_classes
 
     position = 2 if parts == "a second input" else 1
-    data = ready(dataset, partitioner, labels=position)
+    data = set_up_data(dataset, partitioner, labels=position)
     assert data.num_classes == 3
     for client in range(2):
         samples = data.client_indices(client) % N
@@ -292,7 +292,7 @@ def test_of_two_fields_that_may_be_labels_one_has_to_be_named():
     with pytest.raises(ConfigurationError, match="the parts 'label', 'y' of a sample are"):
         dataset_labels(dataset)
 
-    data = ready(dataset, IIDPartitioner(2), labels="label")
+    data = set_up_data(dataset, IIDPartitioner(2), labels="label")
     assert data.num_classes == 3
 
 
@@ -302,7 +302,7 @@ def test_labels_get_new_numbers_in_their_own_place():
     lyon = TensorDataset(X, LABELS, MASKS)
     lyon.classes = ("well", "ill", "unclear")
 
-    data = ready(clients={"Boston": boston, "Lyon": lyon}, server_val=0.0)
+    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, server_val=0.0)
 
     assert data.class_names == ("ill", "unclear", "well")
     assert data.client_labels(0).equal(LABELS)
@@ -315,16 +315,16 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
     source = TensorDataset(X, torch.tensor(labels or INTEGERS))
     labels_argument = False if labels is False else None
 
-    data = ready(source, IIDPartitioner(2), labels=labels_argument)
+    data = set_up_data(source, IIDPartitioner(2), labels=labels_argument)
 
     assert data.num_classes == 1
     with pytest.raises(ConfigurationError):
-        ready(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
+        set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
 
 
 def test_noise_on_the_inputs_needs_no_classes():
     source = WITHOUT_CLASSES["regression"]
-    data = ready(
+    data = set_up_data(
         source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100
     )
     x, y = next(iter(data.client_loader(1, shuffle=False)))
@@ -365,17 +365,17 @@ def test_numeric_group_names_get_their_kind_as_prefix():
 
 def test_client_names_come_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
-    assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
-    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == (
+    assert set_up_data(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
+    assert set_up_data(HERE, GroupPartitioner(2), groups=wards).client_names == (
         "0",
         "1",
     )  # of several groups
-    assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == (
+    assert set_up_data(make_items(ward=[i % 2 for i in range(30)]), groups="ward").client_names == (
         "ward 0",
         "ward 1",
     )
     # Clients that have parts of groups are not called after them.
-    assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
+    assert set_up_data(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
 
 
 def test_client_names_reach_metrics_and_tell_one_federation_from_another(tmp_path):

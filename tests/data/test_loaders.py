@@ -27,7 +27,7 @@ from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import preload
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import CLASSES, FEATURES, Items, ready
+from helpers.data import CLASSES, FEATURES, Items, set_up_data
 from helpers.fits import assert_resumes
 from helpers.models import Plain, network
 
@@ -39,11 +39,11 @@ TENSORS = TensorDataset(X, Y)
 PER_SAMPLE = Items(zip(X, Y.tolist()))  # the same data, one sample at a time
 
 
-def generator(seed=0):
+def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def labels_of(batches):
+def labels_by_batch(batches):
     return [y.tolist() for _, y in batches]
 
 
@@ -54,7 +54,7 @@ def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop
     kwargs = {"batch_size": 4, "drop_last": drop_last}
 
     def loader(data):
-        shuffle = None if ordered else generator(5)
+        shuffle = None if ordered else make_generator(5)
         return make_loader(data, indices, generator=shuffle, **kwargs)
 
     fast = loader(TENSORS)
@@ -75,7 +75,7 @@ def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop
             assert torch.equal(y1, y2)
             assert torch.equal(x1, X[y1])
         assert len(fast_batches) == len(fast) == len(slow)
-        orders.append(list(chain(*labels_of(fast_batches))))
+        orders.append(list(chain(*labels_by_batch(fast_batches))))
     assert (orders[0] == orders[1]) is ordered
     if ordered:
         assert orders[0] == indices[: 16 if drop_last else 19].tolist()
@@ -84,17 +84,17 @@ def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop
 @pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
 def test_global_generator_is_neither_read_nor_moved(dataset):
     state = torch.get_rng_state()
-    order = labels_of(make_loader(dataset, batch_size=8, generator=generator(1)))
+    order = labels_by_batch(make_loader(dataset, batch_size=8, generator=make_generator(1)))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(123)
-    assert labels_of(make_loader(dataset, batch_size=8, generator=generator(1))) == order
+    assert labels_by_batch(make_loader(dataset, batch_size=8, generator=make_generator(1))) == order
 
 
 def test_subsets_of_subsets_are_read_as_tensors():
     nested = Subset(Subset(TENSORS, range(10, 40)), [5, 0, 29])
     loader = make_loader(nested, torch.tensor([2, 0]), batch_size=2, collate_fn=default_collate)
     assert isinstance(loader, TensorBatches)
-    assert labels_of(loader) == [[39, 15]]
+    assert labels_by_batch(loader) == [[39, 15]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -124,7 +124,7 @@ GENERATORS = {
 }
 
 
-def draw(rng):
+def draw_number(rng):
     rng = rng[0][0][0].R if isinstance(rng, list) else rng
     if isinstance(rng, torch.Generator):
         return float(torch.rand((), generator=rng, dtype=torch.float64))
@@ -140,7 +140,7 @@ class Held(Dataset):
         return self.length
 
     def __getitem__(self, index):
-        x = torch.full((FEATURES,), draw(self.generator))
+        x = torch.full((FEATURES,), draw_number(self.generator))
         x[0] += int(self.targets[index])
         return x, int(self.targets[index])
 
@@ -154,7 +154,7 @@ def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
         loader = make_loader(
             whole,
             batch_size=2,
-            generator=generator(seed),
+            generator=make_generator(seed),
             num_workers=workers,
         )
         return torch.cat([x for x, _ in loader])[:, 1]
@@ -188,7 +188,7 @@ def changed_clients(
     return [name for name, digest in hashes.items() if digest != new_hashes[name]]
 
 
-def tensors() -> TensorDataset:
+def make_tensors() -> TensorDataset:
     return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
 
 
@@ -215,13 +215,13 @@ class Table(Dataset):
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
 def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
-    data = tensors()
-    hashes = content_hashes(wrap(tensors()), HOLDERS)
+    data = make_tensors()
+    hashes = content_hashes(wrap(make_tensors()), HOLDERS)
 
     data.tensors[0][3, 2] += 1e-6
 
     assert changed_clients(hashes, content_hashes(wrap(data), HOLDERS)) == ["b"]
-    assert content_hashes(wrap(tensors()), HOLDERS) == hashes
+    assert content_hashes(wrap(make_tensors()), HOLDERS) == hashes
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
 
 def test_changed_sample_changes_the_hash_of_its_client() -> None:
     x = torch.arange(60.0)[:, None]
-    data = ready(
+    data = set_up_data(
         TensorDataset(x, torch.arange(60) % 2),
         SizePartitioner([1, 2], seed=0),
     )
@@ -306,9 +306,9 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
     assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
     assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
     with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
-        ready((few, data), IIDPartitioner(2))
+        set_up_data((few, data), IIDPartitioner(2))
     with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
-        ready(
+        set_up_data(
             TensorDataset(x[[0, 1023] * 4], y[:8]),
             IIDPartitioner(2),
             server_val=0.0,

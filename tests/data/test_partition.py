@@ -20,7 +20,7 @@ from flsv.data import (
 )
 from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
 GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
@@ -91,14 +91,17 @@ def test_sizes_follow_the_proportions_on_any_scale(scale):
     assert [len(part) for part in parts] == [600, 900, 1200, 1500, 1800]
 
 
-def counts_of(partitioner, labels=EVEN, num_classes=10):
+def count_by_client_and_class(partitioner, labels=EVEN, num_classes=10):
     return partition_counts(partitioner(labels, num_classes), labels, num_classes)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     clients, seeds = 5, 150
-    draws = [counts_of(DirichletPartitioner(clients, alpha, seed=s)) for s in range(seeds)]
+    draws = [
+        count_by_client_and_class(DirichletPartitioner(clients, alpha, seed=s))
+        for s in range(seeds)
+    ]
     shares = torch.stack(draws).double() / 600
     # Redrawing while a client is empty hardly ever happens here; each share is Beta(alpha, (clients - 1) alpha).
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -107,17 +110,17 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
 
 
 def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
-    sizes = counts_of(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
+    sizes = count_by_client_and_class(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
     assert sizes.sum() == 6000
     assert sizes.min() >= 100
     with pytest.raises(
         ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"
     ):
-        counts_of(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
+        count_by_client_and_class(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
 
 
 def test_shard_partitioner_gives_the_papers_shards():
-    counts = counts_of(ShardPartitioner(100, 2))
+    counts = count_by_client_and_class(ShardPartitioner(100, 2))
     assert (counts.sum(1) == 60).all()
     assert (counts.sum(0) == 600).all()
     # 200 shards of 30 samples, all of one class each: a client has 60 of one class or 30 of two.
@@ -133,7 +136,7 @@ def test_shard_partitioner_gives_the_papers_shards():
     ],
 )
 def test_pathological_partitioner_gives_each_client_its_number_of_classes(clients, classes):
-    counts = counts_of(PathologicalPartitioner(clients, classes, seed=1))
+    counts = count_by_client_and_class(PathologicalPartitioner(clients, classes, seed=1))
     holders = (counts > 0).sum(0)
     assert ((counts > 0).sum(1) == classes).all()
     assert (counts.sum(0) == 600).all()
@@ -144,7 +147,7 @@ def test_pathological_partitioner_gives_each_client_its_number_of_classes(client
     few_of_class_0 = [0, 0, 1, 1, 1, 1, 1, 1]
     few_samples = torch.tensor(few_of_class_0)
     with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* holders"):
-        counts_of(PathologicalPartitioner(7, 2), few_samples, 2)
+        count_by_client_and_class(PathologicalPartitioner(7, 2), few_samples, 2)
 
 
 def test_proportion_partitioner_meets_its_matrix_within_one_sample():
@@ -152,13 +155,15 @@ def test_proportion_partitioner_meets_its_matrix_within_one_sample():
     labels = torch.from_numpy(rng.integers(0, 6, 997))
     for _ in range(20):
         shares = rng.dirichlet(np.ones(5), size=6).T[:4]
-        counts = counts_of(ProportionPartitioner(shares.tolist()), labels, 6)
+        counts = count_by_client_and_class(ProportionPartitioner(shares.tolist()), labels, 6)
         assert np.abs(counts.numpy() - shares * np.bincount(labels, minlength=6)).max() < 1
 
 
 def test_proportions_by_client_use_as_many_samples_as_the_scarcest_class_allows():
     labels = torch.cat([torch.zeros(100), torch.ones(1000)]).long()
-    counts = counts_of(ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2)
+    counts = count_by_client_and_class(
+        ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2
+    )
     # Both clients have T/2; class 0 is asked for T/4 + T/8 = 100, so T = 266.7.
     assert counts.sum(0)[0] <= 100
     assert counts[:, 0].tolist() == [67, 33]
@@ -199,14 +204,14 @@ def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, la
 FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
 
 
-def split(partitioner=None, pool=None, groups=None, **options):
+def split_pool(partitioner=None, pool=None, groups=None, **options):
     pool = torch.arange(1000) if pool is None else pool
     return split_federation(
         FIVE, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options)
     )
 
 
-def sets_of(splits):
+def index_sets(splits):
     sets = [splits.server_val]
     for client_splits in splits.clients:
         sets += client_splits.values()
@@ -221,9 +226,9 @@ def sets_of(splits):
     ],
 )
 def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
-    splits = split(partitioner, client_val=0.2, client_test=0.3)
+    splits = split_pool(partitioner, client_val=0.2, client_test=0.3)
     sets = []
-    for indices in sets_of(splits):
+    for indices in index_sets(splits):
         sets.append(set(indices.tolist()))
     assert len(sets) == 1 + 6 * 3
     assert sum(len(indices) for indices in sets) == 1000
@@ -232,18 +237,18 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
 
 def test_max_samples_limits_the_samples_of_the_pool():
     pool = torch.arange(0, 1000, 3)
-    splits = split(pool=pool, max_samples=100)
-    used = torch.cat(sets_of(splits))
+    splits = split_pool(pool=pool, max_samples=100)
+    used = torch.cat(index_sets(splits))
     assert len(used) == 100
     assert set(used.tolist()) <= set(pool.tolist())
-    assert len(torch.cat(sets_of(split(max_samples=5000)))) == 1000
+    assert len(torch.cat(index_sets(split_pool(max_samples=5000)))) == 1000
 
 
 def test_splits_follow_from_their_seeds():
     options = {"client_val": 0.1, "max_samples": 500}
-    sets = sets_of(split(seed=1, **options))
-    same_sets = sets_of(split(seed=1, **options))
-    other_sets = sets_of(split(seed=2, **options))
+    sets = index_sets(split_pool(seed=1, **options))
+    same_sets = index_sets(split_pool(seed=1, **options))
+    other_sets = index_sets(split_pool(seed=2, **options))
     assert len(sets) == len(same_sets)
     assert all(map(torch.equal, sets, same_sets))
     assert not torch.equal(sets[0], other_sets[0])
@@ -251,18 +256,18 @@ def test_splits_follow_from_their_seeds():
     partitioner = IIDPartitioner(4, seed=0)
     validation_sets = []
     for seed in (1, 2):
-        splits = split(partitioner, seed=seed, server_val=0.0, client_val=0.3)
+        splits = split_pool(partitioner, seed=seed, server_val=0.0, client_val=0.3)
         validation_sets.append(splits.clients[0]["val"])
     assert not torch.equal(*validation_sets)
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
-    ready(data, sizes, batch_size=18, drop_last=True)
+    set_up_data(data, sizes, batch_size=18, drop_last=True)
     with pytest.raises(
         ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"
     ):
-        ready(data, sizes, batch_size=32, drop_last=True)
+        set_up_data(data, sizes, batch_size=32, drop_last=True)
 
 
 def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
@@ -275,8 +280,8 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     ]
     options = {"corruptions": noise, "client_val": 0.1, "max_samples": 600}
 
-    whole = ready("digits", IIDPartitioner(3), drop_flagged=False, **options)
-    cleaned = ready("digits", IIDPartitioner(3), drop_flagged=True, **options)
+    whole = set_up_data("digits", IIDPartitioner(3), drop_flagged=False, **options)
+    cleaned = set_up_data("digits", IIDPartitioner(3), drop_flagged=True, **options)
 
     is_noisy = whole.corrupted_samples(1)
     noisy = set(whole.client_indices(1)[is_noisy].tolist())
@@ -304,4 +309,4 @@ def test_drop_flagged_without_a_finite_sample_is_refused():
     labels = torch.arange(40) % 2
     broken = TensorDataset(inputs, labels)
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
-        ready(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)
+        set_up_data(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)

@@ -22,7 +22,7 @@ from helpers.fits import fit
 CLIENTS, ROWS = ("Boston", "Lyon", "Osaka"), 60
 
 
-def arrays(positive, negative):
+def make_arrays(positive, negative):
     """Of each client inputs and words; one in five is positive."""
     rng = np.random.default_rng(0)
     ill = {name: np.arange(ROWS) % 5 == 0 for name in (*CLIENTS, "val")}
@@ -32,20 +32,21 @@ def arrays(positive, negative):
     }
 
 
-def frames(positive, negative):
+def make_frames(positive, negative):
     return {
-        name: pd.DataFrame(x).assign(y=y) for name, (x, y) in arrays(positive, negative).items()
+        name: pd.DataFrame(x).assign(y=y)
+        for name, (x, y) in make_arrays(positive, negative).items()
     }
 
 
-def data_of(sets, **options):
+def make_data(sets, **options):
     val = sets.pop("val")
     data = FederatedDataModule(clients=sets, val=val, **options)
     data.setup("fit")
     return data
 
 
-def valued(folder, data, **options):
+def fit_with_values(folder, data, **options):
     torch.manual_seed(0)
     module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
     metrics = {
@@ -57,7 +58,7 @@ def valued(folder, data, **options):
     return loop, module
 
 
-def learned(folder):
+def read_learning_report(folder):
     (path,) = folder.rglob("run.json")
     return read_record(path)["paid_in"]
 
@@ -65,8 +66,8 @@ def learned(folder):
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (arrays, {}),
-        (frames, {"labels": "y"}),
+        (make_arrays, {}),
+        (make_frames, {"labels": "y"}),
     ],
     ids=["arrays", "tables"],
 )
@@ -74,13 +75,15 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
     values_by_names = []
     pairs = [("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")]
     for names in pairs:
-        data = data_of(make(*names), **options)
+        data = make_data(make(*names), **options)
         assert data.positive_class == names[0]
-        loop, module = valued(tmp_path / names[0], data)
+        loop, module = fit_with_values(tmp_path / names[0], data)
         (x, y) = next(iter(data.val_dataloader()))
         chances = module(x).softmax(1)[:, 1].detach()
         score = average_precision_score(y, chances)
-        assert learned(tmp_path / names[0])["loo"]["end"] == pytest.approx(score, abs=1e-6)
+        assert read_learning_report(tmp_path / names[0])["loo"]["end"] == pytest.approx(
+            score, abs=1e-6
+        )
         values_by_names.append(loop.contributions)
     first_values, *more_values = values_by_names
     for name in ("loo", "f1"):
@@ -94,15 +97,15 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
         UserWarning,
         match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
     ):
-        loop, _ = valued(tmp_path / "rarer", data_of(arrays("ja", "nein")))
-    assert learned(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
+        loop, _ = fit_with_values(tmp_path / "rarer", make_data(make_arrays("ja", "nein")))
+    assert read_learning_report(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
     assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*positive class")
-        valued(tmp_path / "said", data_of(arrays("ja", "nein"), pos_label="nein"))
-        assert learned(tmp_path / "said")["f1"]["by"] == "f1 of nein"
-        valued(tmp_path / "clients", data_of(arrays("1", "0")))
-    assert learned(tmp_path / "clients")["f1"]["by"] == "f1 of class 1"
+        fit_with_values(tmp_path / "said", make_data(make_arrays("ja", "nein"), pos_label="nein"))
+        assert read_learning_report(tmp_path / "said")["f1"]["by"] == "f1 of nein"
+        fit_with_values(tmp_path / "clients", make_data(make_arrays("1", "0")))
+    assert read_learning_report(tmp_path / "clients")["f1"]["by"] == "f1 of class 1"
 
 
 @pytest.mark.parametrize(
@@ -198,13 +201,13 @@ def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
 
 
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
-    loop, module = valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="ja"))
+    loop, module = fit_with_values(tmp_path, make_data(make_arrays("ja", "nein"), pos_label="ja"))
     module.trainer.save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(
         ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"
     ):
-        valued(
+        fit_with_values(
             tmp_path,
-            data_of(arrays("ja", "nein"), pos_label="nein"),
+            make_data(make_arrays("ja", "nein"), pos_label="nein"),
             ckpt_path=tmp_path / "last.ckpt",
         )

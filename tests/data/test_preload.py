@@ -6,47 +6,47 @@ from torch.utils.data import default_collate
 
 from flsv.data.loaders import preload
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import rows
+from helpers.data import make_items
 
 
-def sorts(samples):
+def collate_sorted(samples):
     x, y = default_collate(samples)
     order = x[:, 0].argsort(descending=True)
     return x[order], y[order]
 
 
-def mixes(samples):
+def collate_shuffled(samples):
     x, y = default_collate(samples)
     return x.lerp(x.flip(0), 0.3), y
 
 
-def drops(samples):
+def collate_without_last(samples):
     without_third = [sample for sample in samples if sample[0][0] != 3]
     return default_collate(without_third or samples)
 
 
-def draws(samples):
+def collate_with_noise(samples):
     x, y = default_collate(samples)
     noise = torch.rand(len(x), 1)
     return x + noise, y
 
 
-def normalizes_by_batch(samples):
+def collate_normalized(samples):
     x, y = default_collate(samples)
     return x - x.mean(), y
 
 
-def halves(samples):
+def collate_half(samples):
     x, y = default_collate(samples)
     return x / 2, y
 
 
 ROW_CHANGES = [
-    sorts,
-    mixes,
-    drops,
-    draws,
-    normalizes_by_batch,
+    collate_sorted,
+    collate_shuffled,
+    collate_without_last,
+    collate_with_noise,
+    collate_normalized,
 ]
 
 
@@ -55,22 +55,22 @@ ROW_CHANGES = [
 def test_collate_functions_that_change_rows_are_refused(collate_fn, workers):
     message = "preload: the collate_fn of Items makes other"
     with pytest.raises(ConfigurationError, match=message):
-        preload(rows(), collate_fn, workers)
+        preload(make_items(), collate_fn, workers)
 
 
 def test_collate_function_of_each_sample_alone_is_used():
-    dataset = preload(rows(), halves)
+    dataset = preload(make_items(), collate_half)
     x, y = dataset.tensors
     numbers = torch.arange(30)
     assert torch.equal(x[:, 0], numbers / 2)
     assert torch.equal(y, numbers % 3)
 
 
-def leaves_nothing(samples):
+def collate_empty(samples):
     return default_collate([sample for sample in samples if sample[0][0] != 3])
 
 
 def test_collate_function_that_leaves_nothing_of_a_sample_is_refused():
     message = "preload: the collate_fn of Items cannot make a batch of one sample alone"
     with pytest.raises(ConfigurationError, match=message):
-        preload(rows(), leaves_nothing)
+        preload(make_items(), collate_empty)

@@ -15,7 +15,7 @@ from torchvision.transforms import ToTensor
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import Items, ready
+from helpers.data import Items, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
 
@@ -58,25 +58,25 @@ def test_new_class_numbers_that_a_client_ignores_are_refused(folders):
         ConfigurationError,
         match=r"WithoutTransforms, client 1 \('B'\), class 'dog': .* number 1 .* 0",
     ):
-        ready(clients=clients, server_val=0.0)
+        set_up_data(clients=clients, server_val=0.0)
 
 
 def test_new_class_numbers_that_validation_data_ignore_are_refused(folders):
     sets = folders(A=CLASSES, B=CLASSES, val=CLASSES[1:])
     val = sets.pop("val")
     with pytest.raises(ConfigurationError, match="the validation data, class 'dog'"):
-        ready(clients=sets, val=val)
+        set_up_data(clients=sets, val=val)
     with pytest.raises(ConfigurationError, match="the test data, class 'dog'"):
-        ready(clients=sets, test=val)
+        set_up_data(clients=sets, test=val)
 
 
 def test_positive_class_that_the_data_set_ignores_is_refused(folders):
     clients = folders(A=CLASSES[:2], B=CLASSES[:2])
-    ready(clients=clients, server_val=0.0)
+    set_up_data(clients=clients, server_val=0.0)
     for data in clients.values():
         data.by_name = True  # as of folders that flsv opens
     with pytest.raises(ConfigurationError, match="client 0 .*class 'dog': .* number 0 .*have 1"):
-        ready(clients=clients, server_val=0.0, pos_label="cat")
+        set_up_data(clients=clients, server_val=0.0, pos_label="cat")
 
 
 class FourClasses(Dataset):
@@ -143,9 +143,9 @@ def test_stored_labels_that_samples_contradict_are_refused(kind, preload):
         pytest.skip("samples that are no tuples are not preloaded")
     dataset = CONTRADICTIONS[kind]()
     with pytest.raises(ConfigurationError, match=r"client 0, class '[123]': .* number [123] "):
-        ready(dataset, IIDPartitioner(3), preload=preload)
+        set_up_data(dataset, IIDPartitioner(3), preload=preload)
     samples_labels = [index % 4 // 2 for index in range(80)]
-    data = ready(dataset, IIDPartitioner(3), labels=samples_labels)
+    data = set_up_data(dataset, IIDPartitioner(3), labels=samples_labels)
     assert data.num_classes == 2
 
 
@@ -170,7 +170,7 @@ class Collated(L.LightningDataModule):
 
 def test_labels_that_a_collate_function_changes_are_refused():
     with pytest.raises(ConfigurationError, match="FourClasses, client 0, class '1'"):
-        ready(Collated(FourClasses(), binary_labels), IIDPartitioner(2))
+        set_up_data(Collated(FourClasses(), binary_labels), IIDPartitioner(2))
 
 
 def none_of_client_one(samples):
@@ -204,7 +204,7 @@ def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, desc
     with pytest.raises(
         ConfigurationError, match=f"{described}: a batch of 8 samples has [01] rows"
     ):
-        ready(source, GroupPartitioner(), groups=sites, server_val=0.0)
+        set_up_data(source, GroupPartitioner(), groups=sites, server_val=0.0)
 
 
 def sorted_by_first(samples):
@@ -239,7 +239,7 @@ def as_floats(samples):
 )
 def test_batches_that_hold_the_samples_labels_are_used(collate_fn):
     source = Collated(FourClasses(), collate_fn)
-    data = ready(source, IIDPartitioner(2), server_val=0.0)
+    data = set_up_data(source, IIDPartitioner(2), server_val=0.0)
     assert data.class_counts.sum().item() == 80
 
 
@@ -247,14 +247,14 @@ def test_reading_back_leaves_global_generators_and_reads_few_samples():
     samples = FourClasses(4000)
     dataset = Items(samples, targets=samples.targets)
     state = torch.get_rng_state()
-    ready(dataset, IIDPartitioner(100), server_val=0.0)
+    set_up_data(dataset, IIDPartitioner(100), server_val=0.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert dataset.reads == 400  # one of each class of each client
 
 
 def test_new_client_is_read_back():
     tensors = TensorDataset(torch.rand(40, 4), torch.arange(40) % 4)
-    data = ready(clients={"A": tensors, "B": tensors}, server_val=0.0)
+    data = set_up_data(clients={"A": tensors, "B": tensors}, server_val=0.0)
     with pytest.raises(ConfigurationError, match=r"client 2 \('C'\), class '1'"):
         data.join("C", BinaryWrapper(20))
 
@@ -301,13 +301,13 @@ RANDOM = {
 def test_random_changes_of_samples_split_off_for_evaluation_are_named(kind, part):
     owner = "the server" if part["server_val"] else "client 0"
     with pytest.warns(UserWarning, match=f"samples of {owner} .* change at random .*val="):
-        ready(RANDOM[kind](), IIDPartitioner(2), **part)
+        set_up_data(RANDOM[kind](), IIDPartitioner(2), **part)
 
 
 @pytest.mark.parametrize("collate_fn", [default_collate, sorted_by_first, with_lengths])
 def test_evaluation_that_reads_the_same_again_is_not_named(collate_fn, recwarn):
-    ready(Collated(FourClasses(), collate_fn), IIDPartitioner(2))
-    ready(RANDOM["transform"](), IIDPartitioner(2), server_val=0.0)
+    set_up_data(Collated(FourClasses(), collate_fn), IIDPartitioner(2))
+    set_up_data(RANDOM["transform"](), IIDPartitioner(2), server_val=0.0)
     assert not any("at random" in str(warning.message) for warning in recwarn)
 
 
@@ -362,7 +362,7 @@ def open_in_worker(worker):
 
 def test_workers_initialize_the_users_own_data_set():
     source = Collated(Opened(), None, num_workers=1, worker_init_fn=open_in_worker)
-    data = ready(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
+    data = set_up_data(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
     for split in ("train", "val"):
         batches = list(data.client_loader(1, split))
         rows = torch.cat([x[:, 0] for x, _ in batches]).long()

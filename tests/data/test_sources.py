@@ -26,7 +26,7 @@ from flsv.data import Columns, OneClient, TableData
 from flsv.data.sources.base import array_set
 from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import HERE, WORDS, Frame, X, Y, ready, rows
+from helpers.data import HERE, WORDS, Frame, X, Y, make_items, set_up_data
 
 
 def test_arrays_become_tensors_of_torchs_dtypes():
@@ -102,7 +102,7 @@ def test_other_bytes_stay_whole_numbers():
 
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
-    data = ready(
+    data = set_up_data(
         clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1
     )
     assert data.client_names == ("Boston", "Lyon")
@@ -118,7 +118,7 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
 def test_class_numbers_of_all_clients_follow_from_the_class_names():
     clients = {"a": (X, WORDS[Y])}
     clients["b"] = (X[:9], ["eel"] * 9)
-    data = ready(
+    data = set_up_data(
         clients=clients,
         test=(X[:4], ["dog", "cat"] * 2),
         server_val=0.0,
@@ -132,7 +132,7 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
 
 
 @pytest.fixture
-def few():
+def make_two_classes():
     """Return a data set of two classes with names."""
     inputs = torch.zeros(10, 4)
     labels = torch.arange(10) % 2
@@ -141,27 +141,27 @@ def few():
     return dataset
 
 
-def test_data_sets_with_other_classes_get_the_same_numbers(few):
+def test_data_sets_with_other_classes_get_the_same_numbers(make_two_classes):
     whole = TensorDataset(*HERE.tensors)
     whole.classes = tuple(WORDS)
-    data = ready(
-        clients={"few": few, "whole": whole},
+    data = set_up_data(
+        clients={"few": make_two_classes, "whole": whole},
         server_val=0.0,
     )
     assert data.class_names == ("cat", "dog", "eel", "yak")
     few_counts, whole_counts = data.class_counts.tolist()
     assert few_counts == [0, 5, 0, 5]
     assert whole_counts == [20, 20, 20, 0]
-    assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
+    assert make_two_classes.tensors[1].tolist() == [0, 1] * 5  # the user's own
 
 
-def test_data_sets_that_cannot_be_renumbered_are_refused(few):
-    animals = rows(classes=("dog", "cat", "eel"))
+def test_data_sets_that_cannot_be_renumbered_are_refused(make_two_classes):
+    animals = make_items(classes=("dog", "cat", "eel"))
     message = "labels of a Items cannot be renumbered"
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients={"few": few, "rows": animals})
+        set_up_data(clients={"few": make_two_classes, "rows": animals})
     with pytest.raises(ConfigurationError, match="'here' has no names"):
-        ready(clients={"few": few, "here": HERE})
+        set_up_data(clients={"few": make_two_classes, "here": HERE})
 
 
 TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
@@ -200,7 +200,7 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
 )
 def test_data_with_wrong_options_are_refused(options, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
-        ready(**{"server_val": 0.0, "root": str(tmp_path), **options})
+        set_up_data(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
 def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
@@ -208,14 +208,14 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     for seed in range(6):
         try:
             clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
-            assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
+            assert set_up_data(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
             assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
     assert 0 < len(lost) < 6
     two_parts = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="No sample is left to 'c'"):
-        data = ready(
+        data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],
             server_val=0.5,
@@ -226,11 +226,11 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
 
 @pytest.mark.parametrize("source", [HERE, (X, Y), [torch.tensor(X), pd.Series(Y)]])
 def test_val_and_test_data_are_added_to_any_source(source):
-    data = ready(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+    data = set_up_data(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
-    assert len(next(iter(ready((source, source)).test_dataloader()))[0]) == 60
+    assert len(next(iter(set_up_data((source, source)).test_dataloader()))[0]) == 60
 
 
 def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
@@ -241,20 +241,20 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     frame = pd.DataFrame({"age": ages, "ward": wards, "ill": are_ill})
     frame.to_csv(file, index=False)
 
-    by_ward = ready(file, labels="ill", groups="ward")
+    by_ward = set_up_data(file, labels="ill", groups="ward")
     assert by_ward.client_names == ("a", "b")
-    with_test_file = ready((file, file), labels="ill", groups="ward")
+    with_test_file = set_up_data((file, file), labels="ill", groups="ward")
     assert with_test_file.num_clients == 2
     groups_of_rows = [age % 3 for age in ages]
-    by_list = ready(file, labels="ill", groups=groups_of_rows)
+    by_list = set_up_data(file, labels="ill", groups=groups_of_rows)
     assert by_list.num_clients == 3
 
     message = "A table of one site alone cannot be encoded"
     with pytest.raises(ConfigurationError, match=message):
-        ready(file, OneClient(), labels="ill")
+        set_up_data(file, OneClient(), labels="ill")
     module = TableData(str(file), "ill")
     with pytest.raises(ConfigurationError, match=message):
-        ready(module, OneClient())
+        set_up_data(module, OneClient())
 
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
@@ -269,7 +269,7 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     pd.DataFrame({"patient": range(90), "age": age, "ill": ill, **words}).to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
     with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):
-        ready(tmp_path / "broken.parquet", labels="ill", groups="ward")
+        set_up_data(tmp_path / "broken.parquet", labels="ill", groups="ward")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -290,7 +290,7 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
 
 
-def module(train, val=None):
+def make_data_module(train, val=None):
     """A data module with these loaders; a loader is left out where it is None."""
     kinds = {
         "train_dataloader": lambda self: train,
@@ -311,7 +311,7 @@ def test_options_of_a_wrapped_loader_are_kept():
         num_workers=2,
         drop_last=True,
     )
-    source = module_source(module(loader))
+    source = module_source(make_data_module(loader))
     assert source.indices is None
     read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
     assert source.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
@@ -320,10 +320,12 @@ def test_options_of_a_wrapped_loader_are_kept():
 
 def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
-    assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
+    assert module_source(make_data_module(loader)).indices.tolist() == [1, 4, 9]
     with pytest.warns(UserWarning, match=" RandomSampler.*shuffled uniformly instead"):
         module_source(
-            module(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True)))
+            make_data_module(
+                DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True))
+            )
         )
 
 
@@ -338,12 +340,12 @@ def test_order_of_a_wrapped_loader_is_named(kind):
     loader = DataLoader(DATA, batch_size=2, **ORDERED[kind])
     message = r"in their order \(shuffle=False\)"
     with pytest.warns(UserWarning, match=message):
-        module_source(module(loader))
+        module_source(make_data_module(loader))
 
 
 def test_shuffled_loader_is_not_warned_of(recwarn):
     loader = DataLoader(DATA, batch_size=2, shuffle=True)
-    module_source(module(loader))
+    module_source(make_data_module(loader))
     messages = [str(warning.message) for warning in recwarn]
     assert "shuffled uniformly" not in " ".join(messages)
 
@@ -373,6 +375,6 @@ def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, nam
     with pytest.raises(
         ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"
     ):
-        module_source(module(loader))
+        module_source(make_data_module(loader))
     # As they are they validate.
-    assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader
+    assert module_source(make_data_module(DataLoader(DATA), loader)).val_loaders is loader

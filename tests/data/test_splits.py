@@ -29,7 +29,7 @@ from flsv.utilities.errors import ConfigurationError
 VISITS = 60  # of each hospital
 
 
-def visits(hospital: int) -> pd.DataFrame:
+def make_visits(hospital: int) -> pd.DataFrame:
     """A hospital's table, with three visits of each patient, a week apart."""
     generator = np.random.default_rng(hospital)
     days = pd.date_range("2023-01-01", periods=VISITS, freq="7D")
@@ -45,11 +45,11 @@ def visits(hospital: int) -> pd.DataFrame:
     return table
 
 
-TABLES = {"Basel": visits(1), "Lyon": visits(2)}
+TABLES = {"Basel": make_visits(1), "Lyon": make_visits(2)}
 EXCLUDED = {"exclude": ["patient", "visited", "split"]}
 
 
-def hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModule:
+def make_hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModule:
     data = FederatedDataModule(
         clients=TABLES,
         labels="ill",
@@ -60,21 +60,21 @@ def hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModule:
     return data
 
 
-def clients_of(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
+def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
     """Indices of each client's training, validation and test samples."""
     return data._data.splits.clients
 
 
-def rows_of(data: FederatedDataModule, part: str) -> list[list[int]]:
+def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:
     """Positions of each client's samples in its own table."""
     positions = []
-    for client, parts in enumerate(clients_of(data)):
+    for client, parts in enumerate(split_indices_of_clients(data)):
         table_start = client * VISITS
         positions.append((parts[part] - table_start).tolist())
     return positions
 
 
-def where(column: str, condition: Any) -> list[list[int]]:
+def positions_where(column: str, condition: Any) -> list[list[int]]:
     """Positions of each table's rows whose value meets a condition."""
     positions = []
     for table in TABLES.values():
@@ -84,10 +84,10 @@ def where(column: str, condition: Any) -> list[list[int]]:
 
 
 def test_numbers_of_samples_are_held_out() -> None:
-    data = hospitals(Splits(server_val=10, client_val=7, client_test=5))
+    data = make_hospitals(Splits(server_val=10, client_val=7, client_test=5))
 
     assert len(data.server_val_indices) == 10
-    for client in clients_of(data):
+    for client in split_indices_of_clients(data):
         assert len(client["val"]) == 7
         assert len(client["test"]) == 5
     assert data.validation() == {"of": "10 samples of the partners' data", "rows": 10}
@@ -99,20 +99,28 @@ def test_a_column_chooses_what_is_held_out() -> None:
         client_test=HeldOut("split", ["test"]),
     )
 
-    data = hospitals(splits)
+    data = make_hospitals(splits)
 
-    assert rows_of(data, "test") == where("split", lambda split: split == "test")
-    assert rows_of(data, "train") == where("split", lambda split: split == "train")
+    assert positions_in_tables(data, "test") == positions_where(
+        "split", lambda split: split == "test"
+    )
+    assert positions_in_tables(data, "train") == positions_where(
+        "split", lambda split: split == "train"
+    )
     assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
 
 
 def test_a_date_divides_training_and_test() -> None:
     splits = Splits(server_val=0, client_test=HeldOut("visited", since="2024-01-01"))
 
-    data = hospitals(splits)
+    data = make_hospitals(splits)
 
-    assert rows_of(data, "train") == where("visited", lambda day: day < "2024-01-01")
-    assert rows_of(data, "test") == where("visited", lambda day: day >= "2024-01-01")
+    assert positions_in_tables(data, "train") == positions_where(
+        "visited", lambda day: day < "2024-01-01"
+    )
+    assert positions_in_tables(data, "test") == positions_where(
+        "visited", lambda day: day >= "2024-01-01"
+    )
 
 
 def test_a_file_lists_what_is_held_out(tmp_path: Path) -> None:
@@ -121,11 +129,11 @@ def test_a_file_lists_what_is_held_out(tmp_path: Path) -> None:
     held_out = HeldOut("patient", file=str(ids))
     splits = Splits(server_val=0, client_test=held_out)
 
-    data = hospitals(splits)
+    data = make_hospitals(splits)
 
     listed_patients = (100, 103, 205)
-    rows_listed = where("patient", lambda patient: patient.isin(listed_patients))
-    assert rows_of(data, "test") == rows_listed
+    rows_listed = positions_where("patient", lambda patient: patient.isin(listed_patients))
+    assert positions_in_tables(data, "test") == rows_listed
 
 
 def test_shares_are_drawn_from_what_no_column_chooses() -> None:
@@ -135,11 +143,13 @@ def test_shares_are_drawn_from_what_no_column_chooses() -> None:
         client_test=HeldOut("split", "test"),
     )
 
-    data = hospitals(splits)
+    data = make_hospitals(splits)
 
-    assert rows_of(data, "test") == where("split", lambda split: split == "test")
+    assert positions_in_tables(data, "test") == positions_where(
+        "split", lambda split: split == "test"
+    )
     assert len(data.server_val_indices) == 30
-    for train, val in zip(rows_of(data, "train"), rows_of(data, "val")):
+    for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
         assert set(train).isdisjoint(val)
 
 
@@ -151,13 +161,13 @@ def test_patients_stay_together() -> None:
         together="patient",
     )
 
-    data = hospitals(splits)
+    data = make_hospitals(splits)
 
     table = pd.concat(TABLES.values())
     patients = torch.tensor(table["patient"].to_numpy())
     in_training = set()
     held_out = set(patients[data.server_val_indices].tolist())
-    for client in clients_of(data):
+    for client in split_indices_of_clients(data):
         in_training.update(patients[client["train"]].tolist())
         held_out.update(patients[client["val"]].tolist())
         held_out.update(patients[client["test"]].tolist())
@@ -165,7 +175,7 @@ def test_patients_stay_together() -> None:
     assert held_out.isdisjoint(in_training)
     # Whole patients, of three visits, reach the numbers asked for.
     assert len(data.server_val_indices) == 12
-    assert [len(client["val"]) for client in clients_of(data)] == [6, 6]
+    assert [len(client["val"]) for client in split_indices_of_clients(data)] == [6, 6]
 
 
 class Samples(Dataset):
@@ -230,7 +240,7 @@ def test_groups_of_another_shape_are_refused(groups: Any) -> None:
 
 def test_a_site_alone_holds_out_the_same_rows() -> None:
     splits = Splits(server_val=0, client_test=HeldOut("split", "test"))
-    together = hospitals(splits)
+    together = make_hospitals(splits)
 
     rows = []
     for client, table in enumerate(TABLES.values()):
@@ -241,17 +251,17 @@ def test_a_site_alone_holds_out_the_same_rows() -> None:
         partitioner.first_client = client
         alone = FederatedDataModule(site_set, partitioner, splits=splits)
         alone.setup("fit")
-        (site,) = clients_of(alone)
+        (site,) = split_indices_of_clients(alone)
         rows.append(site["test"].tolist())
 
-    assert rows == rows_of(together, "test")
+    assert rows == positions_in_tables(together, "test")
 
 
 def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
     splits = Splits(server_val=HeldOut("split", "val"))
 
-    left_out = hospitals(splits, columns={"exclude": ["patient", "visited"]})
-    asked_for = hospitals(splits, columns={"features": ["age", "split"]})
+    left_out = make_hospitals(splits, columns={"exclude": ["patient", "visited"]})
+    asked_for = make_hospitals(splits, columns={"features": ["age", "split"]})
 
     assert [card.name for card in left_out.column_cards] == ["age"]
     assert [card.name for card in asked_for.column_cards] == ["age", "split"]
@@ -310,13 +320,13 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
 def test_splits_that_cannot_be_made_are_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ConfigurationError, match=message):
-        hospitals(Splits(**options))
+        make_hospitals(Splits(**options))
 
 
 def test_a_value_that_no_sample_has_is_warned_of() -> None:
     splits = Splits(server_val=HeldOut("split", ["val", "validation"]))
     with pytest.warns(UserWarning, match="No sample has 'split' = 'validation'"):
-        hospitals(splits)
+        make_hospitals(splits)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +343,14 @@ def test_choices_are_checked_at_construction(options: dict[str, Any], message: s
         HeldOut("split", **options)
 
 
-def patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataModule:
+def make_patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataModule:
     data_set: Any = TensorDataset(torch.zeros(60, 2), torch.arange(60) % 2)
     data_set.patient = [index // 6 for index in range(60)]
     splits = Splits(server_val=0, client_test=0.3, together="patient")
     return FederatedDataModule(data_set, partitioner, splits=splits, **options)
 
 
-def samples_of_patients(
+def make_samples_of_patients(
     patients: Sequence[Any],
     partitioner: Partitioner,
     server_val: int,
@@ -359,7 +369,7 @@ GAPS = ["", " ", float("nan")]
 @pytest.mark.parametrize("gap", GAPS)
 def test_samples_of_no_patient_are_refused(gap: Any) -> None:
     patients = ["a", "a", gap, "b", "b", "b"]
-    data = samples_of_patients(patients, IIDPartitioner(2), server_val=2)
+    data = make_samples_of_patients(patients, IIDPartitioner(2), server_val=2)
     with pytest.raises(ConfigurationError, match="1 of 6 samples have no value"):
         data.setup("fit")
 
@@ -373,7 +383,7 @@ def test_blanks_are_no_dates_and_not_held_out() -> None:
 def test_a_gap_does_not_divide_a_patient() -> None:
     """The numbers of a column with a gap are read as 17.0, those of one without as 17."""
     patients = [1, 1.0, 1, 1.0, 2, 2.0, 2, 2.0]
-    data = samples_of_patients(patients, OneClient(), server_val=1)
+    data = make_samples_of_patients(patients, OneClient(), server_val=1)
 
     data.setup("fit")
 
@@ -382,16 +392,16 @@ def test_a_gap_does_not_divide_a_patient() -> None:
 
 
 def test_clients_that_share_patients_are_refused() -> None:
-    data = patients_of_six(IIDPartitioner(3))
+    data = make_patients_of_six(IIDPartitioner(3))
     with pytest.raises(ConfigurationError, match="give all samples of each to one client"):
         data.setup("fit")
 
 
 def test_clients_that_have_whole_patients_are_not_refused() -> None:
     clients = [index // 30 for index in range(60)]
-    data = patients_of_six(GroupPartitioner(), groups=clients)
+    data = make_patients_of_six(GroupPartitioner(), groups=clients)
 
     data.setup("fit")
 
-    test_sizes = [len(client["test"]) for client in clients_of(data)]
+    test_sizes = [len(client["test"]) for client in split_indices_of_clients(data)]
     assert test_sizes == [12, 12]  # two patients reach 30 % of 30

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 
 def write_hospitals(folder, **columns_of_hospitals):
@@ -20,7 +20,7 @@ def write_hospitals(folder, **columns_of_hospitals):
     return files
 
 
-def categories_of(data):
+def read_categories(data):
     for card in data.column_cards:
         if card.name == "code":
             return list(card.categories)
@@ -39,13 +39,13 @@ def test_categories_are_the_same_whatever_gaps_a_file_has(tmp_path, gap_at):
     if gap_at is not None:
         cells[gap_at][5] = None  # pandas then writes 1.0 for 1
 
-    data = ready(
+    data = set_up_data(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
         columns=CODES,
     )
 
-    assert categories_of(data) == ["1", "2", "3"]
+    assert read_categories(data) == ["1", "2", "3"]
 
 
 def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
@@ -56,7 +56,7 @@ def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
     files = write_hospitals(tmp_path, **cells)
 
     with pytest.warns(UserWarning, match="10 of 40 rows have no 'code'"):
-        data = ready(clients=files, labels="code", columns={"exclude": ["ill"]})
+        data = set_up_data(clients=files, labels="code", columns={"exclude": ["ill"]})
 
     assert data.class_names == ("0", "1")
 
@@ -66,13 +66,13 @@ def test_a_gap_changes_no_code_beside_letters(tmp_path):
         "Boston": [1, 2, None, 2] * 10,
         "Lyon": ["1", "A", "2", "A"] * 10,
     }
-    data = ready(
+    data = set_up_data(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
         columns=CODES,
     )
 
-    assert categories_of(data) == ["1", "2", "A"]
+    assert read_categories(data) == ["1", "2", "A"]
 
 
 def test_version_numbers_keep_their_zero(tmp_path):
@@ -80,13 +80,13 @@ def test_version_numbers_keep_their_zero(tmp_path):
         "Boston": ["1.0", "1.1"] * 20,
         "Lyon": ["2.0", "1.0"] * 20,
     }
-    data = ready(
+    data = set_up_data(
         clients=write_hospitals(tmp_path, **cells),
         labels="ill",
         columns=CODES,
     )
 
-    assert categories_of(data) == ["1.0", "1.1", "2.0"]
+    assert read_categories(data) == ["1.0", "1.1", "2.0"]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_spellings_of_a_category_are_refused_with_file_and_line(tmp_path, spelli
     places = rf"{spelling!r} \(\S*Boston.csv, line 2\), {other_spelling!r} \(\S*Lyon.csv, line 3\)"
     places = places.replace("St.'", r"St\.'")
     with pytest.raises(ConfigurationError, match=f"'code' has {places}, which look like"):
-        ready(clients=files, labels="ill", columns=CODES)
+        set_up_data(clients=files, labels="ill", columns=CODES)
 
-    data = ready(clients=files, labels="ill", columns={"exclude": ["code"]})
+    data = set_up_data(clients=files, labels="ill", columns={"exclude": ["code"]})
     assert data.input_shape == (1,)
 
 
@@ -113,9 +113,9 @@ def test_white_space_around_a_category_is_no_other_category(tmp_path):
         "Boston": ["male", "female"] * 20,
         "Lyon": [" male", "female "] * 20,
     }
-    data = ready(clients=write_hospitals(tmp_path, **cells), labels="ill")
+    data = set_up_data(clients=write_hospitals(tmp_path, **cells), labels="ill")
 
-    assert categories_of(data) == ["female", "male"]
+    assert read_categories(data) == ["female", "male"]
 
 
 def test_spellings_of_a_label_are_refused_with_file_and_line(tmp_path):
@@ -127,4 +127,4 @@ def test_spellings_of_a_label_are_refused_with_file_and_line(tmp_path):
 
     places = r"'yes' \(\S*Boston.csv, line 3\), 'yes\.' \(\S*Lyon.csv, line 3\)"
     with pytest.raises(ConfigurationError, match=f"target 'code' has {places}"):
-        ready(clients=files, labels="code", columns={"exclude": ["ill"]})
+        set_up_data(clients=files, labels="code", columns={"exclude": ["ill"]})

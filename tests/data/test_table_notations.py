@@ -12,7 +12,7 @@ from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.frames import frame_table
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import ready
+from helpers.data import set_up_data
 
 CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
 
@@ -20,7 +20,7 @@ CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
 LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
 
 
-def encoded(columns, came=CAME, typed=False):
+def encode_stays(columns, came=CAME, typed=False):
     frame = pd.DataFrame(
         {
             "came": came,
@@ -39,14 +39,14 @@ def encoded(columns, came=CAME, typed=False):
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_dates_become_days_since_another_column_or_since_1970(typed):
-    encoder, x = encoded({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
+    encoder, x = encode_stays({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
     stays = np.array([2.0, 2.0, np.nan, 0.0])
     assert encoder.feature_names == ("left", "left missing")
     np.testing.assert_allclose(
         x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6
     )
     assert x[:, 1].tolist() == [0, 0, 1, 0]
-    encoder, x = encoded({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
+    encoder, x = encode_stays({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
     days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
     np.testing.assert_allclose(x[:, 0], (days - days.mean()) / days.std(), atol=1e-4)
     assert encoder.read[0].became == "days since 1970"
@@ -54,7 +54,7 @@ def test_dates_become_days_since_another_column_or_since_1970(typed):
 
 def test_dates_in_a_declared_format_are_read_and_others_refused():
     columns = {"dates": {"came": "days"}, "exclude": ["left"]}
-    encoder, _ = encoded(
+    encoder, _ = encode_stays(
         {**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"]
     )
     assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
@@ -62,17 +62,17 @@ def test_dates_in_a_declared_format_are_read_and_others_refused():
         ConfigurationError,
         match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
     ):
-        encoded(columns, ["28.02.2024", *CAME[1:]])
+        encode_stays(columns, ["28.02.2024", *CAME[1:]])
     with pytest.raises(
         ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
     ):
-        encoded(
+        encode_stays(
             {**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2
         )
     with pytest.raises(
         ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
     ):
-        encoded({"exclude": ["left"]})
+        encode_stays({"exclude": ["left"]})
 
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
@@ -82,25 +82,25 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     frame.to_csv(tmp_path / "stays.csv", index=False)
     columns = {"dates": {"came": "days"}}
 
-    of_frame = ready(frame, labels="ill", columns=columns)
-    of_file = ready(str(tmp_path / "stays.csv"), labels="ill", columns=columns)
+    of_frame = set_up_data(frame, labels="ill", columns=columns)
+    of_file = set_up_data(str(tmp_path / "stays.csv"), labels="ill", columns=columns)
 
     assert of_frame.content_hashes() == of_file.content_hashes()
 
 
-def pasted(path, **columns):
+def read_with_suggested_options(path, **columns):
     """Read a table that is refused first and then read with the options of the message; return options and values."""
     options = {"labels": "died", "groups": None if path.is_dir() else [i % 3 for i in range(60)]}
     with pytest.raises(ConfigurationError) as error:
-        ready(str(path), columns=columns, **options)
+        set_up_data(str(path), columns=columns, **options)
     line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
     exclude = line.get("exclude") == ["x"]
-    return line, str(error.value) if exclude else ready(
+    return line, str(error.value) if exclude else set_up_data(
         str(path), columns=line, **options
     ).column_cards[0].values
 
 
-def written(path, cells, **columns):
+def write_table(path, cells, **columns):
     labels = np.resize(["yes", "no", "no"], 60)
     died = np.random.default_rng(0).permutation(labels)
     x = np.resize(cells, 60)
@@ -174,7 +174,7 @@ def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or
         days = [(pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in numbers]
         numbers = [*days, np.nan]
 
-    suggested, values = pasted(written(tmp_path / "all.csv", cells))
+    suggested, values = read_with_suggested_options(write_table(tmp_path / "all.csv", cells))
 
     assert suggested == line
     if isinstance(numbers, str):
@@ -185,15 +185,15 @@ def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or
 
 @pytest.mark.parametrize("cells", [["1.2.3", "1.2.4", "2.0.1"], ["low", "high", "1,5"]])
 def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cells):
-    path = written(tmp_path / "all.csv", cells)
-    cards = ready(str(path), labels="died", groups=[i % 3 for i in range(60)]).column_cards
+    path = write_table(tmp_path / "all.csv", cells)
+    cards = set_up_data(str(path), labels="died", groups=[i % 3 for i in range(60)]).column_cards
     assert cards[0].kind == "categories"
 
 
-def values_of(path, columns):
+def read_numbers(path, columns):
     """Return the numbers of the column x of a table."""
     groups = [row % 3 for row in range(60)]
-    data = ready(str(path), labels="died", groups=groups, columns=columns)
+    data = set_up_data(str(path), labels="died", groups=groups, columns=columns)
     card = data.column_cards[0]
     return card.values.tolist()
 
@@ -219,8 +219,8 @@ COMMAS = ["25,548", "873", "1,412"]
     ],
 )
 def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, stated, expected):
-    table = written(tmp_path / "all.csv", cells)
-    values = values_of(table, stated)
+    table = write_table(tmp_path / "all.csv", cells)
+    values = read_numbers(table, stated)
     assert values == pytest.approx(np.resize(expected, 60).tolist())
 
 
@@ -233,28 +233,28 @@ def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, 
     ],
 )
 def test_points_that_may_separate_thousands_are_refused_by_name(tmp_path, cells):
-    table = written(tmp_path / "all.csv", cells)
+    table = write_table(tmp_path / "all.csv", cells)
     message = r"all.csv, line \d.* in 'x' is .* separates thousands"
     with pytest.raises(ConfigurationError, match=message):
-        values_of(table, {})
-    options, _ = pasted(table)
+        read_numbers(table, {})
+    options, _ = read_with_suggested_options(table)
     assert options == GERMAN
 
 
 def test_points_that_may_separate_thousands_are_refused_in_each_file(tmp_path):
-    written(tmp_path / "Boston.csv", ["13733.5", "873"])
-    written(tmp_path / "Graz.csv", ["13.733", "873"])
+    write_table(tmp_path / "Boston.csv", ["13733.5", "873"])
+    write_table(tmp_path / "Graz.csv", ["13.733", "873"])
     message = "'13.733' in 'x' is 13733 if the point"
     with pytest.raises(ConfigurationError, match=message):
-        ready(str(tmp_path), labels="died")
+        set_up_data(str(tmp_path), labels="died")
 
 
 @pytest.mark.parametrize("other_cell", ["0.873", "87.3", "1000"])
 def test_points_beside_numbers_without_thousands_are_decimal(tmp_path, other_cell):
     cells = ["1.412", other_cell]
-    table = written(tmp_path / "all.csv", cells)
+    table = write_table(tmp_path / "all.csv", cells)
     expected = [float(cell) for cell in cells]
-    assert values_of(table, {}) == np.resize(expected, 60).tolist()
+    assert read_numbers(table, {}) == np.resize(expected, 60).tolist()
 
 
 def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
@@ -264,17 +264,17 @@ def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_pa
         "Lyon": ["1,250", "0,980"],
         "Osaka": ["1", "2"],
     }.items():
-        written(tmp_path / f"{name}.csv", cells)
-    line, values = pasted(tmp_path)
+        write_table(tmp_path / f"{name}.csv", cells)
+    line, values = read_with_suggested_options(tmp_path)
     assert line == {"decimal": ","}
     assert values.tolist() == [1.25, 0.98] * 60 + [1.0, 2.0] * 30
 
 
 def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_path):
     """Lyon's 08/11/2023 may be of August or of November, whatever Boston's 12/31/2023 is."""
-    written(tmp_path / "Boston.csv", ["12/31/2023", "11/30/2023"])
-    written(tmp_path / "Lyon.csv", ["08/11/2023", "03/12/2023"])
-    assert pasted(tmp_path)[0] == {"exclude": ["x"]}
+    write_table(tmp_path / "Boston.csv", ["12/31/2023", "11/30/2023"])
+    write_table(tmp_path / "Lyon.csv", ["08/11/2023", "03/12/2023"])
+    assert read_with_suggested_options(tmp_path)[0] == {"exclude": ["x"]}
 
 
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
@@ -283,10 +283,10 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     with pytest.raises(
         ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"
     ):
-        ready(str(tmp_path), labels="ill")
+        set_up_data(str(tmp_path), labels="ill")
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
-        ready(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
-    (card,) = ready(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
+        set_up_data(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
+    (card,) = set_up_data(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
     assert card.categories == ["Nord", "Süd"]
 
 
@@ -295,14 +295,14 @@ def test_utf_16_is_read_by_its_mark_and_named_without_one(tmp_path):
     text = "ward,ill\n" + "Nord,0\nWest,1\n" * 20
     path.write_text(text, "utf-16")
     groups = [row % 2 for row in range(40)]
-    marked = ready(str(path), labels="ill", groups=groups)
+    marked = set_up_data(str(path), labels="ill", groups=groups)
     assert marked.column_cards[0].categories == ["Nord", "West"]
 
     path.write_text(text, "utf-16-le")
     with pytest.raises(ConfigurationError, match="zero bytes.*encoding.: .utf-16-le"):
-        ready(str(path), labels="ill", groups=groups)
+        set_up_data(str(path), labels="ill", groups=groups)
     stated = {"encoding": "utf-16-le"}
-    unmarked = ready(str(path), labels="ill", groups=groups, columns=stated)
+    unmarked = set_up_data(str(path), labels="ill", groups=groups, columns=stated)
     assert unmarked.column_cards[0].categories == ["Nord", "West"]
 
 
@@ -321,9 +321,9 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
             {"lab": [-99]},
             {"lab": ["-99.0"], "code": ["7"]},
         ):
-            data = ready(source, labels="ill", columns={"gaps": gaps})
+            data = set_up_data(source, labels="ill", columns={"gaps": gaps})
             num_gaps = {card.name: card.values.isna().sum() for card in data.column_cards}
             assert num_gaps["lab"] == 10
             assert num_gaps["code"] == (20 if "code" in gaps else 0)  # 07 is another
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
-        ready(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
+        set_up_data(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})

@@ -12,7 +12,7 @@ from flsv.data.sources.columns import read_column, with_gaps_as_nan
 from flsv.data.sources.frames import concatenated_tables, frame_table, read_table_file
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import Frame, HuggingFace, patients, ready
+from helpers.data import Frame, HuggingFace, make_patients, set_up_data
 
 ROWS = 40
 AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]
@@ -113,7 +113,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     )
     original = frame.copy(deep=True)
 
-    data = ready(frame, labels="ill", server_val=0, client_test=0)
+    data = set_up_data(frame, labels="ill", server_val=0, client_test=0)
 
     x = data._data.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
@@ -149,8 +149,8 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
     frame = pd.DataFrame({"odd": values(), "x": np.arange(60), "ill": np.arange(60) % 2})
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
-        ready(frame, labels="ill")
-    assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
+        set_up_data(frame, labels="ill")
+    assert set_up_data(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -187,18 +187,18 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
     if "yes." in coding:
         message = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients=clients, labels="ill")
+        set_up_data(clients=clients, labels="ill")
 
     classes = ["no", "yes"]
     for label in coding:
         if label != "no":
             classes.append(str(label))
-    data = ready(clients=clients, labels="ill", columns={"classes": classes})
+    data = set_up_data(clients=clients, labels="ill", columns={"classes": classes})
     assert sorted(data.class_names) == sorted(classes)
 
     message = "in target 'ill' is none of the 2 classes: no, yes"
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
+        set_up_data(clients=clients, labels="ill", columns={"classes": ["no", "yes"]})
 
 
 def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted():
@@ -207,7 +207,7 @@ def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted(
         for name, coding in zip("abcd", codings):
             labels = np.resize(coding, 40)
             frames[name] = pd.DataFrame({"age": range(40), "ill": labels})
-        return ready(clients=frames, labels="ill").class_names
+        return set_up_data(clients=frames, labels="ill").class_names
 
     with pytest.raises(
         ConfigurationError, match="'b', .* of 'c': target 'ill' has no label of 'no', 'yes'"
@@ -242,16 +242,16 @@ def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels):
     message = "which look like spellings of one name"
     x = [1.0, 2.0, 3.0, 4.0] * 10
     with pytest.raises(ConfigurationError, match=f"target 'ill' has .* {message}"):
-        ready(Frame(x=x, ill=labels * 10), labels="ill")
+        set_up_data(Frame(x=x, ill=labels * 10), labels="ill")
     with pytest.raises(ConfigurationError, match=rf"'ward' \(group\) has .* {message}"):
-        ready(
+        set_up_data(
             Frame(x=x, ill=[0, 1] * 20, ward=labels * 10),
             labels="ill",
             groups="ward",
         )
     clients = {name: (np.zeros((40, 1)), labels * 10) for name in "ab"}
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients=clients)
+        set_up_data(clients=clients)
 
 
 # Dates, against Python's own calendar
@@ -266,17 +266,17 @@ def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels):
 def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client():
     """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
     clients = {
-        "Boston": patients(30, 1),
-        "Lyon": patients(50, 2, 20.0),
-        "Köln": patients(20, 3, -5.0),
+        "Boston": make_patients(30, 1),
+        "Lyon": make_patients(50, 2, 20.0),
+        "Köln": make_patients(20, 3, -5.0),
     }
-    data = ready(
+    data = set_up_data(
         clients=clients,
         labels="ill",
         server_val=0.2,
         client_val=0.1,
         client_test=0.1,
-        test=patients(10, 4),
+        test=make_patients(10, 4),
     )
     ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
     wards = np.concatenate([np.array(frame["ward"]) for frame in clients.values()])
@@ -297,7 +297,7 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
     test_x, _ = data._data.test.tensors
     np.testing.assert_allclose(x.numpy(), features(ages, wards), atol=1e-6)
     # Some of the test set are of a ward that nobody knows.
-    test_frame = patients(10, 4)
+    test_frame = make_patients(10, 4)
     expected = features(np.array(test_frame["age"]), np.array(test_frame["ward"]))
     np.testing.assert_allclose(test_x, expected, atol=1e-5)
 
@@ -323,9 +323,9 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     else:
         table = pytest.importorskip(library).DataFrame(PATIENTS)
 
-    data = ready(table, labels="ill", groups="ward")
+    data = set_up_data(table, labels="ill", groups="ward")
 
-    expected = ready(Frame(**PATIENTS), labels="ill", groups="ward")
+    expected = set_up_data(Frame(**PATIENTS), labels="ill", groups="ward")
     assert data.client_names == expected.client_names == ("Boston", "Köln / Ost", "Lyon")
     assert data.class_names == ("0", "1")
     assert data.content_hashes() == expected.content_hashes()
@@ -341,16 +341,16 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
 def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
     columns = Columns(task="regression", standardize_target=True)
     with pytest.raises(ConfigurationError, match=message):
-        ready(Frame(x=list(range(ROWS)), y=target), labels="y", columns=columns)
+        set_up_data(Frame(x=list(range(ROWS)), y=target), labels="y", columns=columns)
 
 
 def test_equal_tables_have_equal_hashes():
-    clients = {name: patients(30, seed) for name, seed in (("a", 1), ("b", 2), ("c", 1))}
-    hashes = sample_hashes(ready(clients=clients, labels="ill", server_val=0))
+    clients = {name: make_patients(30, seed) for name, seed in (("a", 1), ("b", 2), ("c", 1))}
+    hashes = sample_hashes(set_up_data(clients=clients, labels="ill", server_val=0))
     assert hashes["0"] == hashes["2"] != hashes["1"]
 
 
-def clinic(rng, rows=40, **columns):
+def make_clinic(rng, rows=40, **columns):
     days = pd.Timestamp("2024-01-01") + pd.to_timedelta(
         rng.integers(0, 300, rows),
         unit="D",
@@ -378,11 +378,11 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         ("Lyon", {"insurer": "A"}),
         ("val", {}),
     ):
-        clinic(rng, **columns).to_csv(tmp_path / f"{name}.csv", index=False)
+        make_clinic(rng, **columns).to_csv(tmp_path / f"{name}.csv", index=False)
     columns = {"categorical": ["age"], "max_categories": 75}
 
     with pytest.raises(ConfigurationError) as error:
-        ready(str(tmp_path), labels="ill", columns=columns)
+        set_up_data(str(tmp_path), labels="ill", columns=columns)
 
     options = yaml.safe_load(str(error.value).splitlines()[-1])["columns"]
     assert options == {
@@ -393,7 +393,7 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         "gaps": {"score": ["not done"]},
         "max_categories": 75,
     }
-    repaired = ready(str(tmp_path), labels="ill", columns=options)
+    repaired = set_up_data(str(tmp_path), labels="ill", columns=options)
     cards = {card.name: card for card in repaired.column_cards}
     assert {name: card.kind for name, card in cards.items()} == {
         "came": "days since 1970",
@@ -406,5 +406,5 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
 def test_delimiters_are_found_file_by_file(tmp_path):
     for name, mark in {"Boston": ",", "Lyon": ";", "Osaka": "\t"}.items():
         pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False, sep=mark)
-    data = ready(str(tmp_path), labels="ill")
+    data = set_up_data(str(tmp_path), labels="ill")
     np.testing.assert_array_equal(data.column_cards[0].values, AGE * 3)

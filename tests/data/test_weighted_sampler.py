@@ -24,10 +24,10 @@ from helpers.fits import fit
 from helpers.loops_by_hand import (
     SEED,
     KeepsRounds,
-    in_run_by_hand,
-    in_run_fit,
-    in_run_loop,
-    without_batch_norm,
+    fit_in_run,
+    in_run_values_by_hand,
+    make_in_run_loop,
+    make_network_without_norm,
 )
 from helpers.models import Plain
 from helpers.tasks import Items as TaskItems
@@ -62,7 +62,7 @@ class Weighted(L.LightningDataModule):
         return DataLoader(self.train, batch_size=8, sampler=self.sampler, **self.options)
 
 
-def dealt(source: L.LightningDataModule, **splits: Any) -> FederatedDataModule:
+def make_weighted_data(source: L.LightningDataModule, **splits: Any) -> FederatedDataModule:
     data = FederatedDataModule(
         source, SizePartitioner([4, 1, 2]), splits=Splits(client_test=0.2, **splits)
     )
@@ -70,7 +70,7 @@ def dealt(source: L.LightningDataModule, **splits: Any) -> FederatedDataModule:
     return data
 
 
-def by_torch(
+def draw_by_torch(
     indices: Tensor, count: int, path: tuple[int, int, int], replacement: bool = True
 ) -> list[Any]:
     """What torch's own sampler draws of a client's samples in an epoch: (round, client, epoch)."""
@@ -79,8 +79,8 @@ def by_torch(
     return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=8, sampler=sampler))
 
 
-def trained(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
-    model = without_batch_norm()
+def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
+    model = make_network_without_norm()
     space = ParameterSpace(model)
     space.write(model, model_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -97,12 +97,12 @@ def test_each_client_draws_its_samples_by_weight(
     tmp_path: Path, read: Any, count: int, replacement: bool
 ) -> None:
     """An epoch has as many draws of a client's samples as the loader makes of so many."""
-    data = dealt(Weighted(read(), count=count, replacement=replacement))
+    data = make_weighted_data(Weighted(read(), count=count, replacement=replacement))
     loop = FederatedLoop(KeepsRounds(), local_epochs=2, seed=SEED)
     fit(
         loop,
         tmp_path,
-        Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1)),
+        Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1)),
         data,
         rounds=2,
     )
@@ -114,10 +114,13 @@ def test_each_client_draws_its_samples_by_weight(
             indices, index = data.client_indices(client), round.round_index
             draws = len(indices) * count // 130
             epochs = [
-                by_torch(indices, draws, (index, client, epoch), replacement) for epoch in range(2)
+                draw_by_torch(indices, draws, (index, client, epoch), replacement)
+                for epoch in range(2)
             ]
             assert round.num_steps[client] == sum(map(len, epochs))
-            assert torch.equal(round.client_vectors[client], trained(round.global_vector, epochs))
+            assert torch.equal(
+                round.client_vectors[client], train_by_hand(round.global_vector, epochs)
+            )
 
 
 def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
         return FederatedLoop(seed=SEED)
 
     def make() -> Plain:
-        return Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1))
+        return Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1))
 
     model = ParameterSpace(make()).read(make())
     visit = {
@@ -140,21 +143,21 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     site = Site(make, Weighted, loop, tmp_path)
     packet = Packet("train", {**visit, "counted": None}, {"start": model})
     reply = site.answer(packet)
-    expected = trained(model, [by_torch(torch.arange(130), 130, (1, 2, 0))])
+    expected = train_by_hand(model, [draw_by_torch(torch.arange(130), 130, (1, 2, 0))])
     assert torch.equal(reply.tensors["vector"], expected)
     assert reply.plain["samples"] == 130
     assert reply.plain["steps"] == 17
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> None:
-    data = dealt(Weighted(), server_val=0.2)
-    module = Plain(without_batch_norm(), partial(torch.optim.SGD, lr=0.1))
-    loop = in_run_loop(local_epochs=2)
-    _, sample_values, rounds = in_run_fit(loop, tmp_path, module, data)
+    data = make_weighted_data(Weighted(), server_val=0.2)
+    module = Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1))
+    loop = make_in_run_loop(local_epochs=2)
+    _, sample_values, rounds = fit_in_run(loop, tmp_path, module, data)
     for client in range(3):
         expected = 0.0
         for round in rounds:
-            values, _ = in_run_by_hand(data, round, client, 0.1, 0.0, 1, 2)
+            values, _ = in_run_values_by_hand(data, round, client, 0.1, 0.0, 1, 2)
             expected = expected + values
         torch.testing.assert_close(sample_values[client], expected, rtol=1e-4, atol=1e-6)
 
@@ -164,23 +167,23 @@ def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
         ConfigurationError,
         match="WeightedRandomSampler has 3 weights, and the training data have 130",
     ):
-        dealt(Weighted(weights=torch.ones(3)))
-    indices = dealt(Weighted()).client_indices(1)
+        make_weighted_data(Weighted(weights=torch.ones(3)))
+    indices = make_weighted_data(Weighted()).client_indices(1)
     none = WEIGHTS.clone()
     none[indices] = 0
     with pytest.raises(
         ConfigurationError, match="Client 1 has too few samples with a weight above 0"
     ):
-        dealt(Weighted(weights=none))
+        make_weighted_data(Weighted(weights=none))
     none[indices[0]] = 1
-    dealt(Weighted(weights=none))
+    make_weighted_data(Weighted(weights=none))
     with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
-        dealt(Weighted(weights=none, replacement=False))
+        make_weighted_data(Weighted(weights=none, replacement=False))
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:
     descriptions = [
-        dealt(Weighted(weights=weights)).describe()
+        make_weighted_data(Weighted(weights=weights)).describe()
         for weights in (
             WEIGHTS,
             WEIGHTS,

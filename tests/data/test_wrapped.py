@@ -88,13 +88,13 @@ class Somebodys(L.LightningDataModule):
 
 
 @pytest.fixture
-def trainer(tmp_path):
+def quiet_trainer(tmp_path):
     return lambda rounds=1, **options: trainer_for(None, tmp_path, rounds, **options)
 
 
-def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
+def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     data, model = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50]))), Linear()
-    fit = trainer(2)
+    fit = quiet_trainer(2)
     fit.fit(model, data)
     dealt = data._data
     assert len(torch.cat(model.labels["train"])) == 2 * 180
@@ -105,11 +105,11 @@ def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
     assert data._data is dealt  # a further setup changes nothing
 
 
-def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(trainer):
+def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
     wrapped, model = Somebodys(), Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
     assert data.batch_size == 7
-    fit = trainer()
+    fit = quiet_trainer()
     fit.fit(model, data)
     assert wrapped.trainer is fit
     assert {len(y) for y in model.labels["train"]} == {7, 120 % 7}
@@ -141,10 +141,10 @@ class Hooked(Somebodys):
         self.loaded = state_dict
 
 
-def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path):
+def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(quiet_trainer, tmp_path):
     wrapped, model = Hooked(), Linear()
     data = FederatedDataModule(wrapped)
-    fit = trainer()
+    fit = quiet_trainer()
     fit.fit(model, data)
     assert not torch.cat(model.labels["train"]).any()
     fit.save_checkpoint(tmp_path / "last.ckpt")
@@ -155,7 +155,7 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
     resumed_module = Hooked()
-    trainer(2).fit(
+    quiet_trainer(2).fit(
         Linear(),
         FederatedDataModule(resumed_module),
         ckpt_path=tmp_path / "last.ckpt",

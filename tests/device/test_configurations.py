@@ -42,7 +42,7 @@ SHORT = (
 )
 
 
-def commands(name: str, folder: Path) -> list[list[str]]:
+def commands_of_scenario(name: str, folder: Path) -> list[list[str]]:
     """``flsv fit`` into this folder, and what follows it."""
     run = folder / "lightning_logs" / "version_0"
     configuration, *overrides = CONFIGURATIONS[name]
@@ -52,7 +52,7 @@ def commands(name: str, folder: Path) -> list[list[str]]:
     return [fit, retrain] if "retrain" in name else [fit]
 
 
-def tables(folder: Path) -> dict[str, str]:
+def read_tables(folder: Path) -> dict[str, str]:
     return {
         path.name: path.read_text()
         for path in sorted(folder.rglob("*.csv"))
@@ -61,11 +61,13 @@ def tables(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of it in a process that knows of no accelerator, and forks itself."""
     folder = tmp_path_factory.mktemp("cpu")
     code = "import json, sys; from flsv.cli import main; sys.exit(any(list(map(main, json.loads(sys.argv[1])))))"
-    jobs = [command for name in CONFIGURATIONS for command in commands(name, folder / name)]
+    jobs = [
+        command for name in CONFIGURATIONS for command in commands_of_scenario(name, folder / name)
+    ]
     environment = {key: value for key, value in os.environ.items() if key != "FLSV_EMULATED"}
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(jobs)],
@@ -83,7 +85,7 @@ def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    on_the_cpu: Path,
+    runs_on_cpu: Path,
     name: str,
 ) -> None:
     from device.emulated import counts, put_every_trainer_on_it
@@ -107,12 +109,12 @@ def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(python_path))
     operators = counts()["operators"]
 
-    for command in commands(name, tmp_path / "run"):
+    for command in commands_of_scenario(name, tmp_path / "run"):
         assert main(command) == 0
 
     assert counts()["operators"] > operators
-    files = tables(tmp_path / "run")
-    assert files == tables(on_the_cpu / name)
+    files = read_tables(tmp_path / "run")
+    assert files == read_tables(runs_on_cpu / name)
     assert "contributions.csv" in files
     assert ("retrained.csv" in files) is ("retrain" in name)
     assert trained.exists() is ("retrain" in name or "fits" in name)

@@ -40,7 +40,7 @@ from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import checkpoints, fit, trainer_for, vector
+from helpers.fits import fit, make_checkpoint_callback, state_vector, trainer_for
 from helpers.models import Plain, network, sgd
 
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
@@ -67,7 +67,7 @@ pytestmark = [
 ]
 
 
-def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
+def fit_quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     """The federation of ``configs/quickstart.yaml``, and its CSV."""
     torch.manual_seed(0)
     partitioner = DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1)
@@ -85,8 +85,8 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
 
 
 def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None:
-    rows = quickstart(tmp_path / "cpu")
-    device_rows = quickstart(tmp_path / "device", **on())
+    rows = fit_quickstart(tmp_path / "cpu")
+    device_rows = fit_quickstart(tmp_path / "device", **on())
 
     assert len(rows) == len(device_rows) > 0
     for row, device_row in zip(rows, device_rows):
@@ -146,17 +146,17 @@ def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
 # ---- federations of every kind
 
 
-def without_norm() -> Plain:
+def make_plain() -> Plain:
     return Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
 
 
-def moreau() -> Plain:
+def make_moreau() -> Plain:
     return Plain(
         network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2)
     )
 
 
-def mixture() -> MixtureClient:
+def make_mixture() -> MixtureClient:
     torch.manual_seed(0)
     return MixtureClient(
         num_components=2, optimizer=sgd, network=network(False), num_classes=CLASSES
@@ -178,39 +178,39 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
             "metrics": {"relevance": DomainRelevance()},
             "personalizer": PFedSV("relevance", k=2),
         },
-        without_norm,
+        make_plain,
     ),
-    "fedem": (lambda: {"personalizer": FedEM()}, mixture),
+    "fedem": (lambda: {"personalizer": FedEM()}, make_mixture),
     "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, Plain),
-    "pfedme": (dict, moreau),
-    "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, without_norm),
+    "pfedme": (dict, make_moreau),
+    "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, make_plain),
     "feddyn": (
         lambda: {"aggregator": FedDynServer(), "client_algorithm": FedDyn(0.1)},
-        without_norm,
+        make_plain,
     ),
     "noise": (
         lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]},
-        without_norm,
+        make_plain,
     ),
     "shapfed": (
         lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
         Plain,
     ),
-    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, without_norm),
+    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, make_plain),
     "coalitions that a server weighs": (
         lambda: {
             "aggregator": CGSV("cgsv"),
             "metrics": {"value": ShadowShapley(), "cgsv": CosineGradientShapley()},
         },
-        without_norm,
+        make_plain,
     ),
     "judged by clients": (
         lambda: {"metrics": {"value": ShadowShapley(judges="clients")}},
-        without_norm,
+        make_plain,
     ),
     "many at once": (
         lambda: {"metrics": {"sv": CumulativeShapley()}, "engine": "vmap"},
-        without_norm,
+        make_plain,
     ),
 }
 
@@ -233,7 +233,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
             logger=CSVLogger(folder, name="log"),
             **trainer_options,
         )
-        vectors.append(vector(trained).cpu())
+        vectors.append(state_vector(trained).cpu())
         tables.append(next(folder.rglob("contributions.csv")).read_text())
 
     if EMULATED and name != "pfedhn":  # whose large layer sums in another order
@@ -263,10 +263,10 @@ def test_checkpoint_of_one_device_resumes_on_the_other(
             arguments = {"metrics": metrics, "personalizer": personalizer()}
         loop = FederatedLoop(optimizer_state="persist", seed=1, **arguments)
         data = toy_data(client_val=0.2)
-        module = fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)
-        return vector(module).cpu()
+        module = fit(loop, tmp_path / folder, make_plain(), data, rounds, path, **options)
+        return state_vector(module).cpu()
 
-    saving = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
     if first_device == "cpu":
         run("half", 2, **saving)
         resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **on())
@@ -340,9 +340,9 @@ print(why_not_fork())
     assert reason_after_training.startswith(
         "this machine has an accelerator, and the process has trained before"
     )
-    fit(FederatedLoop(seed=1), tmp_path, without_norm(), toy_data(), rounds=1)
+    fit(FederatedLoop(seed=1), tmp_path, make_plain(), toy_data(), rounds=1)
     loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
-    fit(loop, tmp_path, without_norm(), toy_data(), rounds=1)
+    fit(loop, tmp_path, make_plain(), toy_data(), rounds=1)
     assert loop.contributions["value"].isfinite().all()
 
 
@@ -357,7 +357,7 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
         with caplog.at_level("INFO", "lightning.pytorch"):
             table = flsv.retrain(
                 trainer,
-                without_norm(),
+                make_plain(),
                 toy_data(),
                 "all",
                 metric="negative_loss",
@@ -378,7 +378,7 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
 OF_BATCH, OF_CLIENT, OF_ROUND = 38, 1, 12
 
 
-def cost(
+def count_operations(
     folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any
 ) -> dict[str, int]:
     """Copies, waits and operators of a fit."""
@@ -395,9 +395,9 @@ def cost(
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
 def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path) -> None:
-    cost(tmp_path)  # some things are looked at once in a process
-    few = cost(tmp_path)
-    batches = cost(tmp_path, batch_size=4)
+    count_operations(tmp_path)  # some things are looked at once in a process
+    few = count_operations(tmp_path)
+    batches = count_operations(tmp_path, batch_size=4)
     # Four batches more, of three clients in three rounds.
     operators_per_batch = (batches["operators"] - few["operators"]) / 36
     assert 0 < operators_per_batch <= OF_BATCH
@@ -405,11 +405,11 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
     assert batches["waits"] == few["waits"]
 
     # Three clients more in three rounds.
-    clients = cost(tmp_path, clients=6)
+    clients = count_operations(tmp_path, clients=6)
     waits_per_client = (clients["waits"] - few["waits"]) / 9
     assert waits_per_client <= OF_CLIENT
 
-    rounds = cost(tmp_path, rounds=6)
+    rounds = count_operations(tmp_path, rounds=6)
     waits_per_round = (rounds["waits"] - few["waits"]) / 3 - 3 * waits_per_client
     assert waits_per_round <= OF_ROUND + 0.01
 
@@ -420,13 +420,13 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) ->
 
     def files_that_copy_a_model(**options: Any) -> set[str]:
         with places(at_least=8 * FEATURES) as counts:
-            cost(tmp_path, **options)
+            count_operations(tmp_path, **options)
         return {location.partition(":")[0] for kind, location in counts if kind == "to_host"}
 
     without_checkpoints = files_that_copy_a_model()
     with_checkpoints = files_that_copy_a_model(
         enable_checkpointing=True,
-        callbacks=[checkpoints(tmp_path)],
+        callbacks=[make_checkpoint_callback(tmp_path)],
     )
 
     # Lightning moves the module back after the fit; a validation's outputs are scored on the host.

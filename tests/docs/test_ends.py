@@ -31,10 +31,10 @@ def test_example_of_a_guide_prints_what_the_guide_says(
     output = capsys.readouterr().out
     printed_lines = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)
     for printed_line, shown_line in zip(printed_lines, shown_lines, strict=True):
-        expected = pytest.approx(numbers(shown_line), abs=0.05, nan_ok=True)
-        assert numbers(printed_line) == expected
+        expected = pytest.approx(numbers_in(shown_line), abs=0.05, nan_ok=True)
+        assert numbers_in(printed_line) == expected
 
 
-def numbers(line: str) -> list[float]:
+def numbers_in(line: str) -> list[float]:
     numerals = re.findall(r"-?\d+\.?\d*|nan", line)
     return [float(numeral) for numeral in numerals]

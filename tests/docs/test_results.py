@@ -11,14 +11,14 @@ PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != 
 PAGES.append(DOCS / "benchmark.md")
 
 
-def opening(page: str) -> str:
+def opening_of_page(page: str) -> str:
     """What comes before the first command, table, picture or heading of a page."""
     return re.split(r"^(?:```|\||!\[|## )", page.split("\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[
         0
     ]
 
 
-def numbers(text: str) -> list[str]:
+def decimal_numbers(text: str) -> list[str]:
     """Numbers with a decimal point; addresses on arXiv are none."""
     text = re.sub(r"(?:arXiv |abs/)\d+\.\d+", "", text)
     return re.findall(r"(?<![\w.])[+-]?\d+\.\d+(?:e[+-]?\d+)?(?![\d.])", text)
@@ -41,15 +41,15 @@ def is_rounded(number: str, exact_numbers: set[str]) -> bool:
 )
 def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) -> None:
     page = path.read_text()
-    top = opening(page)
-    exact_numbers = set(numbers(page.replace(top, "")))
+    top = opening_of_page(page)
+    exact_numbers = set(decimal_numbers(page.replace(top, "")))
     table = path.with_suffix(".csv")
     if table.is_file():
-        exact_numbers |= set(numbers(table.read_text().replace(",", " ")))
+        exact_numbers |= set(decimal_numbers(table.read_text().replace(",", " ")))
     for name in re.findall(r"\]\(([\w./]+\.md)\)", top):
-        exact_numbers |= set(numbers((path.parent / name).read_text()))
+        exact_numbers |= set(decimal_numbers((path.parent / name).read_text()))
 
-    for number in numbers(top):
+    for number in decimal_numbers(top):
         assert is_rounded(number, exact_numbers), number
 
 

@@ -30,9 +30,9 @@ def folder(tmp_path, monkeypatch):
 def commands_of(page: Path) -> list[list[str]]:
     return [
         words
-        for block in pages.blocks(page.read_text())
+        for block in pages.blocks_of_page(page.read_text())
         if block.language == "bash"
-        for words in pages.commands(block.text)
+        for words in pages.split_commands(block.text)
     ]
 
 
@@ -52,7 +52,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     num_blocks = pages.run_page(text)
 
     assert num_blocks == text.count("```") // 2
-    shares = rows_of("shares.csv")
+    shares = read_rows("shares.csv")
     amounts = {}
     for row in shares:
         assert row["by"] == "retraining, measured by average precision of yes"
@@ -72,7 +72,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
 
     # The table that the page shows is what its commands print.
     retrained = {}
-    for row in rows_of("lightning_logs/version_0/retrained.csv"):
+    for row in read_rows("lightning_logs/version_0/retrained.csv"):
         retrained[row["client_name"]] = float(row["share"])
     shown = {}
     pattern = r"^\| (\w+) \| [\d.]+ % \| ([\d.]+) % \|"
@@ -81,7 +81,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     assert shown == pytest.approx(retrained, abs=0.02)
 
 
-def rows_of(path):
+def read_rows(path):
     text = Path(path).read_text()
     return list(csv.DictReader(text.splitlines()))
 
@@ -117,7 +117,7 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
     logdir = board_command[board_command.index("--logdir") + 1]
     assert run_folder.is_relative_to(logdir)
     values = {}
-    for row in rows_of(run_folder / "contributions.csv"):
+    for row in read_rows(run_folder / "contributions.csv"):
         if row["metric"] == "cssv" and row["class"] == "":
             values.setdefault(f"client {row['client_name']}", []).append(float(row["value"]))
     boards = {path.parent.name for path in run_folder.glob("*/events.out.tfevents.*")}

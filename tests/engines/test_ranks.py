@@ -15,18 +15,18 @@ from flsv.cli import main
 from flsv.engines.ranks import FederatedStrategy, meet
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.forked import Forked
 from helpers.rank_federations import RANK_CASES
 from helpers.ranks import Ended, Group, free_port, run_and_die, run_command, run_script
-from helpers.runs import differences
+from helpers.runs import find_differences
 
 #: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.
 ON_THREE = ("shapfed_wa", "scaffold", "in_run", "two_clients", "broken_rank")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rank_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
     names = {1: list(RANK_CASES), 2: list(RANK_CASES), 3: list(ON_THREE)}
@@ -43,8 +43,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)]
 )
-def test_ranks_equal_one_process_bitwise(runs: Path, name: str, size: int) -> None:
-    assert differences(runs / "1" / name, runs / str(size) / name) == []
+def test_ranks_equal_one_process_bitwise(rank_runs: Path, name: str, size: int) -> None:
+    assert find_differences(rank_runs / "1" / name, rank_runs / str(size) / name) == []
 
 
 @pytest.mark.slow
@@ -53,11 +53,11 @@ def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_only_rank_zero_writes(runs: Path) -> None:
+def test_only_rank_zero_writes(rank_runs: Path) -> None:
     def written(size: int) -> list[str]:
         paths = [
-            path.relative_to(runs / str(size))
-            for path in (runs / str(size)).rglob("*")
+            path.relative_to(rank_runs / str(size))
+            for path in (rank_runs / str(size)).rglob("*")
             if path.is_file()
         ]
         # A file of events is named by its process.
@@ -73,7 +73,7 @@ def test_only_rank_zero_writes(runs: Path) -> None:
     assert "scaffold/last.ckpt" in written(3)
 
 
-def last_words(ended: list[Ended], ranks: Iterable[int]) -> str:
+def last_output(ended: list[Ended], ranks: Iterable[int]) -> str:
     """What these ranks said last, all of them with an error."""
     processes = [ended[rank] for rank in ranks]
     outputs = [process.output[-3000:] for process in processes]
@@ -91,16 +91,16 @@ def last_words(ended: list[Ended], ranks: Iterable[int]) -> str:
     ],
 )
 def test_dead_rank_ends_all_ranks_and_the_run_resumes(
-    runs: Path, tmp_path: Path, dies: int, kill: bool, resumed_ranks: int
+    rank_runs: Path, tmp_path: Path, dies: int, kill: bool, resumed_ranks: int
 ) -> None:
     folder = tmp_path / "run"
     arguments = [str(folder), "scaffold", dies, kill]
     ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
-    words = last_words(ended, {0, 1, 2} - {dies})
+    words = last_output(ended, {0, 1, 2} - {dies})
     assert words.count("another rank is gone") >= 2
     assert ended[dies].code == (-9 if kill else 1)
     Group("run_and_die", arguments, resumed_ranks, tmp_path / "second").done()
-    assert differences(runs / "1/scaffold", folder) == []
+    assert find_differences(rank_runs / "1/scaffold", folder) == []
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
 def test_ranks_of_other_settings_are_refused(
     tmp_path: Path, function: str, arguments: list[Any], message: str
 ) -> None:
-    text = last_words(
+    text = last_output(
         Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1)
     )
     assert message in text
@@ -142,26 +142,28 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
-    runs: Path, tmp_path: Path
+    rank_runs: Path, tmp_path: Path
 ) -> None:
     """In the middle of it, and on an exception."""
     within, failed = tmp_path / "within", tmp_path / "failed"
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
     (within / "within.ckpt").rename(within / "last.ckpt")
     ended = Group("save_on_exception", [str(failed), "kept_momentum"], 3, tmp_path / "first").wait()
-    assert "bad sample at this site" in last_words(ended, (0, 1, 2))
+    assert "bad sample at this site" in last_output(ended, (0, 1, 2))
     next((failed / "failed").glob("*.ckpt")).rename(failed / "last.ckpt")
     for folder, name, size in ((within, "scaffold", 3), (failed, "kept_momentum", 2)):
         Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
         assert [
-            d for d in differences(runs / "1" / name, folder) if "ModelCheckpoint" not in d
+            d
+            for d in find_differences(rank_runs / "1" / name, folder)
+            if "ModelCheckpoint" not in d
         ] == []
 
 
 @pytest.mark.slow
-def test_two_hosts_equal_one_process_bitwise(runs: Path, tmp_path: Path) -> None:
+def test_two_hosts_equal_one_process_bitwise(rank_runs: Path, tmp_path: Path) -> None:
     Group("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True).done()
-    assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
+    assert find_differences(rank_runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 
 #: The agent of torchrun, on processes that need not import everything again.
@@ -178,10 +180,12 @@ AGENT = LaunchConfig(
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_run_from_its_checkpoint(runs: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_killed_run_from_its_checkpoint(
+    rank_runs: Path, tmp_path: Path
+) -> None:
     elastic_launch(AGENT, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
     assert (tmp_path / "run/died").exists()
-    assert differences(runs / "1/scaffold", tmp_path / "run") == []
+    assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
 
 
 @pytest.mark.slow
@@ -205,7 +209,7 @@ def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> Non
     assert sorted(int(rank["TRAINED"]) for rank in of_three) == [2, 2, 3]
 
 
-def command(folder: Path) -> list[str]:
+def fit_command(folder: Path) -> list[str]:
     return [
         "fit",
         "--data.source=digits",
@@ -222,7 +226,7 @@ def command(folder: Path) -> list[str]:
     ]
 
 
-def run_below(folder: Path) -> Path:
+def find_run(folder: Path) -> Path:
     (run,) = [path.parent for path in folder.rglob("run.json")]
     (run / "checkpoints/last.ckpt").rename(run / "last.ckpt")
     return run
@@ -231,14 +235,14 @@ def run_below(folder: Path) -> Path:
 @pytest.mark.slow
 def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None:
     """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
-    assert main(command(tmp_path / "one")) == 0
-    expected = run_below(tmp_path / "one")
+    assert main(fit_command(tmp_path / "one")) == 0
+    expected = find_run(tmp_path / "one")
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     words = [
         "-m",
         "flsv",
-        *command(tmp_path / "strategy"),
+        *fit_command(tmp_path / "strategy"),
         "--trainer.strategy=federated",
         "--trainer.devices=2",
     ]
@@ -246,9 +250,9 @@ def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None
         [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    elastic_launch(AGENT, run_command)(*command(tmp_path / "torchrun"))
+    elastic_launch(AGENT, run_command)(*fit_command(tmp_path / "torchrun"))
     for name in ("strategy", "torchrun"):
-        assert differences(expected, run_below(tmp_path / name)) == []
+        assert find_differences(expected, find_run(tmp_path / name)) == []
 
 
 SWEEP = """
@@ -301,7 +305,7 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
 def test_strategy_federated_with_one_device_equals_the_default(tmp_path: Path) -> None:
     ordinary = fit(FederatedLoop(seed=1), tmp_path / "one")
     alone = fit(FederatedLoop(seed=1), tmp_path / "two", strategy="federated", devices=1)
-    assert torch.equal(vector(ordinary), vector(alone))
+    assert torch.equal(state_vector(ordinary), state_vector(alone))
 
 
 @pytest.mark.slow
@@ -319,7 +323,7 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
 def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
     ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
     assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
-    assert "another rank is gone" in last_words(ended, [0])
+    assert "another rank is gone" in last_output(ended, [0])
 
 
 def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ book.write_text(json.dumps(runs))
 """
 
 
-def run_py(folder: Path, log: str, *words: str, begun: str = "") -> subprocess.CompletedProcess:
+def run_deployment(
+    folder: Path, log: str, *words: str, begun: str = ""
+) -> subprocess.CompletedProcess:
     """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
     shutil.copytree(TEMPLATE, folder / "app")
     flwr = folder / "flwr"
@@ -85,22 +87,22 @@ def run_py(folder: Path, log: str, *words: str, begun: str = "") -> subprocess.C
     )
 
 
-def statuses(folder: Path) -> list[str]:
+def read_statuses(folder: Path) -> list[str]:
     """How all runs stand."""
     return [run["status"] for run in json.loads((folder / "book.json").read_text())]
 
 
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Path) -> None:
     log = "last = len(runs) == 4; say('finished' if last else 'running'); end('completed' if last else 'failed')"
-    done = run_py(tmp_path, log)
+    done = run_deployment(tmp_path, log)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("started again") == 3
     assert "the run has finished" in done.stdout
-    assert statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
+    assert read_statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
 def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) -> None:
-    done = run_py(tmp_path, "print('ModuleNotFoundError', flush=True); end('failed')")
+    done = run_deployment(tmp_path, "print('ModuleNotFoundError', flush=True); end('failed')")
     assert done.returncode == 1, done.stderr
     assert [done.stdout.count(word) for word in ("ModuleNotFoundError", "started again")] == [3, 2]
     assert "has not begun, three times" in done.stdout
@@ -108,17 +110,17 @@ def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) 
 
 
 def test_running_flower_app_is_watched_and_not_started_again(tmp_path: Path) -> None:
-    done = run_py(tmp_path, "say('finished'); end('completed')", begun="running")
+    done = run_deployment(tmp_path, "say('finished'); end('completed')", begun="running")
     assert done.returncode == 0, done.stderr
     assert "run 0 is at work: it is watched" in done.stdout
-    assert statuses(tmp_path) == ["finished:completed"]
+    assert read_statuses(tmp_path) == ["finished:completed"]
 
 
 @pytest.mark.parametrize("log", ["end('stopped')", "say('failed'); end('stopped')"])
 def test_a_run_that_is_stopped_is_not_started_again(log: str, tmp_path: Path) -> None:
-    done = run_py(tmp_path, log, begun="running")
+    done = run_deployment(tmp_path, log, begun="running")
     assert (done.returncode, "the run was stopped" in done.stdout) == (1, True), done.stderr
-    assert statuses(tmp_path) == ["finished:stopped"]
+    assert read_statuses(tmp_path) == ["finished:stopped"]
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
 
 
@@ -134,10 +136,10 @@ def test_run_py_stop_ends_a_run_at_work_and_no_other(
 ) -> None:
     is_at_work = begun == "running"
 
-    process = run_py(tmp_path, "pass", "stop", begun=begun)
+    process = run_deployment(tmp_path, "pass", "stop", begun=begun)
 
     assert process.returncode == int(not is_at_work), process.stderr
-    assert statuses(tmp_path) == [expected_end]
+    assert read_statuses(tmp_path) == [expected_end]
     status = json.loads((tmp_path / "app/runs/status.json").read_text())["status"]
     assert status == ("stopped" if is_at_work else "running")
     assert ("no run is at work here" in process.stdout) is not is_at_work

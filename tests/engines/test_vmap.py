@@ -20,7 +20,14 @@ from flsv.sampling import UniformSampler
 from flsv.training.batched import RowTraining
 from flsv.utilities.seeding import global_rngs
 from helpers.data import toy_data, toy_sets
-from helpers.fits import SIZES, assert_resumes, engine_loop, fit, pair, vector
+from helpers.fits import (
+    SIZES,
+    assert_resumes,
+    fit,
+    fit_by_both_engines,
+    make_engine_loop,
+    state_vector,
+)
 from helpers.models import Plain, Plainest
 from helpers.tasks import Items
 
@@ -51,7 +58,7 @@ class Spare(Plainest):
         self.spare = nn.Parameter(torch.ones(2))
 
 
-def samples() -> FederatedDataModule:
+def make_samples_without_tensors() -> FederatedDataModule:
     """Data that are no tensors."""
     read = Items(toy_sets()[0].__getitem__, range(130))
     read.targets = toy_sets()[0].tensors[1]
@@ -93,7 +100,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "clipped values": {"trainer": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}},
     "mixed precision": {"trainer": {"precision": "bf16-mixed"}, "tolerance": 5e-3},
     "what transfers draw": {"make": Augmented, "local_epochs": 2},
-    "data of any kind": {"data": samples},
+    "data of any kind": {"data": make_samples_without_tensors},
     "a parameter without a gradient": {"make": Spare},
     "logs, and a dictionary": {"make": Logs},
     "two clients at once": {"engine": partial(VmapProcess, chunk=2), "rounds": 2},
@@ -103,7 +110,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
 @pytest.mark.parametrize("name", PAIRS)
 def test_vmap_equals_the_sequential_engine(tmp_path: Path, name: str) -> None:
-    pair(tmp_path, **PAIRS[name])
+    fit_by_both_engines(tmp_path, **PAIRS[name])
 
 
 class Overflows(Plainest):
@@ -141,7 +148,7 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
         raise RuntimeError("CUDA out of memory.")
 
     expected = fit(
-        engine_loop(partial(VmapProcess, chunk=2)),
+        make_engine_loop(partial(VmapProcess, chunk=2)),
         tmp_path,
         Plainest(),
         toy_data((3, 1, 2, 1, 2)),
@@ -152,19 +159,19 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
         UserWarning,
         match=r"training of 5 clients at once ran out of memory: from here on 3 train at once",
     ):
-        module = fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+        module = fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
     assert numbers_of_clients[-3:] == [2, 2, 1]  # in the second round
-    torch.testing.assert_close(vector(module), vector(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(state_vector(module), state_vector(expected), rtol=1e-6, atol=1e-6)
 
     monkeypatch.setattr(RowTraining, "train", without_memory)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
-        fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(), 1)
+        fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(), 1)
 
 
 @pytest.mark.parametrize("chunk", [2, None])
 def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
     with pytest.warns(UserWarning, match="client"):
-        _, many = pair(
+        _, many = fit_by_both_engines(
             tmp_path,
             Overflows,
             _with_a_broken_client,
@@ -175,7 +182,7 @@ def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | Non
 
 
 def make_resumable() -> FederatedLoop:
-    return engine_loop(
+    return make_engine_loop(
         partial(VmapProcess, chunk=2),
         aggregator=ShapFedWA("cssv"),
         metrics={"cssv": ClassSpecificShapley(momentum=0.7)},
@@ -202,16 +209,16 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
 
     def compare(trainer: L.Trainer, *arguments: Any, **options: Any) -> set[str]:
         module = trainer.lightning_module
-        model = vector(module)
+        model = state_vector(module)
         generators = str(global_rngs())
         tried.append(attempt(trainer, *arguments, **options))
-        assert torch.equal(vector(module), model)
+        assert torch.equal(state_vector(module), model)
         assert str(global_rngs()) == generators
         assert not trainer.optimizers[0].state
         assert all(parameter.grad is None for parameter in module.parameters())
         return tried[0]
 
     monkeypatch.setattr(vmap, "try_rows", compare)
-    fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
+    fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
 
     assert tried == [set()]

@@ -12,7 +12,7 @@ from torch import nn
 from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import engine_loop, fit
+from helpers.fits import fit, make_engine_loop
 from helpers.models import Plain, Plainest
 
 
@@ -92,4 +92,11 @@ def test_vmap_with_an_unsupported_setting_is_refused(
     with pytest.raises(
         ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'
     ):
-        fit(engine_loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
+        fit(
+            make_engine_loop("vmap", **federation),
+            tmp_path,
+            make(),
+            toy_data((4, 2, 1)),
+            1,
+            **trainer,
+        )

@@ -10,8 +10,8 @@ import torch
 from flsv import FederatedLoop, Reporting
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
-from helpers.coalitions_by_hand import SEED, data
-from helpers.fits import fit, vector
+from helpers.coalitions_by_hand import SEED, make_three_clients
+from helpers.fits import fit, state_vector
 from helpers.models import STEP_CASES
 
 #: One of each way in which a step could be another.
@@ -29,11 +29,11 @@ FAST = (
 NAMES = slow_except(FAST, STEP_CASES)
 
 
-def loop(**options: Any) -> FederatedLoop:
+def make_loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def trained(
+def train_case(
     name: str,
     folder: Path,
     federation: FederatedLoop,
@@ -43,28 +43,28 @@ def trained(
     make, callbacks, *_ = STEP_CASES[name]
     torch.manual_seed(SEED)
     module = make()
-    initial_vector = vector(module)
+    initial_vector = state_vector(module)
     if refused is None:
         return fit(
             federation,
             folder,
             module,
-            data(),
+            make_three_clients(),
             rounds=2,
             callbacks=callbacks(),
         )
     with pytest.raises(ConfigurationError, match=refused):
-        fit(federation, folder, module, data(), rounds=2, callbacks=callbacks())
+        fit(federation, folder, module, make_three_clients(), rounds=2, callbacks=callbacks())
     assert federation.round_index == 0
-    assert torch.equal(vector(module), initial_vector)
+    assert torch.equal(state_vector(module), initial_vector)
     return None
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
-    module = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][2])
+    module = train_case(name, tmp_path, make_loop(engine="vmap"), STEP_CASES[name][2])
 
     if module is not None:
-        expected = vector(trained(name, tmp_path, loop(), None))
-        torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-5)
+        expected = state_vector(train_case(name, tmp_path, make_loop(), None))
+        torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-5)

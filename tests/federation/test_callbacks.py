@@ -30,19 +30,19 @@ from flsv.metrics import CumulativeShapley
 from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, logged, trainer_for, vector
+from helpers.fits import fit, read_logged_metrics, state_vector, trainer_for
 from helpers.loops_by_hand import (
     LOCAL_EPOCHS,
     ROUNDS,
-    cohort,
-    sharing_by_hand,
-    three_of_five,
-    unequal_data,
+    cohort_of_round,
+    make_loop_of_three_clients,
+    make_unequal_data,
+    train_sharing_by_hand,
 )
 from helpers.models import Logs, Plain, network, sgd
 
 
-def in_order(
+def order_callbacks(
     is_first: bool,
     callback: Callback,
     loop: FederatedLoop,
@@ -53,7 +53,7 @@ def in_order(
 def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     module = Logs()
     fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
-    rows = logged(tmp_path)
+    rows = read_logged_metrics(tmp_path)
     assert [int(row["step"]) for row in rows if row["train_loss_epoch"]] == [0, 1, 2]
     assert [int(row["step"]) for row in rows if row["val_acc"]] == [0, 1, 2]
     assert [int(row["step"]) for row in rows if row["train_loss_step"]] == list(range(39))
@@ -71,7 +71,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
     models: list[Tensor] = []
 
     def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
-        models.append(vector(module))
+        models.append(state_vector(module))
 
     folder = tmp_path / "c"
     best = ModelCheckpoint(
@@ -84,7 +84,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
     loop = FederatedLoop(seed=1)
     module = Plain()
     callbacks = [
-        *in_order(is_first, LambdaCallback(on_train_batch_end=time_is_up), loop),
+        *order_callbacks(is_first, LambdaCallback(on_train_batch_end=time_is_up), loop),
         LambdaCallback(on_validation_start=record_model),
         best,
     ]
@@ -95,13 +95,13 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
 
     assert sum("discarded" in str(warning.message) for warning in caught) == 1
     assert loop.round_index == 1
-    global_model = vector(module)
+    global_model = state_vector(module)
     for model in models:
         assert torch.equal(model, global_model)
     for path in folder.iterdir():
         saved = Plain()
         saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
-        assert torch.equal(vector(saved), global_model)
+        assert torch.equal(state_vector(saved), global_model)
 
 
 # ---- callbacks that change how a model is trained
@@ -123,7 +123,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
 
     def run(is_first: bool = True, **options: Any) -> Backbone:
         thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
-        callbacks = in_order(is_first, thaw, three_of_five())
+        callbacks = order_callbacks(is_first, thaw, make_loop_of_three_clients())
         if not options:
             folder = tmp_path / "c"
             saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
@@ -136,10 +136,10 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
             enable_checkpointing=not options,
         )
         module = Backbone()
-        trainer.fit(module, unequal_data(), **options)
+        trainer.fit(module, make_unequal_data(), **options)
         return module
 
-    visits = iter([r for r in range(ROUNDS) for _ in cohort(r)])
+    visits = iter([r for r in range(ROUNDS) for _ in cohort_of_round(r)])
 
     def train(
         net: nn.Module,
@@ -156,7 +156,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
 
-    expected, _ = sharing_by_hand(Backbone().net, (), train)
+    expected, _ = train_sharing_by_hand(Backbone().net, (), train)
     expected_state = expected.state_dict()
     module = run()
     for name, value in module.net.state_dict().items():
@@ -171,7 +171,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
     assert len(paths) > 2
     for path in paths[:3]:
         resumed = run(is_first=False, ckpt_path=path)
-        assert torch.equal(vector(resumed), vector(module)), path
+        assert torch.equal(state_vector(resumed), state_vector(module)), path
 
 
 def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop() -> None:
@@ -215,7 +215,7 @@ def set_option(trainer: Any, name: str, value: float) -> None:
     trainer.optimizers[0].param_groups[0][name] = value
 
 
-def scale(module: Any, factor: float) -> None:
+def scale_parameters(module: Any, factor: float) -> None:
     for parameter in module.parameters():
         parameter.mul_(factor)
 
@@ -232,10 +232,10 @@ BATCHWISE: dict[str, Callable[[], Batchwise]] = {
     ),
     "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i / 10)),
     "decay at every second": lambda: Batchwise(
-        on_end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None
+        on_end=lambda t, m, b, i: scale_parameters(m, 0.9) if i % 2 else None
     ),
     "decay at the last": lambda: Batchwise(
-        on_end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None
+        on_end=lambda t, m, b, i: scale_parameters(m, 0.5) if t.is_last_batch else None
     ),
 }
 
@@ -249,7 +249,7 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
 ) -> None:
     callback = BATCHWISE[name]()
     rates: dict[int, float] = {}
-    visits = iter([client for r in range(ROUNDS) for client in cohort(r)])
+    visits = iter([client for r in range(ROUNDS) for client in cohort_of_round(r)])
 
     def train(
         net: nn.Module,
@@ -271,15 +271,15 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
         rates[client] = optimizer.param_groups[0]["lr"]
 
     net = network()
-    expected, _ = sharing_by_hand(net, (), train)
+    expected, _ = train_sharing_by_hand(net, (), train)
     module = Plain(copy.deepcopy(net))
-    callbacks = in_order(is_first, callback, three_of_five())
+    callbacks = order_callbacks(is_first, callback, make_loop_of_three_clients())
     trainer_for(
         None,
         tmp_path,
         ROUNDS,
         callbacks=callbacks,
-    ).fit(module, unequal_data())
+    ).fit(module, make_unequal_data())
 
     expected_state = expected.state_dict()
     for key, value in module.net.state_dict().items():
@@ -294,9 +294,9 @@ def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) ->
     count = Batchwise(
         on_end=lambda trainer, module, batch, batch_idx: places.append(batch_idx),
     )
-    data = unequal_data()
+    data = make_unequal_data()
     fit(
-        three_of_five(),
+        make_loop_of_three_clients(),
         tmp_path,
         data=data,
         callbacks=[count],
@@ -309,7 +309,7 @@ def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) ->
                 generator=torch.Generator(),
             )
         )
-        for client in cohort(0)
+        for client in cohort_of_round(0)
     ]
     assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
 
@@ -329,7 +329,7 @@ def test_monitoring_callbacks_change_no_weight(
             callbacks=callbacks,
             **options,
         ).fit(module, toy_data())
-        return vector(module)
+        return state_vector(module)
 
     loop = FederatedLoop(seed=1)
     throughput = ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)
@@ -356,7 +356,7 @@ def test_monitoring_callbacks_change_no_weight(
     assert "3/3" in printed
     assert "4/3" not in printed
     assert torch.equal(monitored, run([FederatedLoop(seed=1)]))
-    rates = [float(row["lr-SGD"]) for row in logged(tmp_path) if row["lr-SGD"]]
+    rates = [float(row["lr-SGD"]) for row in read_logged_metrics(tmp_path) if row["lr-SGD"]]
     assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
 
 
@@ -379,7 +379,7 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
     def train(is_first: bool, hook: str = "on_fit_start") -> None:
         metric = CumulativeShapley(performance=performance, mode=mode)
         loop = FederatedLoop(metrics={"game": metric}, seed=1)
-        callbacks = in_order(is_first, Adds(hook), loop)
+        callbacks = order_callbacks(is_first, Adds(hook), loop)
         trainer_for(
             None,
             tmp_path / hook,

@@ -23,14 +23,14 @@ from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import KeepUpdates, fit, shapfed, vector
+from helpers.fits import KeepUpdates, fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
-    assert_same,
-    sharing_by_hand,
-    three_of_five,
-    unequal_data,
+    assert_same_state,
+    make_loop_of_three_clients,
+    make_unequal_data,
+    train_sharing_by_hand,
 )
 from helpers.models import Plain, adam, network, sgd
 
@@ -54,12 +54,12 @@ def test_global_model_equals_federated_averaging_by_hand(
     tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any
 ) -> None:
     net = network(batch_norm)
-    expected, _ = sharing_by_hand(
+    expected, _ = train_sharing_by_hand(
         net, (), with_optimizer(optimizer), uniform=weighting == "uniform"
     )
-    loop = three_of_five(aggregator=FedAvg(weighting))
-    assert_same(
-        fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net,
+    loop = make_loop_of_three_clients(aggregator=FedAvg(weighting))
+    assert_same_state(
+        fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), make_unequal_data(), ROUNDS).net,
         expected,
     )
     assert loop.round_index == ROUNDS
@@ -91,9 +91,9 @@ def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Pa
 
 def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:
     def run(seed: int) -> tuple[Tensor, Tensor]:
-        loop = shapfed(seed=seed, sampler=UniformSampler(2))
+        loop = make_shapfed_loop(seed=seed, sampler=UniformSampler(2))
         module = fit(loop, tmp_path, Plain(network(dropout=0.5)))
-        return vector(module), loop.contributions["cssv"].by_class.nan_to_num(9)
+        return state_vector(module), loop.contributions["cssv"].by_class.nan_to_num(9)
 
     model, values = run(seed=1)
     same_model, same_values = run(seed=1)
@@ -184,7 +184,7 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
     loop = FederatedLoop(personalizer=Standalone(), evaluation=evaluation, seed=1)
     data = toy_data()
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
-    global_model = vector(module)
+    global_model = state_vector(module)
     for client in range(3):
         loop.space.write(module, loop.received()[client])
         module.eval()
@@ -207,7 +207,7 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
         }
         scores = {name: values[client].item() for name, values in loop.client_scores.items()}
         assert scores == pytest.approx(expected)
-    assert not torch.equal(global_model, vector(module))
+    assert not torch.equal(global_model, state_vector(module))
 
 
 # ---- memory
@@ -243,7 +243,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: P
     layers = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
     wide = nn.Sequential(*layers)
     count = Count()
-    loop = shapfed()
+    loop = make_shapfed_loop()
     small_steps = partial(torch.optim.SGD, lr=0.001)
     fit(
         loop,

@@ -23,7 +23,15 @@ from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import KeepUpdates, fit, flat, logged, shapfed, trainer_for, vector
+from helpers.fits import (
+    KeepUpdates,
+    fit,
+    flatten_state,
+    make_shapfed_loop,
+    read_logged_metrics,
+    state_vector,
+    trainer_for,
+)
 from helpers.models import Plain, network, sgd
 
 
@@ -31,7 +39,7 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
     models: list[Tensor] = []
 
     def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
-        models.append(vector(module))
+        models.append(state_vector(module))
 
     checkpoint = ModelCheckpoint(
         tmp_path / "c",
@@ -61,8 +69,8 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
         torch.testing.assert_close(global_model, expected, rtol=1e-5, atol=1e-6)
         path = tmp_path / "c" / f"epoch={round_index}.ckpt"
         saved = torch.load(path, weights_only=False)["state_dict"]
-        assert torch.equal(flat(saved, parameter_names), global_model)
-    assert torch.equal(vector(module), models[-1])
+        assert torch.equal(flatten_state(saved, parameter_names), global_model)
+    assert torch.equal(state_vector(module), models[-1])
 
 
 class Bare(L.LightningModule):
@@ -82,7 +90,7 @@ class Bare(L.LightningModule):
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = shapfed(evaluation=ClientEvaluation(every=1))
+    loop = make_shapfed_loop(evaluation=ClientEvaluation(every=1))
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     with caplog.at_level("INFO", "lightning.pytorch"):
         trainer.fit(Plain(), toy_data())
@@ -160,7 +168,7 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: 
         names += [f"{metric}/client_{client}" for client in range(3)]
     for round_index, monitored in enumerate(record.logged_values):
         in_file = {}
-        for row in logged(tmp_path):
+        for row in read_logged_metrics(tmp_path):
             if row["step"] == str(round_index):
                 in_file |= {name: float(value) for name, value in row.items() if value}
         for name in names:

@@ -14,7 +14,7 @@ from flsv.results.text import describe_change
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain
-from helpers.pages import text_of
+from helpers.pages import text_of_page
 
 
 @pytest.mark.parametrize("performance", ["accuracy", "negative_loss", "auroc"])
@@ -36,7 +36,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     # In a narrow terminal its lines are broken.
     printed = " ".join(capsys.readouterr().out.split())
     assert describe_change(record)[1:] in printed
-    assert f"The model's {describe_change(record)}." in text_of(write_report(tmp_path))
+    assert f"The model's {describe_change(record)}." in text_of_page(write_report(tmp_path))
     assert ("the most frequent class alone: " in describe_change(record)) is is_accuracy
 
 

@@ -18,24 +18,24 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.results.run_table import CSV
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
-from helpers.fits import InRound, Stop, full_run, trainer_for, vector
+from helpers.fits import InRound, StopInRound, fit_with_everything, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.models import Plain
 
 
 @pytest.fixture(scope="module")
-def whole(
+def uninterrupted_run(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, FederatedLoop, L.LightningModule]:
     folder = tmp_path_factory.mktemp("whole")
-    return folder, *full_run(folder)
+    return folder, *fit_with_everything(folder)
 
 
 def assert_same_run(
     folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any
 ) -> None:
     whole_folder, whole_loop, whole_module = whole
-    assert torch.equal(vector(module), vector(whole_module))
+    assert torch.equal(state_vector(module), state_vector(whole_module))
     for name, values in whole_loop.contributions.items():
         assert torch.equal(loop.contributions[name].nan_to_num(9), values.nan_to_num(9))
     assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
@@ -51,18 +51,18 @@ def assert_same_run(
 
 
 @pytest.mark.slow
-def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, whole: Any) -> None:
+def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, uninterrupted_run: Any) -> None:
     killed_in_round = 3
-    process = Forked(tmp_path, full_run, tmp_path, 5, [Stop(killed_in_round, 4)])
+    process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [StopInRound(killed_in_round, 4)])
     status, output = process.wait()
     assert status == -signal.SIGKILL, output
     lines = (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
     rounds = {int(line.split(",")[0]) for line in lines}
     assert rounds == set(range(killed_in_round))
 
-    resumed = full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    resumed = fit_with_everything(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
-    assert_same_run(tmp_path, *resumed, whole)
+    assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
 
 class SaveAt(InRound):
@@ -80,7 +80,7 @@ class SaveAt(InRound):
             trainer.save_checkpoint(self.path)
 
 
-def shrink(module: L.LightningModule) -> None:
+def shrink_head(module: L.LightningModule) -> None:
     with torch.no_grad():
         next(module.parameters()).mul_(0.9)
 
@@ -94,7 +94,7 @@ class CountsHooks(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.count += 1
         trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * self.count
-        shrink(module)
+        shrink_head(module)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.count += 1
@@ -134,12 +134,12 @@ def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     resumed, resumed_count = run([], ckpt_path=path)
 
     assert resumed_count == count
-    assert torch.equal(vector(resumed), vector(whole))
+    assert torch.equal(state_vector(resumed), state_vector(whole))
 
 
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
-    tmp_path: Path, whole: Any, where: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, uninterrupted_run: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
 
@@ -165,10 +165,10 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         ),
         pytest.raises(OSError, match="No space left"),
     ):
-        full_run(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
+        fit_with_everything(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
     assert not (tmp_path / "exception.ckpt").exists()
-    resumed = full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
-    assert_same_run(tmp_path, *resumed, whole)
+    resumed = fit_with_everything(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
 
 class DrawsTwice(UniformSampler):
@@ -193,7 +193,7 @@ def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_p
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
         trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
         trainer.fit(module := Plain(), toy_data(), **how)
-        return vector(module)
+        return state_vector(module)
 
     DrawsTwice.failed = False
     with pytest.raises(ArithmeticError):
@@ -263,4 +263,4 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
     for path in paths:
         resumed = run(path.stem, ckpt_path=path)
         assert resumed.trainer.optimizers[0].param_groups[0]["lr"] == rate, path
-        assert torch.equal(vector(resumed), vector(whole)), path
+        assert torch.equal(state_vector(resumed), state_vector(whole)), path

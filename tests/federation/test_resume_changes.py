@@ -19,33 +19,36 @@ from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from helpers.data import toy_data
-from helpers.fits import checkpoints, fit, trainer_for
+from helpers.fits import fit, make_checkpoint_callback, trainer_for
 from helpers.models import Plain, adam, network
 
 
-def loop(**changes: Any) -> FederatedLoop:
+def make_loop(**changes: Any) -> FederatedLoop:
     return FederatedLoop(
         **{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes}
     )
 
 
-def save(
+def fit_and_save(
     folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any
 ) -> Path:
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
-    fit(loop(**changes), folder / "first", module, data, rounds, **saving)
+    saving: dict[str, Any] = {
+        "enable_checkpointing": True,
+        "callbacks": [make_checkpoint_callback(folder)],
+    }
+    fit(make_loop(**changes), folder / "first", module, data, rounds, **saving)
     return folder / "checkpoints/last.ckpt"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("saved"))
+def saved_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
-def resume(
+def resume_fit(
     path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any
 ) -> Any:
-    return fit(loop(**changes), folder, module, data, rounds, path)
+    return fit(make_loop(**changes), folder, module, data, rounds, path)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +64,12 @@ def resume(
     ],
 )
 def test_resume_with_other_data_is_refused(
-    saved: Path, tmp_path: Path, data: Any, message: str
+    saved_checkpoint: Path, tmp_path: Path, data: Any, message: str
 ) -> None:
     with pytest.raises(
         ConfigurationError, match=f"the checkpoint is of another federation: .*{message}"
     ):
-        resume(saved, tmp_path, data=data())
+        resume_fit(saved_checkpoint, tmp_path, data=data())
 
 
 def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> None:
@@ -77,12 +80,12 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
     sample = int(data.client_indices(1)[0])
     _, labels = changed_data.source[0].tensors
     labels[sample] = (labels[sample] + 1) % 3
-    path = save(tmp_path, data=data)
+    path = fit_and_save(tmp_path, data=data)
 
     with pytest.raises(
         ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"
     ):
-        resume(path, tmp_path / "second", data=changed_data)
+        resume_fit(path, tmp_path / "second", data=changed_data)
 
 
 @pytest.mark.parametrize(
@@ -111,18 +114,20 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
     ],
 )
 def test_resuming_another_federation_is_refused(
-    saved: Path, tmp_path: Path, changes: dict[str, Any], message: str
+    saved_checkpoint: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        resume(saved, tmp_path, **changes)
+        resume_fit(saved_checkpoint, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
 
 
-def test_resume_with_fewer_rounds_than_already_run_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_resume_with_fewer_rounds_than_already_run_is_refused(
+    saved_checkpoint: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
-        resume(saved, tmp_path, rounds=1)
+        resume_fit(saved_checkpoint, tmp_path, rounds=1)
     with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
-        resume(saved, tmp_path, rounds=2)
+        resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
 def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(
@@ -130,36 +135,40 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
 ) -> None:
     plain = partial(Plain, network(batch_norm=False))
     budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
-    path = save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
-    resume(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
+    path = fit_and_save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
+    resume_fit(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
     with pytest.raises(
         ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
     ):
-        resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
+        resume_fit(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
 
 
-def test_validating_on_possible_training_samples_warns(saved: Path, tmp_path: Path) -> None:
+def test_validating_on_possible_training_samples_warns(
+    saved_checkpoint: Path, tmp_path: Path
+) -> None:
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
-        trainer_for(loop(), tmp_path).validate(
-            Plain(), datamodule=toy_data(seed=5), ckpt_path=saved
+        trainer_for(make_loop(), tmp_path).validate(
+            Plain(), datamodule=toy_data(seed=5), ckpt_path=saved_checkpoint
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trained on some.*")
-        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(), ckpt_path=saved)
+        trainer_for(make_loop(), tmp_path).validate(
+            Plain(), datamodule=toy_data(), ckpt_path=saved_checkpoint
+        )
 
 
 # ---- what can be changed is used
 
 
-def sgd_with(lr: float) -> Any:
+def make_sgd(lr: float) -> Any:
     return partial(torch.optim.SGD, lr=lr, momentum=0.9)
 
 
-def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
-    saved_state = torch.load(saved, weights_only=True)["state_dict"]
+def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint: Path, tmp_path: Path) -> None:
+    saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
-    with_rate_0 = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
-    with_same_rate = resume(saved, tmp_path / "same")
+    with_rate_0 = resume_fit(saved_checkpoint, tmp_path / "zero", Plain(optimizer=make_sgd(0.0)))
+    with_same_rate = resume_fit(saved_checkpoint, tmp_path / "same")
 
     parameters = [name for name, _ in with_rate_0.named_parameters()]
     for name in parameters:
@@ -175,28 +184,30 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(
     steps = partial(
         Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
     )
-    path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
-    resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
+    path = fit_and_save(tmp_path, steps(optimizer=make_sgd(0.1)))
+    resume_fit(path, tmp_path / "same", steps(optimizer=make_sgd(0.1)))
     with pytest.raises(
         ConfigurationError,
         match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume",
     ):
-        resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
+        resume_fit(path, tmp_path / "other", steps(optimizer=make_sgd(0.2)))
 
 
-def test_resume_with_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_resume_with_another_optimizer_is_refused(saved_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
-        resume(saved, tmp_path, Plain(optimizer=adam))
+        resume_fit(saved_checkpoint, tmp_path, Plain(optimizer=adam))
 
 
 def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(
-    saved: Path, tmp_path: Path
+    saved_checkpoint: Path, tmp_path: Path
 ) -> None:
-    saved_state = torch.load(saved, weights_only=True)["state_dict"]
+    saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
-    unmoved = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
-    longer = resume(saved, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2)
-    unchanged = resume(saved, tmp_path / "c")
+    unmoved = resume_fit(saved_checkpoint, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
+    longer = resume_fit(
+        saved_checkpoint, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2
+    )
+    unchanged = resume_fit(saved_checkpoint, tmp_path / "c")
 
     for name, _ in unmoved.named_parameters():
         torch.testing.assert_close(unmoved.state_dict()[name], saved_state[name])
@@ -213,10 +224,10 @@ class Named(Plain):
 
 
 def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) -> None:
-    path = save(tmp_path, Named("ReLU"), rounds=1)
+    path = fit_and_save(tmp_path, Named("ReLU"), rounds=1)
     for stage in ("fit", "test"):
         with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
-            getattr(trainer_for(loop(), tmp_path / stage), stage)(
+            getattr(trainer_for(make_loop(), tmp_path / stage), stage)(
                 Named("Tanh"), datamodule=toy_data(), ckpt_path=path
             )
 
@@ -227,37 +238,37 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
-        resume(tmp_path / "plain.ckpt", tmp_path / "a")
+        resume_fit(tmp_path / "plain.ckpt", tmp_path / "a")
     with pytest.raises(
         ConfigurationError,
         match=r"weights.ckpt holds weights only, .* it can be tested, not resumed",
     ):
-        resume(tmp_path / "weights.ckpt", tmp_path / "b")
-    trainer_for(loop(), tmp_path / "c").test(
+        resume_fit(tmp_path / "weights.ckpt", tmp_path / "b")
+    trainer_for(make_loop(), tmp_path / "c").test(
         Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt"
     )
 
 
 def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
-    saved: Path, tmp_path: Path
+    saved_checkpoint: Path, tmp_path: Path
 ) -> None:
     """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
-    path, whole = tmp_path / "spoiled.ckpt", torch.load(saved, weights_only=True)
+    path, whole = tmp_path / "spoiled.ckpt", torch.load(saved_checkpoint, weights_only=True)
     (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
     for lost in whole["callbacks"][key]:
         less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}
         torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
         with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|in format None"):
-            resume(path, tmp_path)
+            resume_fit(path, tmp_path)
     torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
     with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
-        resume(path, tmp_path)
-    content = bytearray(saved.read_bytes())
+        resume_fit(path, tmp_path)
+    content = bytearray(saved_checkpoint.read_bytes())
     weight = next(iter(whole["state_dict"].values()))
     content[content.index(weight.numpy().tobytes()) + 1] ^= 255
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
-        resume(path, tmp_path)
+        resume_fit(path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -274,23 +285,23 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
 def test_checkpoint_of_another_format_is_refused(written: dict[str, Any], message: str) -> None:
     state = {"round_index": 2, "seed": 1, **written}
     with pytest.raises(ConfigurationError, match=message):
-        loop().check_state(state)
+        make_loop().check_state(state)
 
 
 def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
-    saved: Path, tmp_path: Path
+    saved_checkpoint: Path, tmp_path: Path
 ) -> None:
     """As when flsv was upgraded between the two."""
-    checkpoint = torch.load(saved, weights_only=True)
+    checkpoint = torch.load(saved_checkpoint, weights_only=True)
     federation_state = checkpoint["callbacks"]["FederatedLoop"]
     assert federation_state["versions"] == package_versions()
     federation_state["versions"]["flsv"] = "1.9.9"
     older = tmp_path / "older.ckpt"
     torch.save(checkpoint, older)
 
-    unchanged = resume(saved, tmp_path / "unchanged")
+    unchanged = resume_fit(saved_checkpoint, tmp_path / "unchanged")
     with pytest.warns(VersionWarning, match=r"flsv is .* and was 1\.9\.9\): from here on"):
-        upgraded = resume(older, tmp_path / "upgraded")
+        upgraded = resume_fit(older, tmp_path / "upgraded")
 
     for name, tensor in unchanged.state_dict().items():
         assert torch.equal(tensor, upgraded.state_dict()[name]), name
@@ -301,9 +312,9 @@ def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(
 ) -> None:
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    path = save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+    path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
     with pytest.raises(
         ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"
     ):
-        resume(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+        resume_fit(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

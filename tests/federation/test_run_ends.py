@@ -56,18 +56,18 @@ class ClockJumps(Callback):
             self.timer._offset = 7200
 
 
-def early_stopping() -> EarlyStopping:
+def make_early_stopping() -> EarlyStopping:
     return EarlyStopping("val_loss", patience=1, min_delta=100.0)
 
 
-def timer() -> list[Callback]:
+def make_timer() -> list[Callback]:
     one_hour = Timer(duration={"hours": 1})
     return [ClockJumps(one_hour), one_hour]
 
 
 ENDS: dict[str, Callable[[], list[Any]]] = {
-    "early stopping": lambda: [early_stopping()],
-    "max_time": timer,
+    "early stopping": lambda: [make_early_stopping()],
+    "max_time": make_timer,
     "in a round": lambda: [StopsInTheRound()],
     "after a round": lambda: [StopsAfterTheRound()],
 }
@@ -80,7 +80,7 @@ class Logs(Plain):
         self.log("val_loss", loss)
 
 
-def run(
+def fit_run(
     folder: Path,
     rounds: int,
     callbacks: Any = (),
@@ -111,34 +111,34 @@ def run(
     return loop, trainer
 
 
-def values_of(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
+def read_values(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
     rows = loop.history().query("metric == @metric")
     return rows.pivot(index="round", columns="client", values="value")
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> FederatedLoop:
+def planned_run(tmp_path_factory: pytest.TempPathFactory) -> FederatedLoop:
     """A run of as many rounds as the others have at their ends."""
     evaluation = ClientEvaluation(every=1)
-    loop, _ = run(tmp_path_factory.mktemp("planned"), DONE, evaluation=evaluation)
+    loop, _ = fit_run(tmp_path_factory.mktemp("planned"), DONE, evaluation=evaluation)
     return loop
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
-    tmp_path: Path, planned: FederatedLoop, end: str
+    tmp_path: Path, planned_run: FederatedLoop, end: str
 ) -> None:
     callbacks = ENDS[end]()
-    loop, _ = run(tmp_path, PLANNED, callbacks, every=PLANNED, evaluation=RARE)
+    loop, _ = fit_run(tmp_path, PLANNED, callbacks, every=PLANNED, evaluation=RARE)
     assert loop.round_index == DONE
-    assert torch.equal(loop.contributions["sv"], planned.contributions["sv"])
-    assert values_of(loop).index.tolist() == [DONE - 1]
+    assert torch.equal(loop.contributions["sv"], planned_run.contributions["sv"])
+    assert read_values(loop).index.tolist() == [DONE - 1]
 
     assert loop.client_accuracy is not None
-    assert torch.equal(loop.client_accuracy, planned.client_accuracy)
-    scores = values_of(loop, "accuracy")
+    assert torch.equal(loop.client_accuracy, planned_run.client_accuracy)
+    scores = read_values(loop, "accuracy")
     assert scores.index.tolist() == [DONE - 1]
-    expected = values_of(planned, "accuracy")
+    expected = read_values(planned_run, "accuracy")
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
 
@@ -146,8 +146,8 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> 
     models = []
     for every in (0, 5):
         evaluation = ClientEvaluation(every=every)
-        callbacks = [early_stopping()]
-        loop, _ = run(tmp_path, PLANNED, callbacks, evaluation=evaluation)
+        callbacks = [make_early_stopping()]
+        loop, _ = fit_run(tmp_path, PLANNED, callbacks, evaluation=evaluation)
         model = loop.state.model()
         models.append(model)
     assert torch.equal(models[0], models[1])
@@ -156,10 +156,10 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> 
 def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     tmp_path: Path,
 ) -> None:
-    stopped, _ = run(
-        tmp_path / "stopped", 20, [early_stopping()], every=None, performance="val_loss"
+    stopped, _ = fit_run(
+        tmp_path / "stopped", 20, [make_early_stopping()], every=None, performance="val_loss"
     )
-    planned, _ = run(tmp_path / "planned", DONE, performance="val_loss")
+    planned, _ = fit_run(tmp_path / "planned", DONE, performance="val_loss")
     assert stopped.metrics["sv"].valued.tolist() == [DONE - 1]
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
@@ -172,7 +172,7 @@ def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path: Path) -> Non
         metrics={"loo": LeaveOneOut(), "sv": shadow},
         evaluation=RARE,
     )
-    callbacks = [early_stopping()]
+    callbacks = [make_early_stopping()]
     trainer = trainer_for(loop, tmp_path, PLANNED, callbacks=callbacks, logger=logger)
     data = toy_data(server_val=0.3, client_test=0.2)
     trainer.fit(Logs(network(batch_norm=False)), data)
@@ -202,7 +202,7 @@ class Interrupts(Callback):
 def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path: Path) -> None:
     message = "scores of clients' own models: the run was stopped after round 2"
     with pytest.raises(SystemExit), pytest.warns(UserWarning, match=message):
-        run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
+        fit_run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
 
 
 # ---- runs that go on
@@ -217,11 +217,11 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
         "evaluation": ClientEvaluation(every=1),
     }
     checkpoint = tmp_path / "end.ckpt"
-    _, trainer = run(tmp_path / "one", DONE, **options)
+    _, trainer = fit_run(tmp_path / "one", DONE, **options)
     trainer.save_checkpoint(checkpoint)
 
-    resumed, _ = run(tmp_path / "two", 4, ckpt_path=checkpoint, **options)
-    unbroken, _ = run(tmp_path / "all", 4, **options)
+    resumed, _ = fit_run(tmp_path / "two", 4, ckpt_path=checkpoint, **options)
+    unbroken, _ = fit_run(tmp_path / "all", 4, **options)
     pandas.testing.assert_frame_equal(resumed.history(), unbroken.history())
     evaluations = resumed.metrics["sv"].evaluations
     assert evaluations == unbroken.metrics["sv"].evaluations
@@ -236,17 +236,17 @@ def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(
         "sampler": UniformSampler(2),
     }
     saving = ModelCheckpoint(tmp_path, "last", save_last=True)
-    callbacks = [early_stopping(), saving]
-    _, trainer = run(tmp_path, PLANNED, callbacks, **options)
+    callbacks = [make_early_stopping(), saving]
+    _, trainer = fit_run(tmp_path, PLANNED, callbacks, **options)
     checkpoint = Path(saving.last_model_path)
     if saved == "after the fit":
         checkpoint = tmp_path / "end.ckpt"
         trainer.save_checkpoint(checkpoint)
 
-    resumed, _ = run(tmp_path, 4, ckpt_path=checkpoint, **options)
-    unbroken, _ = run(tmp_path / "all", 4, **options)
+    resumed, _ = fit_run(tmp_path, 4, ckpt_path=checkpoint, **options)
+    unbroken, _ = fit_run(tmp_path / "all", 4, **options)
     rounds = [2, 3]
     pandas.testing.assert_frame_equal(
-        values_of(resumed).loc[rounds],
-        values_of(unbroken).loc[rounds],
+        read_values(resumed).loc[rounds],
+        read_values(unbroken).loc[rounds],
     )

@@ -40,26 +40,26 @@ class GraphModule(L.LightningDataModule):
         return DataLoader([item(i) for i in range(N)], batch_size=8, collate_fn=Graphs)
 
 
-def texts(**options: Any) -> FederatedDataModule:
+def make_texts(**options: Any) -> FederatedDataModule:
     tokens = torch.randint(7, (N, 6), generator=torch.Generator().manual_seed(0))
     return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **options)
 
 
-def numbers() -> FederatedDataModule:
+def make_numbers() -> FederatedDataModule:
     x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
     return FederatedDataModule(TensorDataset(x, x.sum(1)), SizePartitioner([3, 1]), batch_size=8)
 
 
-def graphs() -> FederatedDataModule:
+def make_graphs() -> FederatedDataModule:
     return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
 
 
 @pytest.mark.parametrize(
     ("module", "data"),
     [
-        (Texts, texts),
-        (Regression, numbers),
-        (GraphNet, graphs),
+        (Texts, make_texts),
+        (Regression, make_numbers),
+        (GraphNet, make_graphs),
     ],
 )
 def test_a_task_without_classes_is_trained_and_measured(
@@ -117,13 +117,13 @@ def test_component_that_needs_classes_is_refused_before_training(
     with pytest.raises(
         ConfigurationError, match=f"{component}.*have no classes: the labels are float32 numbers\\."
     ):
-        trainer.fit(Regression(), numbers())
+        trainer.fit(Regression(), make_numbers())
     assert trainer.global_step == 0
 
 
 def test_component_that_needs_classes_uses_given_labels(tmp_path: Path) -> None:
     loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
-    trainer_for(loop, tmp_path, 1).fit(Texts(), texts(labels=[i % 7 for i in range(N)]))
+    trainer_for(loop, tmp_path, 1).fit(Texts(), make_texts(labels=[i % 7 for i in range(N)]))
     assert loop.contributions["cssv"].by_class.shape == (3, 7)
 
 
@@ -132,4 +132,4 @@ def test_classifier_client_on_data_without_classes_is_refused(tmp_path: Path) ->
         ConfigurationError,
         match="ClassifierClient learns classes, and the training samples have no",
     ):
-        trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())
+        trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), make_numbers())

@@ -27,7 +27,7 @@ from flsv.report import open_run, write_report
 from flsv.uploads import UploadContext
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
-from helpers.pages import text_of
+from helpers.pages import text_of_page
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
@@ -65,7 +65,7 @@ def test_sum_of_two_updates_is_in_no_group_of_copies() -> None:
     assert groups_of(same_group_pairs(similar)) == [[3, 4]]
 
 
-def written_out(
+def similarities_by_hand(
     updates: np.ndarray,
     step: np.ndarray,
     samples: np.ndarray,
@@ -101,12 +101,12 @@ def test_last_step_similarity_equals_the_formula_written_out() -> None:
         torch.from_numpy(samples),
     ).numpy()
 
-    np.testing.assert_allclose(similarity, written_out(updates, step, samples), atol=1e-12)
+    np.testing.assert_allclose(similarity, similarities_by_hand(updates, step, samples), atol=1e-12)
     assert similarity[2] == pytest.approx(1)
     assert similarity.argmax() == 2
 
 
-def by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
+def groups_by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
     """Every subset of two to k / 2 clients."""
     k = len(similar)
     in_one_group = np.zeros((k, k), dtype=bool)
@@ -135,7 +135,7 @@ def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
 
     for gap in (0.1, 0.3, 0.6):
         groups = isolated_groups(torch.from_numpy(similar), gap).numpy()
-        np.testing.assert_array_equal(groups, by_trying_all(similar, gap))
+        np.testing.assert_array_equal(groups, groups_by_trying_all(similar, gap))
 
 
 def test_fewer_than_six_clients_have_no_isolated_group() -> None:
@@ -165,11 +165,11 @@ class Sybil(Attack):
         return update.norm() * (common + 0.1 * noise) / len(update) ** 0.5
 
 
-def seven() -> Any:
+def make_seven_clients() -> Any:
     return toy_data((4, 3, 4, 3, 4, 3, 4))
 
 
-def warnings_of(
+def fit_and_collect_warnings(
     loop: FederatedLoop,
     folder: Path,
     words: str,
@@ -178,12 +178,12 @@ def warnings_of(
     """Fit, and return the warnings with these words."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(loop, folder, data=seven(), rounds=rounds)
+        fit(loop, folder, data=make_seven_clients(), rounds=rounds)
     messages = [str(warning.message) for warning in caught]
     return [message for message in messages if words in message]
 
 
-def loop_of_sybils(last_round: int = 99, **options: Any) -> FederatedLoop:
+def make_sybil_loop(last_round: int = 99, **options: Any) -> FederatedLoop:
     return FederatedLoop(
         uploads=[Sybil([3, 1], last_round)],
         seed=1,
@@ -191,16 +191,16 @@ def loop_of_sybils(last_round: int = 99, **options: Any) -> FederatedLoop:
     )
 
 
-def watching() -> dict[str, Any]:
+def make_watching_filters() -> dict[str, Any]:
     return {"filters": [OutlierFilter(), CopyFilter(0.7, gap=None)]}
 
 
 def test_copies_are_reported_together_and_still_aggregated(tmp_path: Path) -> None:
-    loop = loop_of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
-    unwatched = loop_of_sybils()
+    loop = make_sybil_loop(metrics={"cgsv": CosineGradientShapley()}, **make_watching_filters())
+    unwatched = make_sybil_loop()
 
-    messages = warnings_of(loop, tmp_path / "run", "almost the same updates", rounds=5)
-    messages_if_unwatched = warnings_of(
+    messages = fit_and_collect_warnings(loop, tmp_path / "run", "almost the same updates", rounds=5)
+    messages_if_unwatched = fit_and_collect_warnings(
         unwatched, tmp_path / "silent", "almost the same updates", rounds=5
     )
 
@@ -227,10 +227,10 @@ def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     loops: list[FederatedLoop] = []
 
     def make_loop() -> FederatedLoop:
-        loops.append(loop_of_sybils(2, **watching()))
+        loops.append(make_sybil_loop(2, **make_watching_filters()))
         return loops[-1]
 
-    assert_resumes(make_loop, tmp_path, data=seven, rounds=(3, 5))
+    assert_resumes(make_loop, tmp_path, data=make_seven_clients, rounds=(3, 5))
 
     assert [loop.copies for loop in loops] == [[[1, 3]]] * 3
     pairs, _, resumed_pairs = (
@@ -240,14 +240,14 @@ def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     assert pairs.any()
 
 
-def grams(similar: float, k: int = 6) -> Tensor:
+def make_gram_matrix(similar: float, k: int = 6) -> Tensor:
     """Products of updates of which the first two are alike by so much, and the others by nothing."""
     gram = torch.eye(k, dtype=torch.float64)
     gram[0, 1] = gram[1, 0] = similar
     return gram
 
 
-def cohort_with(gram: Tensor, index: int) -> Cohort:
+def make_cohort(gram: Tensor, index: int) -> Cohort:
     """A cohort whose updates have these inner products."""
     values, vectors = torch.linalg.eigh(gram)
     rows = vectors * values.clamp_min(0).sqrt()
@@ -277,13 +277,13 @@ def copies_noticed(
     watch = CopyFilter(threshold, gap)
     watch.begin(SimpleNamespace(num_clients=6, client_names=()))  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):
-        watch.apply(cohort_with(gram, index))
+        watch.apply(make_cohort(gram, index))
     return watch.notices.state_dict()["copy"]
 
 
 def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
-    distant = grams(0.65)
-    close = grams(0.2)
+    distant = make_gram_matrix(0.65)
+    close = make_gram_matrix(0.2)
 
     assert not copies_noticed([distant] * 2, gap=0.45)
     assert copies_noticed([distant] * 3, gap=0.45) == {0: 1, 1: 1}
@@ -291,7 +291,7 @@ def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
     assert copies_noticed([distant] * 3 + [close] * 2, gap=0.45)[1] == 3
     assert not copies_noticed([close] * 3 + [distant] * 6, gap=0.45)
     # A single round of a copy is not enough.
-    assert not copies_noticed([grams(1.0), close, close], gap=0.45)
+    assert not copies_noticed([make_gram_matrix(1.0), close, close], gap=0.45)
     assert not copies_noticed([distant] * 6, threshold=0.7)
 
 
@@ -307,7 +307,7 @@ def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
     assert copies_noticed(copies, threshold=0.7) == {0: 1, 2: 1}
 
 
-def run_with_echo(
+def fit_with_echo(
     folder: Path, mix: float = 1.0, rounds: int = 6
 ) -> tuple[FederatedLoop, list[str]]:
     """A run in which client 2 sends the server's last step back, and the warnings about it."""
@@ -317,11 +317,11 @@ def run_with_echo(
         filters=[OutlierFilter(), CopyFilter(None, gap=None)],
         seed=1,
     )
-    return loop, warnings_of(loop, folder, "last step back", rounds)
+    return loop, fit_and_collect_warnings(loop, folder, "last step back", rounds)
 
 
 def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path: Path) -> None:
-    loop, messages = run_with_echo(tmp_path)
+    loop, messages = fit_with_echo(tmp_path)
 
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
     assert messages[0].startswith(
@@ -338,7 +338,7 @@ def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path
     ] == [("echo", 2, 3)]
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]
-    front = text_of(write_report(tmp_path)).partition("\nAppendix\n")[0]
+    front = text_of_page(write_report(tmp_path)).partition("\nAppendix\n")[0]
     assert re.search(r"\| client 2 \|.*\| sent the model's last step back \|", front)
 
 
@@ -352,7 +352,7 @@ def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path
 def test_partial_or_two_round_copies_of_the_server_are_not_reported(
     tmp_path: Path, mix: float, rounds: int
 ) -> None:
-    loop, messages = run_with_echo(tmp_path, mix, rounds)
+    loop, messages = fit_with_echo(tmp_path, mix, rounds)
 
     assert messages == []
     assert loop.copies == []

@@ -33,7 +33,7 @@ from flsv.report import open_run
 from flsv.uploads import UploadContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import fit, shapfed, vector
+from helpers.fits import fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Diverges, Plain, network, sgd
 
@@ -97,10 +97,10 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
     ] == [("large", 1, 1)]
     assert loop.named == {1: (1, 4)}
     assert loop.participations.tolist() == [4, 3, 4, 4]
-    assert vector(module).abs().max() < 100
+    assert state_vector(module).abs().max() < 100
 
 
-def loop_with_faulty_updates(
+def fit_with_faulty_updates(
     folder: Path, rounds: range, aggregator: Aggregator, metrics: Any, factor: float
 ) -> FederatedLoop:
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
@@ -139,7 +139,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
 ) -> None:
     metrics = {name: metric() for name, metric in METRICS.items()}
 
-    loop = loop_with_faulty_updates(tmp_path, range(4), aggregator, metrics, factor)
+    loop = fit_with_faulty_updates(tmp_path, range(4), aggregator, metrics, factor)
 
     assert loop.named == {1: (4, 4)}
     assert {event.what for event in loop.events} == {"large"}
@@ -154,10 +154,10 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
 
-    faulty_once = loop_with_faulty_updates(
+    faulty_once = fit_with_faulty_updates(
         folder, range(3, 4), GeometricMedian(), {"m": GradientShapley()}, factor=100.0
     )
-    faulty_never = loop_with_faulty_updates(
+    faulty_never = fit_with_faulty_updates(
         tmp_path / "never", range(0), GeometricMedian(), {"m": GradientShapley()}, factor=100.0
     )
 
@@ -186,7 +186,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
 
     models: list[Tensor] = []
     record = LambdaCallback(
-        on_train_epoch_end=lambda trainer, module: models.append(vector(module))
+        on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
     data = toy_data((4, 3, 4, 3))
     metrics = {"cssv": ClassSpecificShapley()}
@@ -229,7 +229,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     with pytest.warns(UserWarning, match="left out of the round"):
         module = fit(loop, tmp_path, data=data, rounds=1, logger=logger)
 
-    assert vector(module).abs().max() < 100
+    assert state_vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
     assert sorted(loop.state.trained) == [0, 2, 3]
     for value in (
@@ -247,7 +247,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     assert events.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
-def cohort_of(
+def make_cohort(
     norms: list[float],
     index: int = 0,
     broken: Sequence[int] = (),
@@ -270,9 +270,9 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() 
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
 
-    watch.apply(cohort_of([1.0, 1e4, 1.1, 0.9]))
+    watch.apply(make_cohort([1.0, 1e4, 1.1, 0.9]))
     cohort = watch.apply(
-        cohort_of(
+        make_cohort(
             [1.0],
             index=1,
             broken=[4, 2, 3],
@@ -285,20 +285,20 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() 
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
 
 
-def failing(*pairs: tuple[int, int]) -> Diverges:
+def make_diverging_module(*pairs: tuple[int, int]) -> Diverges:
     return Diverges(network(), sgd, set(pairs))
 
 
 def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: Path) -> None:
-    loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
-    nan_in_two_rounds = failing((1, 1), (2, 1))
+    loop = make_shapfed_loop(personalizer=Standalone(), optimizer_state="persist")
+    nan_in_two_rounds = make_diverging_module((1, 1), (2, 1))
 
     with pytest.warns(
         UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"
     ):
         module = fit(loop, tmp_path, nan_in_two_rounds)
 
-    assert vector(module).isfinite().all()
+    assert state_vector(module).isfinite().all()
     assert loop.weights is not None
     assert loop.weights.isfinite().tolist() == [True, False, True]
     assert loop.received()[1].isfinite().all()
@@ -306,7 +306,7 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: 
 
 
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
-    all_fail = failing((1, 0), (1, 1), (1, 2))
+    all_fail = make_diverging_module((1, 0), (1, 1), (1, 2))
     with (
         pytest.warns(UserWarning, match="3 of 3 clients returned"),
         pytest.raises(
@@ -319,13 +319,13 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> No
 # ---- NormCap and SampleCap: what metrics and aggregators are given
 
 
-def only_round(folder: Path, **options: Any) -> Round:
+def fit_one_round(folder: Path, **options: Any) -> Round:
     recorder = KeepsRounds()
     fit(FederatedLoop(recorder, seed=1, **options), folder, rounds=1)
     return recorder.rounds[0]
 
 
-def lengths(round: Round) -> torch.Tensor:
+def update_lengths(round: Round) -> torch.Tensor:
     cut = round.space.num_parameters
     updates = round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()
     return updates.norm(dim=1)
@@ -335,13 +335,13 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
     filters = [OutlierFilter(), NormCap(1.25)]
     uploads = [Scaling(3.0, clients=[1])]
 
-    plain = only_round(tmp_path / "plain")
-    capped = only_round(tmp_path / "capped", uploads=uploads, filters=filters)
+    plain = fit_one_round(tmp_path / "plain")
+    capped = fit_one_round(tmp_path / "capped", uploads=uploads, filters=filters)
 
-    sent = lengths(plain) * torch.tensor([1.0, 3.0, 1.0])
+    sent = update_lengths(plain) * torch.tensor([1.0, 3.0, 1.0])
     bound = 1.25 * sent.median()
     assert sent.max() > bound
-    torch.testing.assert_close(lengths(capped), sent.clamp_max(bound), rtol=1e-5, atol=0)
+    torch.testing.assert_close(update_lengths(capped), sent.clamp_max(bound), rtol=1e-5, atol=0)
     cut = plain.space.num_parameters
     update = plain.client_vectors[1] - plain.global_vector
     capped_update = capped.client_vectors[1] - capped.global_vector
@@ -353,8 +353,8 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
 def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path: Path) -> None:
     filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
 
-    plain = only_round(tmp_path / "plain")
-    capped = only_round(tmp_path / "capped", filters=filters)
+    plain = fit_one_round(tmp_path / "plain")
+    capped = fit_one_round(tmp_path / "capped", filters=filters)
 
     assert torch.equal(plain.server_vector, capped.server_vector)  # type: ignore[arg-type]
 
@@ -362,8 +362,8 @@ def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path:
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> None:
     filters = [OutlierFilter(), SampleCap(1.0)]
 
-    plain = only_round(tmp_path / "plain")
-    capped = only_round(tmp_path / "capped", filters=filters)
+    plain = fit_one_round(tmp_path / "plain")
+    capped = fit_one_round(tmp_path / "capped", filters=filters)
 
     median = int(plain.num_samples.double().quantile(0.5))
     expected = plain.num_samples.clamp_max(median)
@@ -399,7 +399,7 @@ def test_filters_with_wrong_arguments_are_refused(arguments: dict[str, Any], mes
 
 
 def test_multi_krum_keeps_the_update_closest_to_the_others() -> None:
-    cohort = cohort_of([5.0, 5.1, 5.2, 1.0, 9.0])
+    cohort = make_cohort([5.0, 5.1, 5.2, 1.0, 9.0])
 
     filtered = MultiKrum(1, keep=1).apply(cohort)
 

@@ -14,27 +14,27 @@ from flsv.functional.allocation import largest_remainder
 NAN = float("nan")
 
 
-def shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
+def allocate_shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
     return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
 
 
 def test_shares_follow_the_rule_for_negative_values() -> None:
     values = [3.0, 1.0, -1.0]
-    assert shares(values, negatives="zero") == pytest.approx([90, 30, 0])
-    assert shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
+    assert allocate_shares(values, negatives="zero") == pytest.approx([90, 30, 0])
+    assert allocate_shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
     z = np.exp(np.array(values) / np.std(values))
-    assert shares(values, negatives="softmax") == pytest.approx(
+    assert allocate_shares(values, negatives="softmax") == pytest.approx(
         (120 * z / z.sum()).tolist(), rel=1e-6
     )
-    assert shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])
+    assert allocate_shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])
     with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
-        shares(values, negatives="refuse")
+        allocate_shares(values, negatives="refuse")
 
 
 @pytest.mark.parametrize("values", [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]])
 def test_shares_without_a_positive_claim_raise(values: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="no client has a claim"):
-        shares(values)
+        allocate_shares(values)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -67,7 +67,7 @@ def test_large_budgets_are_in_whole_cents(budget: float) -> None:
 @pytest.mark.parametrize("negatives", ["zero", "shift", "softmax"])
 def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: str) -> None:
     """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
-    expected = shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
+    expected = allocate_shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
     values = torch.tensor(
         [
             size,
@@ -87,12 +87,12 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: 
 def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
     budget: float, unit: float
 ) -> None:
-    assert sum(shares([1.0, 1.0], budget)) == budget
+    assert sum(allocate_shares([1.0, 1.0], budget)) == budget
     with pytest.raises(
         ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."
     ):
-        shares([1.0, 1.0], budget, unit=unit)
-    assert sum(shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
+        allocate_shares([1.0, 1.0], budget, unit=unit)
+    assert sum(allocate_shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
 
 
 def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -> None:

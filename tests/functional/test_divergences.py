@@ -25,7 +25,9 @@ def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
         label_divergence(torch.tensor(counts))
 
 
-def by_hand(samples: Any, divergence: Any, a: float, b: float, normalize: bool) -> np.ndarray:
+def divergences_by_hand(
+    samples: Any, divergence: Any, a: float, b: float, normalize: bool
+) -> np.ndarray:
     n, f = np.asarray(samples, float), np.asarray(divergence, float)
     n = n / n.sum()
     f = f / f.sum() if normalize else f
@@ -39,7 +41,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
     samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
     weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
     np.testing.assert_allclose(
-        weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6
+        weights.numpy(), divergences_by_hand(samples, divergence, a, b, normalize), rtol=1e-6
     )
 
 

@@ -18,7 +18,7 @@ from flsv.functional.joint_shares import (
 NAN = math.nan
 
 
-def independent_errors(variance: float, num_clients: int) -> list[ValueErrors]:
+def make_independent_errors(variance: float, num_clients: int) -> list[ValueErrors]:
     covariance = variance * torch.eye(num_clients)
     return [ValueErrors(covariance)]
 
@@ -117,7 +117,7 @@ def test_intervals_are_those_of_plain_resampling() -> None:
 def test_a_sole_positive_value_within_its_error_has_no_certain_share() -> None:
     values = torch.tensor([0.01, -0.01, 0.0])
 
-    intervals = joint_shares(values, independent_errors(1e-4, 3))
+    intervals = joint_shares(values, make_independent_errors(1e-4, 3))
 
     assert intervals.low[0] < 0.2
     assert intervals.high.min() > 0.3
@@ -149,7 +149,7 @@ def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() ->
     intervals = joint_shares(values, [errors])
 
     values_of_two = torch.tensor([3.0, 1.0])
-    of_two = joint_shares(values_of_two, independent_errors(0.01, 2))
+    of_two = joint_shares(values_of_two, make_independent_errors(0.01, 2))
     assert math.isnan(intervals.low[1])
     with_values = intervals.low[[0, 2]]
     assert with_values.tolist() == of_two.low.tolist()
@@ -158,7 +158,7 @@ def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() ->
 def test_values_without_a_claim_have_no_intervals() -> None:
     values = torch.tensor([-1.0, -2.0])
 
-    intervals = joint_shares(values, independent_errors(0.01, 2))
+    intervals = joint_shares(values, make_independent_errors(0.01, 2))
 
     assert intervals.low.isnan().all()
     assert intervals.without_gain == 1.0

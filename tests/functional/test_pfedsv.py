@@ -18,7 +18,7 @@ from flsv.functional import (
 POLICIES = ("mean", "exclude", "min", 0.7)
 
 
-def weights_reference(values, distances, client, self_weight):
+def weights_by_hand(values, distances, client, self_weight):
     positive = np.maximum(values.numpy(), 0)
     distances = distances.numpy().copy()
     distances_of_others = np.delete(distances, client)
@@ -47,7 +47,7 @@ def test_personalized_weights_equal_numpys(self_weight, client):
 
         weights = personalized_weights(values, distances, client, self_weight)
 
-        expected = weights_reference(values, distances, client, self_weight)
+        expected = weights_by_hand(values, distances, client, self_weight)
         np.testing.assert_allclose(weights, expected, rtol=1e-12)
 
 
@@ -91,11 +91,11 @@ def test_personalized_weights_refuses_wrong_values_and_distances(values, distanc
 nan = float("nan")
 
 
-def draw(seed=0):
+def draw_models(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def choose(
+def choose_peers(
     relevance,
     client=0,
     k=2,
@@ -106,7 +106,7 @@ def choose(
     if available is None:
         available = [True] * len(relevance)
     download = top_k_download(
-        torch.tensor(relevance), torch.tensor(available), client, k, explore, draw(seed)
+        torch.tensor(relevance), torch.tensor(available), client, k, explore, draw_models(seed)
     )
     return download.tolist()
 
@@ -114,7 +114,7 @@ def choose(
 def test_downloads_of_the_first_round_are_uniformly_random():
     counts = torch.zeros(6)
     for seed in range(600):
-        chosen = choose([nan] * 6, client=2, k=2, seed=seed)
+        chosen = choose_peers([nan] * 6, client=2, k=2, seed=seed)
         assert len(set(chosen)) == 2
         counts[chosen] += 1
     assert counts[2] == 0
@@ -123,20 +123,22 @@ def test_downloads_of_the_first_round_are_uniformly_random():
 
 
 def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
-    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
-    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
-    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
-    assert choose([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
-    assert choose([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
+    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
+    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
+    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
+    assert choose_peers([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
+    assert choose_peers([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
 
 
 def test_models_of_unavailable_clients_are_not_downloaded():
     # The only unvisited one cannot be had, so k is that of the positive scores.
-    assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [
+    assert choose_peers(
+        [9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]
+    ) == [
         3,
         1,
     ]
-    assert choose([nan] * 3, available=[True, False, False]) == []
+    assert choose_peers([nan] * 3, available=[True, False, False]) == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_b
     """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
     bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
     for seed in range(60):
-        scores, generator = torch.full((n,), nan), draw(seed)
+        scores, generator = torch.full((n,), nan), draw_models(seed)
         for _ in range(bound):
             ids = top_k_download(
                 scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator
@@ -157,7 +159,7 @@ def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_b
 
 def test_top_k_download_with_a_wrong_own_index_raises():
     with pytest.raises(ValueError, match="own"):
-        choose([nan, nan], client=2)
+        choose_peers([nan, nan], client=2)
 
 
 def test_pfedsv_functions_refuse_shapes_that_would_broadcast():

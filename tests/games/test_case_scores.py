@@ -26,7 +26,7 @@ def labels_of_cases() -> Tensor:
     return torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), CASES, True, generator=generator)
 
 
-def evaluator_and_score(
+def make_evaluator_and_score(
     measure: object,
 ) -> tuple[ModelEvaluator, OutputScore]:
     """An evaluator of three classes, one of them rare. The module itself plays no part."""
@@ -53,7 +53,7 @@ def evaluator_and_score(
     return evaluator, score
 
 
-def outputs_of(masks: Tensor) -> Tensor:
+def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = torch.Generator().manual_seed(1)
     is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
@@ -79,8 +79,8 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
     measure: str,
 ) -> None:
     masks = all_coalitions(CLIENTS)
-    outputs = outputs_of(masks)
-    _, score = evaluator_and_score(measure)
+    outputs = make_outputs(masks)
+    _, score = make_evaluator_and_score(measure)
     covariance = score.case_covariance(
         masks,
         outputs[None],
@@ -124,8 +124,8 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
 
 def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     masks = few_coalitions(CLIENTS, "singles")
-    outputs = outputs_of(masks)
-    evaluator, score = evaluator_and_score("balanced_accuracy")
+    outputs = make_outputs(masks)
+    evaluator, score = make_evaluator_and_score("balanced_accuracy")
     assert score.cases is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)

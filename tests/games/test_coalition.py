@@ -37,19 +37,19 @@ class Net(nn.Module):
         return self.head(self.drop(self.norm(self.conv(x)).relu()).flatten(1)) * self.scale
 
 
-def module() -> nn.Module:
+def make_network() -> nn.Module:
     torch.manual_seed(0)
     return Net()
 
 
-def batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
+def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
     y = torch.randint(CLASSES, (samples,), generator=generator)
     return list(zip(x.split(size), y.split(size)))
 
 
-def a_round(net: nn.Module, own_starts: bool = False) -> Round:
+def make_round(net: nn.Module, own_starts: bool = False) -> Round:
     space = ParameterSpace(net)
     clients = 4
     cut = space.num_parameters
@@ -158,8 +158,8 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
 def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     backend: Any, weighting: Any, server_lr: float, own_starts: bool
 ) -> None:
-    net, data = module(), batches()
-    round = a_round(net, own_starts=own_starts)
+    net, data = make_network(), make_batches()
+    round = make_round(net, own_starts=own_starts)
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
     by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
     games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1: by_metric})
@@ -179,8 +179,8 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
 
 
 def test_coalition_utility_with_wrong_masks_raises() -> None:
-    round = a_round(net := module())
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    round = make_round(net := make_network())
+    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     for weighting, message in (
         ("equal", "weighting='equal'"),
         (torch.ones(3), "expected 4 weights"),
@@ -194,20 +194,20 @@ def test_coalition_utility_with_wrong_masks_raises() -> None:
             CoalitionUtility(round, evaluator)(wrong)
 
 
-def linear_games() -> tuple[CoalitionGames, ModelEvaluator, ParameterSpace]:
+def make_linear_games() -> tuple[CoalitionGames, ModelEvaluator, ParameterSpace]:
     space = ParameterSpace(module := nn.Linear(2, 2, bias=False))
     evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
     return CoalitionGames(evaluator), evaluator, space
 
 
-def linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Round:
+def make_linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Round:
     return Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
 
 
 def test_game_gradient_is_computed_at_the_given_model() -> None:
-    games, _, space = linear_games()
+    games, _, space = make_linear_games()
     vectors = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
-    games.begin(linear_round(0, space, vectors))
+    games.begin(make_linear_round(0, space, vectors))
     for vector in vectors:
         weight = vector.view(2, 2).clone().requires_grad_()
         logits = torch.eye(2) @ weight.T
@@ -218,9 +218,9 @@ def test_game_gradient_is_computed_at_the_given_model() -> None:
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
-    net = module()
-    data = batches()
-    round = a_round(net)
+    net = make_network()
+    data = make_batches()
+    round = make_round(net)
     mask = torch.tensor([[True, False, True, True]])
 
     def loss(context: Any = None) -> float:
@@ -250,7 +250,7 @@ def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> None:
-    net = module()
+    net = make_network()
     space = ParameterSpace(net)
     vectors = space.read(net).repeat(3, 1)
     vectors[1] = torch.nan
@@ -258,7 +258,7 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> N
     evaluator = ModelEvaluator(
         net,
         space,
-        batches(),
+        make_batches(),
         num_classes=CLASSES,
         backend=backend,
         metric=MulticlassF1Score(CLASSES),
@@ -272,9 +272,9 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> N
 
 @pytest.mark.parametrize("size", [600, 7])
 def test_validation_batches_are_recut_without_changing_scores(size: int) -> None:
-    net = module()
+    net = make_network()
     space = ParameterSpace(net)
-    data = batches(600, size)
+    data = make_batches(600, size)
     evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
     assert [len(y) for _, y in evaluator._batches] == [256, 256, 88]
     scores = evaluator(space.read(net)[None])
@@ -299,8 +299,8 @@ def test_validation_batches_are_recut_without_changing_scores(size: int) -> None
     ],
 )
 def test_model_evaluator_with_wrong_arguments_raises(change: dict[str, Any], message: str) -> None:
-    net = module()
-    arguments = {"batches": batches(), "num_classes": CLASSES, **change}
+    net = make_network()
+    arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with pytest.raises(ConfigurationError, match=message):
         ModelEvaluator(net, ParameterSpace(net), arguments.pop("batches"), **arguments)
 
@@ -315,7 +315,7 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     torch.manual_seed(0)
     net = Drawing(36, 2)
     data = []
-    for x, y in batches():
+    for x, y in make_batches():
         data.append((x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)))
     space = ParameterSpace(net)
     noise = torch.randn(5, space.size)
@@ -344,12 +344,12 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
 
 
 def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = module()
-    round = a_round(net)
+    net = make_network()
+    round = make_round(net)
     evaluator = ModelEvaluator(
         net,
         round.space,
-        batches(),
+        make_batches(),
         num_classes=CLASSES,
         backend="vmap",
         chunk=7,
@@ -367,7 +367,7 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.M
     values = CoalitionUtility(round, evaluator)(MASKS)
     assert chunks == [7, 3, 3, 3, 3, 3, 1]
     assert evaluator.chunk == 3
-    reference = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     assert torch.equal(values, CoalitionUtility(round, reference)(MASKS))
 
 
@@ -380,8 +380,8 @@ class Branching(nn.Linear):
 
 
 def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
-    net, data = Branching(36, CLASSES), batches()
-    round = a_round(net)
+    net, data = Branching(36, CLASSES), make_batches()
+    round = make_round(net)
     with pytest.warns(UserWarning, match="vmap cannot run Branching"):
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
     reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
@@ -391,7 +391,7 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None:
-    net = module()
+    net = make_network()
     net.train()
     net.norm.eval()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
@@ -408,14 +408,14 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
 
     tensors_at_first = tensors()
     flags_at_first = flags()
-    round = a_round(net)
+    round = make_round(net)
     metric = MulticlassF1Score(CLASSES)
     rng = torch.get_rng_state()
 
     evaluator = ModelEvaluator(
         net,
         round.space,
-        batches(),
+        make_batches(),
         num_classes=CLASSES,
         metric=metric,
         backend=backend,
@@ -434,9 +434,9 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
 
 
 def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = module()
-    round = a_round(net)
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    net = make_network()
+    round = make_round(net)
+    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     evaluated: list[int] = []
     original = evaluator.evaluate
 
@@ -471,7 +471,7 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     games.utility("accuracy", FIXED)(MASKS)
     games.utility("negative_loss", FIXED.double())(MASKS)
     assert evaluated == [2, 14, 15, 15]
-    games.begin(a_round(net))
+    games.begin(make_round(net))
     games.utility()(repeated_masks)
     assert evaluated[-1] == games.evaluations == 2
     games.utility_of_models(lambda i, out: out.fill_(i), 3)

@@ -18,7 +18,7 @@ from flsv.games.copy_module import copy_module
 from flsv.metrics import PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
@@ -41,7 +41,7 @@ class Kept(Plain):
         self.log("val_loss", self(batch[0]).square().mean())
 
 
-def in_a_list(module: Any) -> Callable[[Tensor], Tensor]:
+def reach_through_list(module: Any) -> Callable[[Tensor], Tensor]:
     """A function that reaches the module's network through a list."""
     modules = [module]
     return lambda x: modules[0].net(x)
@@ -51,7 +51,7 @@ class LastLayer(Kept):
     """Only its last layer, whose weights are zero at first, is its own."""
 
     def __init__(self) -> None:
-        super().__init__(in_a_list)
+        super().__init__(reach_through_list)
         self.head = nn.Linear(CLASSES, CLASSES)
         nn.init.zeros_(self.head.weight)
 
@@ -59,20 +59,20 @@ class LastLayer(Kept):
         return self.head(self.f(x))
 
 
-def compiled_network() -> Kept:
+def make_compiled() -> Kept:
     module = Kept()
     module.net = eager(module.net)
     return module
 
 
-def in_place() -> Kept:
+def make_in_place() -> Kept:
     module = Kept()
     module.compile(backend="eager")
     module.net.compile(backend="eager")
     return module
 
 
-def hooked() -> Kept:
+def make_hooked() -> Kept:
     module = Kept()
     module.net[0].register_forward_hook(
         lambda layer, args, output: output + module.net[4].weight.sum()
@@ -80,7 +80,7 @@ def hooked() -> Kept:
     return module
 
 
-def normed() -> Kept:
+def make_normed() -> Kept:
     module = Kept()
     weight_norm(module.net[0])
     module.cache = module.net[0].weight * 2  # in the middle of a graph
@@ -89,15 +89,15 @@ def normed() -> Kept:
 
 RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(module)": lambda: eager(Kept()),
-    "module.compile()": in_place,
-    "torch.compile(net)": compiled_network,
-    "weight norm": normed,
+    "module.compile()": make_in_place,
+    "torch.compile(net)": make_compiled,
+    "weight norm": make_normed,
     "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
-    "hook": hooked,
+    "hook": make_hooked,
 }
 #: Kinds whose copies use the original.
 BOUND: dict[str, Callable[[], Any]] = {
-    "lambda of a list": lambda: Kept(in_a_list),
+    "lambda of a list": lambda: Kept(reach_through_list),
     "under a head of zeros": LastLayer,
 }
 
@@ -141,7 +141,7 @@ def test_models_are_evaluated_in_the_module_itself(
     fit(loop, tmp_path, evaluated, toy_data(server_val=0.2))
     fit(FederatedLoop(seed=2), tmp_path, plain, toy_data(server_val=0.2))
 
-    assert torch.equal(vector(evaluated), vector(plain))
+    assert torch.equal(state_vector(evaluated), state_vector(plain))
     assert len(loop.contributions["sv"].unique()) > 1
 
 

@@ -36,7 +36,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
-from helpers.fits import federated, fit, never, trainer_for
+from helpers.fits import fit, make_untrainable, partition_in_three, trainer_for
 from helpers.models import Plain, network
 from helpers.tasks import Segmentation
 
@@ -44,15 +44,15 @@ HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 CLIENTS = (4, 1, 2, 3)
 
 
-def data(**options: Any) -> FederatedDataModule:
+def make_data(**options: Any) -> FederatedDataModule:
     return toy_data(CLIENTS, **{**HELD, **options})
 
 
-def module(kind: type[Plain] = Plain) -> Plain:
+def make_module(kind: type[Plain] = Plain) -> Plain:
     return kind(network(batch_norm=False))
 
 
-def loop(metrics: dict[str, Any], **options: Any) -> FederatedLoop:
+def make_loop(metrics: dict[str, Any], **options: Any) -> FederatedLoop:
     return FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False), **options)
 
 
@@ -71,7 +71,7 @@ class Logging(Plain):
         self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
 
-def by_hand(model: Plain, client_data: FederatedDataModule) -> float:
+def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) -> float:
     """The mean over classes of the share of the clients' held-out samples that are right."""
     right = [0] * CLASSES
     total = [0] * CLASSES
@@ -96,14 +96,14 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
         "class": CoalitionValue(per_class=True, judges="clients"),
     }
-    federated = loop(metrics)
-    client_data = set_up(data())
-    model = module()
-    initial_accuracy = by_hand(model, client_data)
+    federated = make_loop(metrics)
+    client_data = with_setup(make_data())
+    model = make_module()
+    initial_accuracy = balanced_accuracy_by_hand(model, client_data)
 
     fit(federated, tmp_path, model, client_data, rounds=2)
 
-    accuracy = by_hand(model, client_data)
+    accuracy = balanced_accuracy_by_hand(model, client_data)
     values = federated.contributions
     gain = accuracy - initial_accuracy
     assert float(values["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
@@ -122,11 +122,11 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     assert federated.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
 
     # The same values by flsv.retrain.
-    trainer = trainer_for(loop({}), tmp_path, 2)
+    trainer = trainer_for(make_loop({}), tmp_path, 2)
     table = flsv.retrain(
         trainer,
-        module(),
-        data(),
+        make_module(),
+        make_data(),
         "all",
         seeds=1,
         judges="clients",
@@ -136,7 +136,7 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     torch.testing.assert_close(retrained, shadow, rtol=0, atol=1e-6)
 
 
-def set_up(client_data: FederatedDataModule) -> FederatedDataModule:
+def with_setup(client_data: FederatedDataModule) -> FederatedDataModule:
     client_data.setup("fit")
     return client_data
 
@@ -146,10 +146,10 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
         "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
     }
-    federated = loop(metrics, aggregator=FedAvg("uniform"))
-    client_data = data()
+    federated = make_loop(metrics, aggregator=FedAvg("uniform"))
+    client_data = make_data()
 
-    model = fit(federated, tmp_path, module(Logging), client_data, rounds=1)
+    model = fit(federated, tmp_path, make_module(Logging), client_data, rounds=1)
 
     batches: list[Any] = []
     for client in range(len(CLIENTS)):
@@ -159,7 +159,7 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
     def loss(net: Plain) -> float:
         return float(nn.functional.cross_entropy(net.eval()(x), y))
 
-    gain = loss(module()) - loss(model)
+    gain = loss(make_module()) - loss(model)
     assert float(federated.contributions["loss"].sum()) == pytest.approx(gain, abs=1e-5)
     assert federated.contributions["roc"].isfinite().all()
 
@@ -228,7 +228,7 @@ def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
         judgments.check(torch.stack([answer, lie]))
 
 
-def lies(
+def judge_dishonestly(
     kind: str,
     local: LocalData,
     models: Tensor,
@@ -246,26 +246,26 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
 ) -> None:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
-    monkeypatch.setattr(judges, "judge", partial(lies, kind))
+    monkeypatch.setattr(judges, "judge", partial(judge_dishonestly, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
-    federated = loop(metrics, aggregator=FedAvg("uniform"))
-    client_data = set_up(data())
-    model = module()
-    initial_accuracy = by_hand(model, client_data)
+    federated = make_loop(metrics, aggregator=FedAvg("uniform"))
+    client_data = with_setup(make_data())
+    model = make_module()
+    initial_accuracy = balanced_accuracy_by_hand(model, client_data)
 
     fit(federated, tmp_path, model, client_data, rounds=1)
 
     events = [(event.client, event.what) for event in federated.events]
     assert events == ([(2, UNLIKE)] if kind == "opposite" else [])
     # What the liar says is of classes that others judge.
-    gain = by_hand(model, client_data) - initial_accuracy
+    gain = balanced_accuracy_by_hand(model, client_data) - initial_accuracy
     assert float(federated.contributions["sv"].sum()) == pytest.approx(gain, abs=1e-6)
 
 
 def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
-    client_data = set_up(data())
+    client_data = with_setup(make_data())
     n = len(CLIENTS)
     inputs = []
     labels = []
@@ -293,11 +293,11 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
         [*range(n)],
         *([client] for client in range(n)),
     ):
-        model = module()
+        model = make_module()
         if members:
             quiet = Reporting(table=False, figures=0, files=False)
             alone = FederatedLoop(sampler=FixedCohort(members), seed=3, reporting=quiet)
-            fit(alone, tmp_path, model, data(), rounds=2)
+            fit(alone, tmp_path, model, make_data(), rounds=2)
         with torch.no_grad():
             outputs.append(model.eval()(x))
 
@@ -315,8 +315,8 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
         balanced,
         logits=True,
     ).values
-    federated = loop({"shadow": ShadowShapley(judges="clients")})
-    fit(federated, tmp_path / "judged", module(), data(), rounds=2)
+    federated = make_loop({"shadow": ShadowShapley(judges="clients")})
+    fit(federated, tmp_path / "judged", make_module(), make_data(), rounds=2)
     values = federated.contributions["shadow"].double()
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-6)
 
@@ -338,11 +338,11 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
 ) -> None:
     metric = PartialFederatedShapley(judges="clients")
     with pytest.raises(ConfigurationError, match=message):
-        fit(loop({"m": metric}, **options), tmp_path, module(), data(**splits))
+        fit(make_loop({"m": metric}, **options), tmp_path, make_module(), make_data(**splits))
     if not options:
-        trainer = trainer_for(loop({}), tmp_path)
+        trainer = trainer_for(make_loop({}), tmp_path)
         with pytest.raises(ConfigurationError, match=r"Splits\(client_val=0.[23]\)"):
-            flsv.retrain(trainer, module(), data(**splits), judges="clients")
+            flsv.retrain(trainer, make_module(), make_data(**splits), judges="clients")
 
 
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -> None:
@@ -354,9 +354,14 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
         (x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8
     )
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
-        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), rare)
+        fit(
+            make_loop({"m": PartialFederatedShapley(judges="clients")}),
+            tmp_path,
+            make_module(),
+            rare,
+        )
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
-        flsv.retrain(trainer_for(loop({}), tmp_path), module(), rare, judges="clients")
+        flsv.retrain(trainer_for(make_loop({}), tmp_path), make_module(), rare, judges="clients")
 
 
 def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
@@ -368,7 +373,7 @@ def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
 
 
-def hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
+def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
     """Patients with two outcomes, and with one only at Zurich."""
     generator = torch.Generator().manual_seed(0)
     clients = {}
@@ -409,14 +414,14 @@ def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
 
     with pytest.raises(ConfigurationError, match=message):
         fit(
-            loop({"m": BY_CLIENTS[kind]()}),
+            make_loop({"m": BY_CLIENTS[kind]()}),
             tmp_path,
             model,
-            hospitals(),
+            make_hospitals(),
         )
 
 
-def scans(masks_of_zurich: Tensor) -> FederatedDataModule:
+def make_scans(masks_of_zurich: Tensor) -> FederatedDataModule:
     """Images with masks, which are no classes of samples."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 1, 4, 4, generator=generator)
@@ -448,10 +453,10 @@ def test_client_whose_masks_have_one_class_is_named_before_training(
 
     with pytest.raises(ConfigurationError, match=message):
         fit(
-            loop({"m": BY_CLIENTS_OF_MASKS[kind]()}),
+            make_loop({"m": BY_CLIENTS_OF_MASKS[kind]()}),
             tmp_path,
-            never(Segmentation),
-            scans(nothing_found),
+            make_untrainable(Segmentation),
+            make_scans(nothing_found),
         )
 
 
@@ -468,18 +473,18 @@ def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Pat
     metrics = {"m": PartialFederatedShapley(performance=BinaryAUROC())}
 
     with pytest.raises(ConfigurationError, match="'m'.* the 176 labels .* of class 0"):
-        fit(loop(metrics), tmp_path, never(Segmentation), federated(data))
+        fit(make_loop(metrics), tmp_path, make_untrainable(Segmentation), partition_in_three(data))
 
 
 def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path: Path) -> None:
     metric = PartialFederatedShapley(performance="auroc", judges="clients")
     model = Plain(nn.Linear(FEATURES, 2))
-    data_module = hospitals(samples_of_zurich=6)
+    data_module = make_hospitals(samples_of_zurich=6)
     data_module.setup("fit")
     held_out_at_zurich = data_module.client_labels(2, "val")
     assert len(held_out_at_zurich) < LEAST
 
-    federated_loop = loop({"m": metric})
+    federated_loop = make_loop({"m": metric})
     fit(federated_loop, tmp_path, model, data_module)
 
     assert federated_loop.contributions["m"].isfinite().all()

@@ -33,7 +33,7 @@ class Slots:
         self.count = 0
 
 
-def counter() -> Any:
+def make_counter() -> Any:
     count = 0
 
     def step() -> int:
@@ -112,7 +112,7 @@ HIDDEN: dict[str, Any] = {
     "random": lambda: random.Random(1),
     "nested": lambda: [{"a": (random.Random(1).random,)}],
     "slots": Slots,
-    "closure": counter,
+    "closure": make_counter,
     "class": lambda: None,
     "data": lambda: torch.zeros(1),
     "memory": lambda: torch.zeros(1),
@@ -133,7 +133,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def run(module: L.LightningModule, metric: Any = None) -> Any:
+def play_game(module: L.LightningModule, metric: Any = None) -> Any:
     clients = {
         "a": (X[:16], Y[:16]),
         "b": (X[16:32], Y[16:32]),
@@ -168,7 +168,7 @@ def test_hidden_state_is_the_same_with_and_without_a_metric(kind: str) -> None:
     for metric in (None, METRICS["partial"]()):
         Noisy.count = 0
         module = Noisy(kind)
-        run(module, metric)
+        play_game(module, metric)
         models.append(module.net.weight.detach())
     assert torch.equal(*models)
 
@@ -197,8 +197,8 @@ class Scheduling(Noisy):
 @pytest.mark.parametrize("metric", METRICS)
 def test_rates_decays_and_data_modules_are_those_without_the_metric(metric: str) -> None:
     plain, scored = Scheduling(), Scheduling()
-    plain_data = run(plain)
-    scored_data = run(scored, METRICS[metric]())
+    plain_data = play_game(plain)
+    scored_data = play_game(scored, METRICS[metric]())
     assert scored.rates == plain.rates
     assert scored_data.count == plain_data.count
     assert len({rate for rate, _ in plain.rates}) == 3
@@ -238,7 +238,7 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     monkeypatch.setitem(CHANGES, kind, draw)
     module = Noisy(kind)
     with pytest.raises(ConfigurationError, match="scoring a model changes module.hidden"):
-        run(module, METRICS[metric]())
+        play_game(module, METRICS[metric]())
     assert not module.rates
 
 

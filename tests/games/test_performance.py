@@ -22,7 +22,7 @@ from flsv.games.trained_game import OutputScore
 from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
-from helpers.fits import federated, fit, never, played
+from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions
 from helpers.tasks import (
     Data,
     Glue,
@@ -108,7 +108,9 @@ def test_torchmetrics_performance_equals_the_metric_alone(
 ) -> None:
     torch.manual_seed(1)
     module = kind()
-    values, vectors = played(tmp_path, module, federated(kind.data()), performance=metric)
+    values, vectors = play_all_coalitions(
+        tmp_path, module, partition_in_three(kind.data()), performance=metric
+    )
     expected = []
     for vector in vectors:
         net = copy.deepcopy(module).eval()
@@ -145,8 +147,11 @@ def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: 
     module = Small()
     module.net.weight.data *= 0.05
     module.net.bias.data.fill_(0.3)
-    values, vectors = played(
-        tmp_path, module, federated(kind.data()), performance=torchmetrics.Accuracy(task="binary")
+    values, vectors = play_all_coalitions(
+        tmp_path,
+        module,
+        partition_in_three(kind.data()),
+        performance=torchmetrics.Accuracy(task="binary"),
     )
     x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
     hits = [float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean()) for vector in vectors]
@@ -196,9 +201,9 @@ def test_performance_that_does_not_fit_the_module_is_refused_before_training(
 ) -> None:
     metric = PartialFederatedShapley(**measure)
     loop = FederatedLoop(metrics={"mine": metric}, seed=3)
-    data = federated(getattr(kind, "data", Regression.data)())
+    data = partition_in_three(getattr(kind, "data", Regression.data)())
     with pytest.raises(ConfigurationError, match=message):
-        fit(loop, tmp_path, never(kind), data)
+        fit(loop, tmp_path, make_untrainable(kind), data)
 
 
 class BeginsWithZeros(Regression):
@@ -242,26 +247,26 @@ def test_loss_of_probabilities_is_refused_before_training(tmp_path: Path, metric
     options = {} if metric is GradientShapley else {"performance": "negative_loss"}
     loss_metric = metric(**options)
     loop = FederatedLoop(metrics={"mine": loss_metric}, seed=3)
-    data = federated(OneLogit.data())
+    data = partition_in_three(OneLogit.data())
     with pytest.raises(ConfigurationError, match="'mine'.*forward gives probabilities"):
-        fit(loop, tmp_path, never(GivesProbabilities), data)
+        fit(loop, tmp_path, make_untrainable(GivesProbabilities), data)
 
 
-def undefined_of_logged() -> dict[str, Any]:
+def undefined_logged_measures() -> dict[str, Any]:
     return {"performance": "val_correlation", "mode": "max"}
 
 
-def undefined_of_outputs() -> dict[str, Any]:
+def undefined_output_measures() -> dict[str, Any]:
     return {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
 
 
 @pytest.mark.parametrize(
     ("kind", "metric", "measure", "message"),
     [
-        (BeginsWithZeros, LeaveOneOut, undefined_of_logged(), "log a finite number"),
-        (BeginsWithZeros, LeaveOneOut, undefined_of_outputs(), "between 0 and 0"),
-        (BeginsWithZeros, ShadowShapley, undefined_of_logged(), "log a finite number"),
-        (BeginsWithZeros, ShadowShapley, undefined_of_outputs(), "between 0 and 0"),
+        (BeginsWithZeros, LeaveOneOut, undefined_logged_measures(), "log a finite number"),
+        (BeginsWithZeros, LeaveOneOut, undefined_output_measures(), "between 0 and 0"),
+        (BeginsWithZeros, ShadowShapley, undefined_logged_measures(), "log a finite number"),
+        (BeginsWithZeros, ShadowShapley, undefined_output_measures(), "between 0 and 0"),
         (
             RulesClassesOut,
             ShadowShapley,
@@ -280,9 +285,9 @@ def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
         seed=3,
         reporting=Reporting(table=False, files=False),
     )
-    data = federated(kind.data())
+    data = partition_in_three(kind.data())
     with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{message}"):
-        fit(loop, tmp_path, never(kind), data)
+        fit(loop, tmp_path, make_untrainable(kind), data)
 
 
 KINDS = {
@@ -298,14 +303,16 @@ SCORES = {
 }
 
 
-def batches(classes: int) -> list[tuple[Tensor, Tensor]]:
+def make_batches(classes: int) -> list[tuple[Tensor, Tensor]]:
     """Labels that no line tells apart."""
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     y = torch.where(torch.arange(60) % 3 > 0, x[:, 0] > 0, torch.arange(60) // 3 % classes)
     return list(zip(x.split(16), y.split(16)))
 
 
-def evaluator(net: nn.Module, measure: Any, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
+def make_evaluator(
+    net: nn.Module, measure: Any, data: list[tuple[Tensor, Tensor]]
+) -> ModelEvaluator:
     return ModelEvaluator(
         net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of
     )  # type: ignore[union-attr,arg-type]
@@ -338,7 +345,7 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
 @pytest.mark.parametrize("name", SCORES)
 def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str, name: str) -> None:
     net = KINDS[kind]()
-    data = batches(3 if kind == "three logits" else 2)
+    data = make_batches(3 if kind == "three logits" else 2)
     space = ParameterSpace(net)
     vectors = torch.randn(
         5,
@@ -362,7 +369,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str,
     if kind != "three logits":
         measures.append(SCORES[name])
     for measure in measures:
-        values = evaluator(net, measure, data)(vectors).value("metric")
+        values = make_evaluator(net, measure, data)(vectors).value("metric")
         assert values.tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -379,14 +386,14 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
     kind: str, measure: Any, labels: Tensor, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
+        make_evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
 
 
 def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
     net = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
     x, y = torch.rand(2, 8, 3).unbind()
     vectors = ParameterSpace(net).read(net)[None]
-    evaluate = evaluator(
+    evaluate = make_evaluator(
         net,
         torchmetrics.MeanSquaredError(),
         [(x, y[:, :1])],
@@ -464,7 +471,7 @@ UNBOUNDED = {
 }
 
 
-def network_with(layer: Any) -> nn.Module:
+def make_network(layer: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
@@ -473,11 +480,11 @@ def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     net: nn.Module = Cosine(3, 1)
     if kind != "a cosine":
         layers = AFTER_A_LINE | UNBOUNDED
-        net = network_with(layers[kind])
+        net = make_network(layers[kind])
     x = torch.rand(8, 3)
 
     measure = torchmetrics.MeanSquaredError()
-    scores_models = evaluator(net, measure, [(x, x.sum(1))])
+    scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
 
     assert scores_models.form is not None
     assert scores_models.form.bounded == (kind not in UNBOUNDED)
@@ -492,7 +499,7 @@ def test_whole_numbers_are_scored_and_not_predicted() -> None:
     """Between the counts 2 and 3 lies no count."""
     x = 4 * torch.rand(8, 3)
 
-    counts = evaluator(network_with(Rounded), torchmetrics.MeanSquaredError(), [(x, x.sum(1))])
+    counts = make_evaluator(make_network(Rounded), torchmetrics.MeanSquaredError(), [(x, x.sum(1))])
 
     assert counts.form is None
 
@@ -502,10 +509,10 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     """Rates far apart, so that a linear prediction would be below 0."""
     torch.manual_seed(0)
     x = torch.rand(8, 3)
-    net = network_with(AFTER_A_LINE[kind])
+    net = make_network(AFTER_A_LINE[kind])
     deviance = torchmetrics.TweedieDevianceScore(power=1.0)
     measure = performance_of("mine", deviance, "min")
-    scores_models = evaluator(net, measure, [(x, x.sum(1))])
+    scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
 
     trained = few_coalitions(3, "singles")
     vectors = 3 * torch.randn(len(trained), 4)

@@ -17,7 +17,13 @@ from flsv.games import ValidatedModels
 from flsv.metrics import GradientShapley, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
-from helpers.fits import MASKS, federated, fit, played, validated
+from helpers.fits import (
+    MASKS,
+    fit,
+    partition_in_three,
+    play_all_coalitions,
+    validate_with_lightning,
+)
 from helpers.tasks import (
     VAE,
     Autoencoder,
@@ -64,17 +70,17 @@ def test_a_logged_value_is_what_lightning_would_log(
     module = kind()
     untrained = copy.deepcopy(module)  # its Python state is that of the first round's game
     rounds = 1 if kind is Hooked else 2
-    values, vectors = played(
+    values, vectors = play_all_coalitions(
         tmp_path,
         module,
-        federated(kind.data()),
+        partition_in_three(kind.data()),
         rounds,
         performance=name,
         mode=mode,
     )
     sign = -1 if mode == "min" else 1
     logged = [
-        validated(
+        validate_with_lightning(
             untrained,
             vector,
             kind.data(),
@@ -93,11 +99,11 @@ def test_a_logged_value_is_what_lightning_would_log(
 
 def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
     module, data = SeveralLoaders(), SeveralLoaders.data
-    values, vectors = played(
-        tmp_path, module, federated(data()), performance="val_loss", mode="min"
+    values, vectors = play_all_coalitions(
+        tmp_path, module, partition_in_three(data()), performance="val_loss", mode="min"
     )
     for value, vector in zip(values.tolist(), vectors):
-        logged = validated(module, vector, data(), tmp_path)
+        logged = validate_with_lightning(module, vector, data(), tmp_path)
         mean = (
             11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]
         ) / 16
@@ -106,7 +112,7 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
 
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -> None:
     module = VAE()
-    data = federated(VAE.data())
+    data = partition_in_three(VAE.data())
     results: dict[str, Any] = {}
 
     class Probe(L.Callback):
@@ -184,7 +190,7 @@ def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
             loop,
             tmp_path,
             module,
-            federated(Hooked.data()),
+            partition_in_three(Hooked.data()),
             rounds=2,
             logger=logger,
         )
@@ -233,7 +239,7 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, 
                 quotient = float(high - low) / (2 * 1e-2)
                 assert quotient == pytest.approx(slope, rel=2e-2, abs=2e-4)
 
-    data = federated(kind.data())
+    data = partition_in_three(kind.data())
     loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
     fit(loop, tmp_path, kind(), data, rounds=1, callbacks=[Probe()])
 
@@ -264,5 +270,5 @@ def test_loss_without_a_computable_gradient_is_refused_before_training(
         metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False)
     )
     with pytest.raises(ConfigurationError, match=words) as caught:
-        fit(loop, tmp_path, kind(), federated(kind.data()), rounds=1)
+        fit(loop, tmp_path, kind(), partition_in_three(kind.data()), rounds=1)
     assert "metric 'g'" in str(caught.value)

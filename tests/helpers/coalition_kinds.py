@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from helpers.coalitions_by_hand import (
     RATE,
     AnnealedByHand,
-    Hand,
+    CoalitionByHand,
     OwnGeneratorByHand,
     PersistedByHand,
     PlateauByHand,
-    noisy,
-    plateau,
+    loss_with_noise,
+    make_plateau_scheduler,
 )
 from helpers.data import CLASSES, FEATURES
 
 
-def mlp(*between: nn.Module) -> nn.Module:
+def make_mlp(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
 
 
 class Module(L.LightningModule):
-    def __init__(self, net: Callable[[], nn.Module] = mlp, optimizer: Any = None) -> None:
+    def __init__(self, net: Callable[[], nn.Module] = make_mlp, optimizer: Any = None) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.net, self.optimizer = net(), optimizer or partial(torch.optim.SGD, lr=RATE)
@@ -71,7 +71,7 @@ class OwnGenerator(Module):
         self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return noisy(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+        return loss_with_noise(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
 
 
 class Plateau(Module):
@@ -79,7 +79,7 @@ class Plateau(Module):
         optimizer = self.optimizer(self.parameters())
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"},
+            "lr_scheduler": {"scheduler": make_plateau_scheduler(optimizer), "monitor": "val_loss"},
         }
 
 
@@ -143,7 +143,7 @@ class Kind:
     """A module, how its clients train by hand, and what else its loop has."""
 
     module: Callable[[], Module] = Module
-    hand: type[Hand] = Hand
+    hand: type[CoalitionByHand] = CoalitionByHand
     callback: Callable[[], L.Callback] | None = None
     loop: dict[str, Any] = field(default_factory=dict)
 
@@ -151,8 +151,8 @@ class Kind:
 MOMENTUM = partial(torch.optim.SGD, lr=RATE, momentum=0.9)
 KINDS: dict[str, Kind] = {
     "a plain MLP": Kind(),
-    "dropout": Kind(partial(Module, partial(mlp, nn.Dropout(0.3)))),
-    "BatchNorm": Kind(partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
+    "dropout": Kind(partial(Module, partial(make_mlp, nn.Dropout(0.3)))),
+    "BatchNorm": Kind(partial(Module, lambda: make_mlp(nn.BatchNorm1d(8)))),
     "manual optimization": Kind(Manual),
     "generators of torch and NumPy on the module": Kind(OwnGenerator, OwnGeneratorByHand),
     '`optimizer_state="persist"`': Kind(

@@ -20,16 +20,16 @@ from helpers.data import toy_data
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
 
 
-def noisy(net: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+def loss_with_noise(net: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
     x, y = batch
     return nn.functional.cross_entropy(net(x + 0.1 * torch.randn(x.shape, generator=generator)), y)
 
 
-def plateau(optimizer: Any) -> ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer: Any) -> ReduceLROnPlateau:
     return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
 
 
-class Hand:
+class CoalitionByHand:
     """FedAvg of some clients, and a client's training, in plain torch."""
 
     def __init__(self, net: nn.Module, optimizer: Any) -> None:
@@ -55,7 +55,7 @@ class Hand:
         self, members: Sequence[int], cohorts: Sequence[Sequence[int]] | None = None
     ) -> float:
         """Minus the validation loss; ``cohorts``: who trains in each round, all members if None."""
-        dealt = data()
+        dealt = make_three_clients()
         dealt.setup("fit")
         val = list(dealt.val_dataloader())
         if cohorts is None:
@@ -93,7 +93,7 @@ class Hand:
         return loss
 
 
-class OwnGeneratorByHand(Hand):
+class OwnGeneratorByHand(CoalitionByHand):
     """Its generators are seeded by round and client."""
 
     def __init__(self, *args: Any) -> None:
@@ -108,10 +108,10 @@ class OwnGeneratorByHand(Hand):
 
     def loss(self, batch: Any) -> Tensor:
         factor = 1 + 0.1 * self.random.random()
-        return noisy(self.net, batch, self.generator) * factor
+        return loss_with_noise(self.net, batch, self.generator) * factor
 
 
-class AnnealedByHand(Hand):
+class AnnealedByHand(CoalitionByHand):
     """Each client anneals from the round's factor, and the factor of a round's first client stays."""
 
     def __init__(self, *args: Any) -> None:
@@ -137,7 +137,7 @@ class AnnealedByHand(Hand):
         return super().loss(batch) * self.beta
 
 
-class PersistedByHand(Hand):
+class PersistedByHand(CoalitionByHand):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.optimizers: dict[int, Any] = {}
@@ -148,11 +148,11 @@ class PersistedByHand(Hand):
             self.step(optimizer, batch)
 
 
-class PlateauByHand(Hand):
+class PlateauByHand(CoalitionByHand):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.optimizer = self.make(self.net.parameters())
-        self.scheduler = plateau(self.optimizer)
+        self.scheduler = make_plateau_scheduler(self.optimizer)
 
     def train(self, batches: list[Any], client: int) -> None:
         for batch in batches:  # plain SGD has no state
@@ -162,11 +162,11 @@ class PlateauByHand(Hand):
         self.scheduler.step(self.validation_loss(val))
 
 
-def data() -> FederatedDataModule:
+def make_three_clients() -> FederatedDataModule:
     return toy_data((4, 1, 2), server_val=0.3)
 
 
-def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train coalitions as where the process cannot be forked."""
     for module in ("after_the_run", "forked_fits"):
         monkeypatch.setattr(
@@ -174,6 +174,6 @@ def in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
+def make_shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
     metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
     return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from flsv.data import FederatedDataModule, Files, Loader, SizePartitioner, Splits, load_image_data
 
 
-def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
     for name, kind in (("splits", Splits), ("files", Files), ("loader", Loader)):
@@ -28,9 +28,9 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def ready(*args: Any, **options: Any) -> FederatedDataModule:
+def set_up_data(*args: Any, **options: Any) -> FederatedDataModule:
     """A data module with such options, set up."""
-    data = FederatedDataModule(*args, **grouped(options))
+    data = FederatedDataModule(*args, **group_options(options))
     data.setup("fit")
     return data
 
@@ -57,7 +57,10 @@ def toy_data(
 ) -> FederatedDataModule:
     kwargs.setdefault("client_test", 0.2)
     return FederatedDataModule(
-        toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **grouped(kwargs)
+        toy_sets(),
+        SizePartitioner(list(proportions)),
+        batch_size=batch_size,
+        **group_options(kwargs),
     )
 
 
@@ -119,13 +122,13 @@ class Items(Dataset):
         return self.items[index]
 
 
-def rows(length=30, **attributes):
+def make_items(length=30, **attributes):
     return Items(
         [(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes
     )
 
 
-def patients(number, seed, shift=0.0):
+def make_patients(number, seed, shift=0.0):
     rng = np.random.default_rng(seed)
     return Frame(
         age=(rng.normal(50 + shift, 9, number)).tolist(),
@@ -140,7 +143,7 @@ ROOT = os.environ.get("FLSV_DATA_ROOT")
 EVEN = [0, 2, 4, 6, 8]
 
 
-def real(*files):
+def requires_files(*files):
     """Skip, with the reason, where the data root does not have these files."""
     if ROOT is None:
         return pytest.mark.skip(reason="FLSV_DATA_ROOT is not set: no real image data")
@@ -148,11 +151,11 @@ def real(*files):
     return pytest.mark.skipif(bool(missing), reason=f"FLSV_DATA_ROOT has no {', '.join(missing)}")
 
 
-def named(folder):
+def parametrize_files(folder):
     return [pytest.param(path, id=path.stem) for path in sorted(folder.glob("*.yaml"))]
 
 
-def dealt_counts(data):
+def count_by_client_and_class(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
     labels = load_image_data(data.source, data.files.root).train.tensors[
         -1

@@ -69,7 +69,7 @@ def fit(
 def validation_loss(
     module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule
 ) -> float:
-    """Of the model ``vector``, in evaluation mode, on the server's samples."""
+    """Of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
     module.eval()
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
@@ -77,12 +77,12 @@ def validation_loss(
         return float(torch.nn.functional.cross_entropy(module(x), y))
 
 
-def vector(module: L.LightningModule) -> Tensor:
+def state_vector(module: L.LightningModule) -> Tensor:
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
-    return flat(module.state_dict(), [name for name, _ in module.named_parameters()])
+    return flatten_state(module.state_dict(), [name for name, _ in module.named_parameters()])
 
 
-def flat(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
+def flatten_state(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
     names = [
         *parameters,
         *(n for n, v in state.items() if n not in parameters and v.is_floating_point()),
@@ -90,13 +90,13 @@ def flat(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
     return torch.cat([state[n].reshape(-1).double() for n in names])
 
 
-def logged(folder: Path) -> list[dict[str, str]]:
+def read_logged_metrics(folder: Path) -> list[dict[str, str]]:
     (path,) = folder.rglob("metrics.csv")
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def shapfed(**kwargs: Any) -> FederatedLoop:
+def make_shapfed_loop(**kwargs: Any) -> FederatedLoop:
     kwargs.setdefault("seed", 1)
     return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
 
@@ -123,13 +123,13 @@ class KeepUpdates(FedAvg):
 SIZES = (31, 11, 21, 10, 7)
 
 
-def engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
+def make_engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
     return FederatedLoop(
         engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs}
     )
 
 
-def pair(
+def fit_by_both_engines(
     folder: Path,
     make: Any = Plainest,
     data: Any = None,
@@ -145,7 +145,7 @@ def pair(
         arguments = {}
         for name, value in kwargs.items():
             arguments[name] = value() if isinstance(value, partial) else value
-        loops.append(engine_loop(kind, **arguments))
+        loops.append(make_engine_loop(kind, **arguments))
         dealt = toy_data(SIZES) if data is None else data()
         modules.append(
             fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
@@ -157,7 +157,7 @@ def pair(
         atol=tolerance,
         equal_nan=True,
     )
-    close(vector(modules[1]), vector(modules[0]))
+    close(state_vector(modules[1]), state_vector(modules[0]))
     assert modules[0].trainer.global_step == modules[1].trainer.global_step
     for name, value in sequential.contribution_metrics.contributions.items():
         close(other_loop.contribution_metrics.contributions[name], value, msg=name)
@@ -186,7 +186,7 @@ def _tensors(states: Any) -> list[Tensor]:
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 
 
-class Seen(LeaveOneOut):
+class KeepsGames(LeaveOneOut):
     """Plays all coalitions, and keeps the values, the cohort's models and the fit's module as it was."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -207,15 +207,15 @@ class Seen(LeaveOneOut):
         super().update(client_ids, utility, generator, round_index)
 
 
-def federated(data: L.LightningDataModule) -> FederatedDataModule:
+def partition_in_three(data: L.LightningDataModule) -> FederatedDataModule:
     return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
 
 
-def played(
+def play_all_coalitions(
     folder: Path, module: Kind, data: FederatedDataModule, rounds: int = 1, **measures: Any
 ) -> tuple[Tensor, list[Tensor]]:
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
-    metric = Seen(**measures)
+    metric = KeepsGames(**measures)
     fit(
         FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False)),
         folder,
@@ -229,7 +229,7 @@ def played(
     return values, vectors
 
 
-def validated(
+def validate_with_lightning(
     module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path
 ) -> dict[str, float]:
     """By Lightning: the vector set into a copy, ``trainer.validate``."""
@@ -240,7 +240,7 @@ def validated(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def never(kind: Any) -> Any:
+def make_untrainable(kind: Any) -> Any:
     class Never(kind):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             raise AssertionError("training had started")
@@ -268,12 +268,12 @@ def assert_resumes(
     saving: dict[str, Any] = {
         **options,
         "enable_checkpointing": True,
-        "callbacks": [checkpoints(folder)],
+        "callbacks": [make_checkpoint_callback(folder)],
     }
     fit(half, folder, module(), data(), rounds=rounds[0], **saving)
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
-    saving["callbacks"] = [checkpoints(folder / "resumed")]
+    saving["callbacks"] = [make_checkpoint_callback(folder / "resumed")]
     resumed = fit(
         remainder,
         folder,
@@ -283,7 +283,7 @@ def assert_resumes(
         ckpt_path=path,
         **saving,
     )
-    assert torch.equal(vector(resumed), vector(uninterrupted))
+    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
     state = remainder.state_dict()
     expected_state = whole.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
@@ -332,7 +332,7 @@ class InRound(Callback):
         return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
-class Stop(InRound):
+class StopInRound(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
     def __init__(
@@ -347,11 +347,11 @@ class Stop(InRound):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def checkpoints(folder: Path) -> ModelCheckpoint:
+def make_checkpoint_callback(folder: Path) -> ModelCheckpoint:
     return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
 
 
-def full_run(
+def fit_with_everything(
     folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
@@ -363,7 +363,7 @@ def full_run(
     module = Noisy(network(dropout=0.3), adam, steps, interval="step")
     options: dict[str, Any] = {
         "logger": TensorBoardLogger(folder, name="", version="log"), "enable_checkpointing": True,
-        "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), checkpoints(folder)],
+        "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), make_checkpoint_callback(folder)],
     }  # fmt: skip
     fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
     return loop, module

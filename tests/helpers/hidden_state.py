@@ -1,7 +1,7 @@
 """Modules, callbacks and data with state that nothing declares, and plain federations of them.
 
-:func:`serve` answers names of kinds with the utility of each coalition of three clients: a FederatedLoop with these
-clients only, in a process of its own in which nothing else has happened.
+:func:`serve_utilities` answers names of kinds with the utility of each coalition of three clients: a FederatedLoop with
+these clients only, in a process of its own in which nothing else has happened.
 """
 
 import contextlib
@@ -28,14 +28,16 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.sampling import FixedCohort
 from helpers.data import CLASSES, FEATURES, toy_sets
-from helpers.fits import trainer_for, vector
+from helpers.fits import state_vector, trainer_for
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
 MEMBERS = [s for k in (1, 2, 3) for s in itertools.combinations(range(3), k)]
 entropy = nn.functional.cross_entropy
 
 
-def data(sets: Callable[[], Any] = toy_sets, loader: Loader | None = None) -> FederatedDataModule:
+def make_data(
+    sets: Callable[[], Any] = toy_sets, loader: Loader | None = None
+) -> FederatedDataModule:
     return FederatedDataModule(
         sets(),
         SizePartitioner([4, 1, 2]),
@@ -146,7 +148,7 @@ class AtTheEnd(L.Callback):
                 parameter.mul_(0.5)
 
 
-def averaging() -> L.Callback:
+def make_weight_averaging() -> L.Callback:
     from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 
     return EMAWeightAveraging(decay=0.8)
@@ -277,7 +279,7 @@ KINDS: dict[str, Kind] = {
     "a temporary folder of `setup`": Kind(TemporaryFolder),
     "a thread in each step": Kind(Threaded),
     "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
-    "EMAWeightAveraging": Kind(callback=averaging),
+    "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "a callback that changes weights at the end": Kind(callback=AtTheEnd),
     "a callback that holds the module": Kind(callback=HoldsTheModule),
     "a callback that ends epochs": Kind(callback=FewerBatches),
@@ -292,18 +294,18 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def fitted(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, Any]:
+def fit_kind(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
     callbacks = [] if kind.callback is None else [kind.callback()]
     module = kind.module()
     trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer).fit(
-        module, data(kind.sets)
+        module, make_data(kind.sets)
     )
     return loop, module
 
 
-def utility(module: Any) -> float:
-    dealt = data()
+def utility_of_module(module: Any) -> float:
+    dealt = make_data()
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
     module.eval()
@@ -311,14 +313,14 @@ def utility(module: Any) -> float:
         return -float(entropy(module.net(x), y))
 
 
-def alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
+def train_members_alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _, module = fitted(KINDS[name], Path(folder), sampler=FixedCohort(members))
-    state = vector(module).tolist()
-    pipe.send((utility(module), state))
+        _, module = fit_kind(KINDS[name], Path(folder), sampler=FixedCohort(members))
+    state = state_vector(module).tolist()
+    pipe.send((utility_of_module(module), state))
 
 
-def serve(names: Any, other_end: Any) -> None:
+def serve_utilities(names: Any, other_end: Any) -> None:
     """In a process that trains nothing itself, until the names or the other process end."""
     other_end.close()
     warnings.simplefilter("ignore")
@@ -328,7 +330,7 @@ def serve(names: Any, other_end: Any) -> None:
         answers = []
         for members in MEMBERS:
             connection, child_end = fork.Pipe()
-            process = fork.Process(target=alone, args=(name, members, child_end))
+            process = fork.Process(target=train_members_alone, args=(name, members, child_end))
             process.start()
             answers.append(connection.recv())
             process.join()

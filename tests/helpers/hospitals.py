@@ -11,7 +11,7 @@ import torch
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import OneClient, Splits
 from helpers.fits import trainer_for
-from helpers.sites import NAMES, SEED, shapfed
+from helpers.sites import NAMES, SEED, make_shapfed_loop
 
 #: Each hospital's rows, and the server's.
 ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
@@ -19,7 +19,7 @@ COLUMNS = {"min_rows": 5, "exclude": ["patient", "insurer"]}
 FEATURES = 8
 
 
-def hospital(name: str) -> pd.DataFrame:
+def make_hospital_table(name: str) -> pd.DataFrame:
     """Numbers of unequal size, a column that is empty at Osaka, and rare wards."""
     rows = ROWS[name]
     rng = np.random.default_rng(list(ROWS).index(name))
@@ -43,11 +43,11 @@ def hospital(name: str) -> pd.DataFrame:
     return table
 
 
-def hospitals() -> dict[str, pd.DataFrame]:
-    return {name: hospital(name) for name in NAMES}
+def make_hospital_tables() -> dict[str, pd.DataFrame]:
+    return {name: make_hospital_table(name) for name in NAMES}
 
 
-def module() -> ClassifierClient:
+def make_module() -> ClassifierClient:
     torch.manual_seed(SEED)
     return ClassifierClient(
         "mlp",
@@ -57,7 +57,7 @@ def module() -> ClassifierClient:
     )
 
 
-def data_of(source: Any, **options: Any) -> FederatedDataModule:
+def make_data(source: Any, **options: Any) -> FederatedDataModule:
     return FederatedDataModule(
         source,
         OneClient(),
@@ -67,14 +67,14 @@ def data_of(source: Any, **options: Any) -> FederatedDataModule:
     )
 
 
-def one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
+def fit_in_one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
     data = FederatedDataModule(
-        clients=hospitals(),
-        val=hospital("val"),
+        clients=make_hospital_tables(),
+        val=make_hospital_table("val"),
         labels="died",
         batch_size=16,
         columns=COLUMNS,
     )
-    loop = shapfed()
-    trainer_for(loop, folder, rounds).fit(module(), data)
+    loop = make_shapfed_loop()
+    trainer_for(loop, folder, rounds).fit(make_module(), data)
     return loop, data

@@ -32,19 +32,19 @@ SEED, COHORT, LOCAL_EPOCHS, ROUNDS = 5, 3, 2, 4
 PROPORTIONS = (7, 2, 5, 2, 1)
 
 
-def unequal_data() -> FederatedDataModule:
+def make_unequal_data() -> FederatedDataModule:
     data = toy_data(PROPORTIONS)
     data.setup("fit")
     return data
 
 
-def cohort(round_index: int) -> list[int]:
+def cohort_of_round(round_index: int) -> list[int]:
     """Three of five clients."""
     draw = generator_for(SEED, "cohort", round_index)
     return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
 
 
-def batches(
+def load_batches(
     data: FederatedDataModule, round_index: int, client: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of all local epochs."""
@@ -53,13 +53,13 @@ def batches(
         yield from data.client_loader(client, "train", generator=stream)
 
 
-def copies(net: nn.Module) -> list[Tensor]:
+def copy_parameters(net: nn.Module) -> list[Tensor]:
     """The parameters' values."""
     return [p.detach().clone() for p in net.parameters()]
 
 
 @torch.no_grad()
-def put(
+def set_state(
     net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]
 ) -> None:
     """New parameters, and the clients' buffers averaged; of integer ones the first."""
@@ -72,7 +72,7 @@ def put(
             buffer.copy_(buffers[0][name])
 
 
-def buffers_of(net: nn.Module) -> dict[str, Tensor]:
+def copy_buffers(net: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in net.named_buffers()}
 
 
@@ -80,7 +80,7 @@ def buffers_of(net: nn.Module) -> dict[str, Tensor]:
 ROUNDING = 5e-6
 
 
-def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
+def assert_same_state(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
             value,
@@ -94,7 +94,7 @@ def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING
 Train = Callable[[nn.Module, list[list[Any]]], None]
 
 
-def sharing_by_hand(
+def train_sharing_by_hand(
     net: nn.Module,
     private: Collection[str],
     train: Train,
@@ -105,15 +105,15 @@ def sharing_by_hand(
     """FedAvg by ``state_dict``s in which the names ``private`` stay at their client: the global model, and what every
     client keeps. ``train`` is given a client's batches, a list for every local epoch."""
     if data is None:
-        data = unequal_data()
+        data = make_unequal_data()
     server = copy.deepcopy(net)
     private_parts: dict[int, dict[str, Tensor]] = {}
     for r in range(rounds):
         states, sizes = [], []
-        for i in cohort(r):
+        for i in cohort_of_round(r):
             client = copy.deepcopy(server).train()
             client.load_state_dict({**client.state_dict(), **private_parts.get(i, {})})
-            client_batches = list(batches(data, r, i))
+            client_batches = list(load_batches(data, r, i))
             length = len(client_batches) // LOCAL_EPOCHS
             epochs = [
                 client_batches[epoch * length : (epoch + 1) * length]
@@ -135,7 +135,7 @@ def sharing_by_hand(
     return server, private_parts
 
 
-def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
+def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
     """A new optimizer, and all epochs with it."""
 
     def train(client: nn.Module, epochs: list[list[Any]]) -> None:
@@ -148,7 +148,7 @@ def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
     return train
 
 
-def assert_kept(
+def assert_private_parts(
     loop: FederatedLoop, private_parts: dict[int, dict[str, Tensor]], prefix: str = "net."
 ) -> None:
     """The clients' states hold this and nothing else, to rounding."""
@@ -180,7 +180,7 @@ class Batches:
         return iter(self._batches)
 
 
-def three_of_five(**options: Any) -> FederatedLoop:
+def make_loop_of_three_clients(**options: Any) -> FederatedLoop:
     return FederatedLoop(
         **{"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **options}
     )
@@ -195,19 +195,19 @@ class KeepsRounds(FedAvg):
         self.rounds.append(round)
 
 
-def without_batch_norm() -> nn.Module:
+def make_network_without_norm() -> nn.Module:
     return network(batch_norm=False)
 
 
-def in_run_data() -> FederatedDataModule:
+def make_in_run_data() -> FederatedDataModule:
     return toy_data(server_val=0.2)
 
 
-def sgd_with(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+def make_sgd(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
+def make_in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
     options = {
         "aggregator": KeepsRounds(),
@@ -218,7 +218,7 @@ def in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 
 
-def in_run_fit(
+def fit_in_run(
     loop: FederatedLoop,
     folder: Path,
     module: Plain | None = None,
@@ -230,8 +230,8 @@ def in_run_fit(
     fit(
         loop,
         folder,
-        module or Plain(without_batch_norm()),
-        dealt or in_run_data(),
+        module or Plain(make_network_without_norm()),
+        dealt or make_in_run_data(),
         rounds=rounds,
         **kwargs,
     )
@@ -251,7 +251,7 @@ def validation_gradient(
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-def in_run_by_hand(
+def in_run_values_by_hand(
     dealt: FederatedDataModule,
     round: Round,
     client: int,
@@ -263,8 +263,8 @@ def in_run_by_hand(
     every: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """A client's training, sample by sample: its samples' values, by one step of ``every``, and its model."""
-    g = validation_gradient(without_batch_norm(), round.global_vector, dealt)
-    model = without_batch_norm()
+    g = validation_gradient(make_network_without_norm(), round.global_vector, dealt)
+    model = make_network_without_norm()
     ParameterSpace(model).write(model, round.global_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     samples = torch.cat(

@@ -130,46 +130,46 @@ OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 OF_CONTRIBUTIONS = (remote_is_equal,)
 
 
-def of(metric: Any, **options: Any) -> list[PartCheck]:
+def checks_of_metric(metric: Any, **options: Any) -> list[PartCheck]:
     return checks_of(OwnMetricCase(metric, **options))
 
 
 NO_DEPLOYMENT = {"remote_is_equal": "a deployment gives no answers about samples"}
 METRICS = [
-    of(metrics.BlendedContribution(decay=0.7)),
-    of(
+    checks_of_metric(metrics.BlendedContribution(decay=0.7)),
+    checks_of_metric(
         metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1),
         expected_failures=NO_DEPLOYMENT,
     ),
-    of(metrics.ClassSpecificShapley(momentum=0.6)),
-    of(metrics.ClassSpecificShapley(weighting="samples")),
-    of(metrics.CoalitionValue(estimator="leave_one_out", fold="sum")),
-    of(metrics.CommunicationCost()),
-    of(metrics.ContributionEstimation(combine="plus")),
-    of(metrics.CosineGradientShapley(alpha=0.7)),
-    of(metrics.CumulativeShapley()),
-    of(metrics.DecayedShapley(decay=0.7)),
-    of(
+    checks_of_metric(metrics.ClassSpecificShapley(momentum=0.6)),
+    checks_of_metric(metrics.ClassSpecificShapley(weighting="samples")),
+    checks_of_metric(metrics.CoalitionValue(estimator="leave_one_out", fold="sum")),
+    checks_of_metric(metrics.CommunicationCost()),
+    checks_of_metric(metrics.ContributionEstimation(combine="plus")),
+    checks_of_metric(metrics.CosineGradientShapley(alpha=0.7)),
+    checks_of_metric(metrics.CumulativeShapley()),
+    checks_of_metric(metrics.DecayedShapley(decay=0.7)),
+    checks_of_metric(
         metrics.DomainRelevance(alpha=0.4),
         personalizer=PFedSV("mine"),
         expected_failures={"alone_is_a_number": "its value is what other clients find in it"},
     ),
-    of(metrics.GradientAgreement()),
-    of(metrics.GradientAgreement(balanced=True)),
-    of(metrics.GradientShapley(momentum=0.5)),
-    of(
+    checks_of_metric(metrics.GradientAgreement()),
+    checks_of_metric(metrics.GradientAgreement(balanced=True)),
+    checks_of_metric(metrics.GradientShapley(momentum=0.5)),
+    checks_of_metric(
         metrics.InRunShapley(),
         given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
         client_algorithm=InRunValues(),
     ),
-    of(metrics.LeaveOneOut(momentum=0.3)),
-    of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
-    of(metrics.PartialFederatedShapley(momentum=0.5)),
-    of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
-    of(metrics.ShadowShapley()),
-    of(metrics.ShadowShapley(performance="negative_loss")),
-    of(metrics.SurrogateFederatedShapley()),
-    of(
+    checks_of_metric(metrics.LeaveOneOut(momentum=0.3)),
+    checks_of_metric(metrics.OneRoundShapley(2, coalition_weights="fixed")),
+    checks_of_metric(metrics.PartialFederatedShapley(momentum=0.5)),
+    checks_of_metric(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
+    checks_of_metric(metrics.ShadowShapley()),
+    checks_of_metric(metrics.ShadowShapley(performance="negative_loss")),
+    checks_of_metric(metrics.SurrogateFederatedShapley()),
+    checks_of_metric(
         metrics.WassersteinContribution(features="pixels", support=1, iterations=1),
         expected_failures=NO_DEPLOYMENT,
     ),
@@ -186,7 +186,7 @@ def without_a_row() -> list[list[PartCheck]]:
     for name in metrics.__all__:
         if name not in listed:
             kind = getattr(metrics, name)
-            tables.append(of(kind()))
+            tables.append(checks_of_metric(kind()))
     return tables
 
 
@@ -207,7 +207,7 @@ class Sigmoid:
         return self.models.double().sum(1).sigmoid()
 
 
-def judges(ids: Tensor, models: Tensor) -> list[Client]:
+def make_judges(ids: Tensor, models: Tensor) -> list[Client]:
     """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`Sigmoid`."""
     clients = []
     for i, model in zip(ids.tolist(), models):

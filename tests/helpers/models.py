@@ -183,12 +183,12 @@ def raise_beta(trainer: L.Trainer, module: Any) -> None:
         module.beta += 0.2
 
 
-def set_rate(trainer: L.Trainer, module: Any) -> None:
+def lower_rate(trainer: L.Trainer, module: Any) -> None:
     trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
 
 
 @torch.no_grad()
-def clamp(trainer: L.Trainer, module: Any) -> None:
+def clamp_weights(trainer: L.Trainer, module: Any) -> None:
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
 
@@ -199,20 +199,20 @@ class Clamps(Timer):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
     ) -> None:
-        clamp(trainer, pl_module)
+        clamp_weights(trainer, pl_module)
 
 
-def clamping(parameters: Any) -> torch.optim.Optimizer:
+def make_hooked_sgd(parameters: Any) -> torch.optim.Optimizer:
     optimizer = sgd(parameters)
     optimizer.register_step_post_hook(lambda *_: None)
     return optimizer
 
 
-def freeze(trainer: L.Trainer, module: Any) -> None:
+def freeze_layer(trainer: L.Trainer, module: Any) -> None:
     module.net[0].requires_grad_(trainer.current_epoch == 0)
 
 
-def mixup(draw: Callable[[Any], float]) -> Callable[..., Any]:
+def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
     def loss_of(module: Any, loss: Tensor, batch: Any) -> Tensor:
         x, y = batch
         share = draw(module)
@@ -221,13 +221,13 @@ def mixup(draw: Callable[[Any], float]) -> Callable[..., Any]:
     return loss_of
 
 
-def masked(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def masked_loss(module: Any, loss: Tensor, batch: Any) -> Tensor:
     x, y = batch
     is_labeled = y != 2
     return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
 
 
-def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
     x, y = batch
     logits = module(x)
     module.log("accuracy", module.accuracy(logits, y))
@@ -236,7 +236,7 @@ def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
     return loss
 
 
-def sets(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_annealed_beta(module: Any, loss: Tensor, batch: Any) -> Tensor:
     module.beta = module.beta * 0.99
     return loss
 
@@ -266,25 +266,29 @@ BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
 
-def hooked(hook: str, function: Callable[..., Any], refused: str | None) -> Make:
+def make_hooked(hook: str, function: Callable[..., Any], refused: str | None) -> Make:
     return Stepped, lambda: [Hooks(hook, function)], refused
 
 
-def of(function: Callable[..., Any], refused: str | None) -> Make:
+def make_stepped(function: Callable[..., Any], refused: str | None) -> Make:
     return lambda: Stepped(function), list, refused
 
 
 #: A module, its callbacks, and why clients cannot be trained at once, None where they can.
 STEP_CASES: dict[str, Make] = {
-    "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH),
-    "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None),
-    "annealed by global_step": of(
+    "annealed per batch by a callback": make_hooked("on_train_batch_start", raise_beta, BATCH),
+    "annealed per round by a callback": make_hooked("on_train_epoch_start", raise_beta, None),
+    "annealed by global_step": make_stepped(
         lambda m, loss, _: loss / (1 + 0.01 * m.global_step), "trainer.global_step"
     ),
-    "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None),
-    "annealed by an attribute that a step sets": of(sets, KEEPS + "beta"),
-    "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None),
-    "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None),
+    "annealed by current_epoch": make_stepped(
+        lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None
+    ),
+    "annealed by an attribute that a step sets": make_stepped(
+        loss_with_annealed_beta, KEEPS + "beta"
+    ),
+    "a rate per round by a callback": make_hooked("on_train_epoch_start", lower_rate, None),
+    "a layer frozen by a callback": make_hooked("on_train_epoch_start", freeze_layer, None),
     "a timer": (Stepped, lambda: [Timer()], None),
     "a timer that clamps weights": (
         Stepped,
@@ -297,18 +301,23 @@ STEP_CASES: dict[str, Make] = {
         "gradients are accum",
     ),
     "a hook of the optimizer": (
-        lambda: Stepped(optimizer=clamping),
+        lambda: Stepped(optimizer=make_hooked_sgd),
         list,
         "SGD has hooks around its steps",
     ),
-    "a generator of torch": of(
-        mixup(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"
+    "a generator of torch": make_stepped(
+        make_mixup_loss(lambda m: torch.rand((), generator=m.torch_rng)), "random operation"
     ),
-    "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), "differs by"),
-    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS),  # noqa: NPY002
-    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS),
-    "a masked loss": of(masked, "vmap: .*dynamic shape"),
-    "torchmetrics": of(counts, KEEPS + "accuracy"),
+    "a generator of NumPy": make_stepped(
+        make_mixup_loss(lambda m: m.numpy_rng.beta(0.4, 0.4)), "differs by"
+    ),
+    "NumPy's own generator": make_stepped(
+        make_mixup_loss(lambda m: np.random.beta(0.4, 0.4)),  # noqa: NPY002
+        DRAWS,
+    ),
+    "Python's own generator": make_stepped(make_mixup_loss(lambda m: random.random()), DRAWS),
+    "a masked loss": make_stepped(masked_loss, "vmap: .*dynamic shape"),
+    "torchmetrics": make_stepped(loss_with_logged_metrics, KEEPS + "accuracy"),
     "a layer under two names": (Twice, list, None),
     "an embedding with max_norm": (
         lambda: Stepped(None, Renormed()),

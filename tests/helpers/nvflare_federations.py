@@ -16,18 +16,27 @@ from flsv.engines.remote import Packet, RemoteServer, Site, SiteClient, SitePoli
 from flsv.metrics import ClassSpecificShapley, DomainRelevance, ShadowShapley
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
-from helpers.data import grouped
-from helpers.sites import NAMES, ROUNDS, SEED, SPLITS, ServerData, SiteData, module, shapfed
+from helpers.data import group_options
+from helpers.sites import (
+    NAMES,
+    ROUNDS,
+    SEED,
+    SPLITS,
+    ServerData,
+    SiteData,
+    make_mlp_module,
+    make_shapfed_loop,
+)
 
 
 def retrained() -> FederatedLoop:
     """Weights by CSSV, and values by coalitions that the sites train."""
     shadow = ShadowShapley(performance="negative_loss")
-    return shapfed(metrics={"cssv": ClassSpecificShapley(), "shadow": shadow})
+    return make_shapfed_loop(metrics={"cssv": ClassSpecificShapley(), "shadow": shadow})
 
 
 def personalized() -> FederatedLoop:
-    return shapfed(
+    return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"relevance": DomainRelevance()},
         personalizer=PFedSV("relevance", k=2),
@@ -36,7 +45,7 @@ def personalized() -> FederatedLoop:
 
 
 def private() -> FederatedLoop:
-    return shapfed(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)])
+    return make_shapfed_loop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)])
 
 
 #: The loops, and what data the sites keep for themselves.
@@ -66,7 +75,7 @@ class Results(L.Callback):
 def server_of(name: str) -> RemoteServer:
     make_loop, _ = FEDERATIONS[name]
     return RemoteServer(
-        module,
+        make_mlp_module,
         make_loop,
         NAMES,
         rounds=ROUNDS,
@@ -87,7 +96,9 @@ class Participant(SiteClient):
     """A site of all federations, which knows by the server's settings which one asks. Its noise is a simulation's."""
 
     def __init__(self) -> None:
-        super().__init__(module, lambda node: SiteData(NAMES.index(node["site"])), shapfed)
+        super().__init__(
+            make_mlp_module, lambda node: SiteData(NAMES.index(node["site"])), make_shapfed_loop
+        )
         self._sites: dict[str, Site] = {}
 
     def answer(
@@ -97,7 +108,7 @@ class Participant(SiteClient):
         sender: str,
     ) -> Packet:
         for name, (make_loop, _) in FEDERATIONS.items():
-            if packet.plain["agreement"] == agreement(module(), make_loop()):
+            if packet.plain["agreement"] == agreement(make_mlp_module(), make_loop()):
                 return self._site_of(name, node).answer(packet, sender)
         raise LookupError("no federation has these settings")
 
@@ -105,7 +116,7 @@ class Participant(SiteClient):
         if name not in self._sites:
             make_loop, splits = FEDERATIONS[name]
             self._sites[name] = Site(
-                module,
+                make_mlp_module,
                 partial(site_data, NAMES.index(node["site"]), splits),
                 make_loop,
                 Path(node["folder"]),
@@ -118,7 +129,7 @@ class Participant(SiteClient):
 def site_data(part: int, splits: dict[str, float]) -> L.LightningDataModule:
     if not splits:
         return SiteData(part)
-    options = grouped({"server_val": 0.0, **splits})
+    options = group_options({"server_val": 0.0, **splits})
     return FederatedDataModule(SiteData(part), OneClient(), **options)
 
 

@@ -16,7 +16,7 @@ from nvflare.fuel.utils import fobs
 
 from flsv.engines.nvflare import FlsvController, FlsvExecutor
 from flsv.engines.remote import RemoteServer, SiteClient
-from helpers.sites import NAMES, SiteData, module, shapfed
+from helpers.sites import NAMES, SiteData, make_mlp_module, make_shapfed_loop
 
 
 class Job:
@@ -35,7 +35,7 @@ class Job:
         self.answers: Callable[[str, Task], bool] = lambda site, task: True
         self.executors: dict[str, FlsvExecutor] = {}
         for part, site in enumerate(NAMES):
-            client = SiteClient(module, partial(site_data, part), shapfed)
+            client = SiteClient(make_mlp_module, partial(site_data, part), make_shapfed_loop)
             setattr(code, site, client)
             self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
 

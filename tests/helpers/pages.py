@@ -62,7 +62,7 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(page: str) -> list[Block]:
+def blocks_of_page(page: str) -> list[Block]:
     """The blocks of a page in Python, YAML, shell or data; output is ``text``."""
     page_blocks = []
     for indent, language, title, text in _BLOCK.findall(page):
@@ -71,7 +71,7 @@ def blocks(page: str) -> list[Block]:
     return page_blocks
 
 
-def commands(text: str) -> list[list[str]]:
+def split_commands(text: str) -> list[list[str]]:
     """The commands of a shell block, as lists of words, without comments and prompts."""
     lines = text.replace("\\\n", " ").splitlines()
     words = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
@@ -81,12 +81,12 @@ def commands(text: str) -> list[list[str]]:
 def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
-    page_blocks = blocks(page)
+    page_blocks = blocks_of_page(page)
     called = [
         command
         for block in page_blocks
         if block.language == "bash"
-        for command in commands(block.text)
+        for command in split_commands(block.text)
     ]
     scope: dict[str, Any] = {"__name__": "__page__"}
     for block in page_blocks:
@@ -111,7 +111,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
             names = {block.title, block.title.removesuffix(".yaml")}
             assert any(names & set(words) for words in called), f"{block.title}: no command runs it"
         elif block.language == "bash":
-            for command in commands(block.text):
+            for command in split_commands(block.text):
                 (run or run_command)(command)
         elif block.language == "toml":
             assert block.title, f"a file without a title:\n{block.text}"
@@ -165,7 +165,7 @@ def _quiet(arguments: list[str]) -> list[str]:
     return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict") else [])]
 
 
-def text_of(page: Path) -> str:
+def text_of_page(page: Path) -> str:
     """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
     body = page.read_text(encoding="utf-8").partition("</style>")[2]
     body = re.sub(r"<svg.*?</svg>", "", " ".join(body.split()))

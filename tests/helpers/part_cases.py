@@ -33,7 +33,7 @@ from helpers.sites import SiteTransport
 
 
 # Of all parts.
-def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
+def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
     checks, marks = [], []
@@ -57,7 +57,7 @@ def repr_is_code(case: Case) -> None:
 def remote_is_equal(case: fits.FitCase) -> None:
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
     if case.sees_clients:
-        case.expect_the_same(partial(remotely, case), rounds=1, rtol=1e-5)
+        case.expect_the_same(partial(train_at_sites, case), rounds=1, rtol=1e-5)
 
 
 class ServerData(L.LightningDataModule):
@@ -65,12 +65,12 @@ class ServerData(L.LightningDataModule):
         return DataLoader(TensorDataset(*fits.samples_of(-1)), batch_size=fits.VALIDATION)
 
 
-def site_data(client: int) -> FederatedDataModule:
+def make_site_data(client: int) -> FederatedDataModule:
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.125)
     return FederatedDataModule(fits.samples_of(client), OneClient(), batch_size=4, splits=splits)
 
 
-def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
+def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     """One round with every client at a site, whose packets go through JSON and copies."""
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
     options: dict[str, Any] = {
@@ -81,7 +81,11 @@ def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     with tempfile.TemporaryDirectory() as folder:
         sites = {
             100 + client: Site(
-                case.module, partial(site_data, client), case.make, Path(folder, name), **options
+                case.module,
+                partial(make_site_data, client),
+                case.make,
+                Path(folder, name),
+                **options,
             )
             for client, name in enumerate(names)
         }
@@ -123,7 +127,7 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 
 
 # Samplers.
-def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
+def make_federation_info(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
     """What is known before the first of these rounds; of fewer clients, if that is said."""
     return FederationInfo(
         rounds[0].global_vector,
@@ -155,7 +159,7 @@ class SamplerCase(fits.FitCase):
             num_valued: how many of them have a value of the metric that it reads; the others' are NaN. 0: nobody.
         """
         sampler = self.new()
-        info = federation(self.rounds, num_clients)
+        info = make_federation_info(self.rounds, num_clients)
         sampler.check(num_clients)
         sampler.begin(info)
         clients = self.rounds.clients[:num_clients]
@@ -186,7 +190,7 @@ class SamplerCase(fits.FitCase):
     def chances(self, num_valued: int, cohort: Sequence[int]) -> Tensor | None:
         """Everybody's probability to be drawn; None where it says that nobody knows."""
         sampler = self.new()
-        sampler.begin(federation(self.rounds))
+        sampler.begin(make_federation_info(self.rounds))
         try:
             return chances_of(sampler, NUM_CLIENTS, self.contributions(num_valued), 0, cohort)
         except ConfigurationError:
@@ -234,14 +238,14 @@ SamplerCase.checks = (
 PARAMETERS, BUFFERS = 12, 3
 
 
-def context(
+def make_context(
     client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any
 ) -> UploadContext:
     model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
 
-def update_of(client: int, dtype: Any = torch.float32) -> Tensor:
+def make_update(client: int, dtype: Any = torch.float32) -> Tensor:
     """A client's update, parameters and buffers."""
     return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
 
@@ -253,9 +257,10 @@ class UploadCase(fits.FitCase):
         return {"uploads": [part]}
 
     def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
-        """What a client sends instead of :func:`update_of`."""
+        """What a client sends instead of :func:`make_update`."""
         return self.new().apply(
-            update_of(client), context(client, round_index, state={} if state is None else state)
+            make_update(client),
+            make_context(client, round_index, state={} if state is None else state),
         )
 
 
@@ -263,13 +268,13 @@ def gives_an_update(case: UploadCase) -> None:
     """A finite update of the same shape and precision; the one that came in stays as it was."""
     for dtype in (torch.float32, torch.float64):
         for client in range(NUM_CLIENTS):
-            update = update_of(client, dtype)
+            update = make_update(client, dtype)
             with untouched_rngs("an upload"):
-                sent = case.new().apply(update, context(client, dtype=dtype, state={}))
+                sent = case.new().apply(update, make_context(client, dtype=dtype, state={}))
             ensure(
                 sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent
             )
-            ensure(equal(update, update_of(client, dtype)), "a changed argument")
+            ensure(equal(update, make_update(client, dtype)), "a changed argument")
 
 
 def clients_are_apart(case: UploadCase) -> None:
@@ -278,7 +283,7 @@ def clients_are_apart(case: UploadCase) -> None:
     for round_index in range(2):
         for client in range(NUM_CLIENTS):
             together = part.apply(
-                update_of(client), context(client, round_index, state=states[client])
+                make_update(client), make_context(client, round_index, state=states[client])
             )
             alone_state: dict[str, Tensor] = {}
             for earlier in range(round_index + 1):
@@ -301,7 +306,7 @@ class FilterCase(fits.FitCase):
     def begun(self) -> Any:
         """A filter in a run of five clients."""
         part = self.new()
-        part.begin(federation(Rounds()))
+        part.begin(make_federation_info(Rounds()))
         return part
 
     def part_in(self, loop: FederatedLoop) -> Any:
@@ -310,7 +315,7 @@ class FilterCase(fits.FitCase):
         return part
 
 
-def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
+def make_cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
     """A round's updates before the server looks at them.
 
     Args:
@@ -345,8 +350,8 @@ def gives_a_cohort(case: FilterCase) -> None:
     """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
     for index in range(len(COHORTS)):
         for long in (1.0, 1e6):
-            original = cohort(index, long)
-            argument = cohort(index, long)
+            original = make_cohort(index, long)
+            argument = make_cohort(index, long)
             filtered = case.begun().apply(argument)
             sizes = {
                 len(filtered.updates),
@@ -367,7 +372,7 @@ def order_does_not_matter(case: FilterCase) -> None:
     for long in (1.0, 1e6):
         by_client = []
         for order in (None, (2, 0, 1)):
-            filtered = case.begun().apply(cohort(0, long, order))
+            filtered = case.begun().apply(make_cohort(0, long, order))
             rows = {}
             for client, row, size in zip(filtered.ids, filtered.matrix, filtered.num_samples):
                 rows[client] = (row, size)
@@ -378,7 +383,7 @@ def order_does_not_matter(case: FilterCase) -> None:
 
 def one_client_stays(case: FilterCase) -> None:
     """A cohort of one has nobody to be compared with."""
-    alone = cohort().keep(torch.tensor([True, False, False]))
+    alone = make_cohort().keep(torch.tensor([True, False, False]))
     ensure(case.begun().apply(alone).ids == alone.ids, "nobody")
 
 

@@ -140,7 +140,7 @@ def step_schedule(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
 
 
-def five(**kwargs: Any) -> FederatedDataModule:
+def make_five_clients(**kwargs: Any) -> FederatedDataModule:
     return toy_data((4, 2, 3, 3, 2), **kwargs)
 
 
@@ -149,7 +149,7 @@ def shapfed_wa() -> Case:
     return (
         FederatedLoop(ShapFedWA("cssv"), metrics, seed=3),
         Plain(network(batch_norm=False)),
-        five(),
+        make_five_clients(),
         {},
     )
 
@@ -166,7 +166,7 @@ def pfedsv() -> Case:
         evaluation=ClientEvaluation(every=2),
         seed=3,
     )
-    return loop, Plain(), five(client_val=0.2), {"rounds": 4}
+    return loop, Plain(), make_five_clients(client_val=0.2), {"rounds": 4}
 
 
 def scaffold() -> Case:
@@ -177,7 +177,7 @@ def scaffold() -> Case:
         sampler=UniformSampler(3),
         seed=3,
     )
-    return loop, Plain(network(batch_norm=False), plain_sgd), five(), {"rounds": 4}
+    return loop, Plain(network(batch_norm=False), plain_sgd), make_five_clients(), {"rounds": 4}
 
 
 def own_models_of_the_worst_served() -> Case:
@@ -200,7 +200,7 @@ def in_run() -> Case:
     loop = FederatedLoop(
         metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3
     )
-    return loop, Plain(network(batch_norm=False)), five(server_val=0.2), {}
+    return loop, Plain(network(batch_norm=False)), make_five_clients(server_val=0.2), {}
 
 
 def kept_momentum() -> Case:
@@ -212,7 +212,7 @@ def kept_momentum() -> Case:
         evaluation=ClientEvaluation(every=2, models="trained"),
         seed=3,
     )
-    return loop, Plain(network(batch_norm=False)), five(), {}
+    return loop, Plain(network(batch_norm=False)), make_five_clients(), {}
 
 
 def adam_with_steps() -> Case:
@@ -221,7 +221,12 @@ def adam_with_steps() -> Case:
         Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
     )
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
-    return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
+    return (
+        loop,
+        module,
+        make_five_clients(batch_size=4),
+        {**options, "monitor": "loss_epoch", "logger": True},
+    )
 
 
 def shadows() -> Case:
@@ -232,7 +237,7 @@ def shadows() -> Case:
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     work = {str(client): 1 + client % 3 for client in range(5)}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=work, seed=3)
-    return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
+    return loop, module, make_five_clients(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
 def judged() -> Case:
@@ -242,12 +247,12 @@ def judged() -> Case:
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
     }
     loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
-    return loop, Validating(), five(server_val=0.0, client_val=0.4), {"rounds": 2}
+    return loop, Validating(), make_five_clients(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
 def annealed() -> Case:
     loop = FederatedLoop(sampler=UniformSampler(3), seed=3)
-    return loop, Annealed(network(batch_norm=False)), five(), {"rounds": 4}
+    return loop, Annealed(network(batch_norm=False)), make_five_clients(), {"rounds": 4}
 
 
 def two_clients() -> Case:
@@ -265,7 +270,7 @@ def one_excluded() -> Case:
         filters=[OutlierFilter(exclude=True)],
         seed=3,
     )
-    return loop, Plain(network(), plain_sgd), five(), {}
+    return loop, Plain(network(), plain_sgd), make_five_clients(), {}
 
 
 def by_a_logged_value() -> Case:
@@ -285,14 +290,19 @@ def by_a_logged_value() -> Case:
     }
     personalizer = FedFomo(**by_loss)
     loop = FederatedLoop(metrics=metrics, personalizer=personalizer, seed=3)
-    return loop, Validating(), five(client_val=0.2), {"rounds": 2}
+    return loop, Validating(), make_five_clients(client_val=0.2), {"rounds": 2}
 
 
 def colluders() -> Case:
     # On different ranks, and each knows what the other would have sent.
     uploads = [TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)]
     metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
-    return FederatedLoop(metrics=metrics, uploads=uploads, seed=3), Plain(), five(), {"rounds": 2}
+    return (
+        FederatedLoop(metrics=metrics, uploads=uploads, seed=3),
+        Plain(),
+        make_five_clients(),
+        {"rounds": 2},
+    )
 
 
 def broken_rank() -> Case:

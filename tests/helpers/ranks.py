@@ -42,7 +42,7 @@ from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for
 from helpers.models import Plain
-from helpers.rank_federations import RANK_CASES, Case, five, shapfed_wa
+from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
 
 
 class Die(Callback):
@@ -78,7 +78,7 @@ class SaveWithin(Callback):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
 
-def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
+def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
     size, nodes = (
@@ -113,7 +113,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     torch.set_num_threads(1)
     loop, module, data, options = case
     callbacks = [loop.replace(reporting=Reporting(table=False)), *callbacks]
-    there = trainer(folder, callbacks, options)
+    there = make_trainer(folder, callbacks, options)
     checkpoint = folder / "last.ckpt"
     there.fit(module, data, ckpt_path=checkpoint if checkpoint.exists() else None)
     if there.is_global_zero:
@@ -180,7 +180,12 @@ def unseeded(folder: str) -> None:
     torch.seed()
     fit(
         Path(folder),
-        (FederatedLoop(), Plain(nn.Sequential(nn.Linear(6, 3))), five(), {"logger": True}),
+        (
+            FederatedLoop(),
+            Plain(nn.Sequential(nn.Linear(6, 3))),
+            make_five_clients(),
+            {"logger": True},
+        ),
     )
 
 
@@ -194,13 +199,13 @@ class OwnDraws(FedAvg):
 
 def disagree(folder: str) -> None:
     """Ranks that do not come to the same global model."""
-    fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), five(), {}))
+    fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), make_five_clients(), {}))
 
 
 def no_federation(folder: str) -> None:
     """A trainer without a FederatedLoop."""
     _, module, data, options = shapfed_wa()
-    trainer(Path(folder), [], options).fit(module, data)
+    make_trainer(Path(folder), [], options).fit(module, data)
 
 
 def retrain(folder: str) -> None:

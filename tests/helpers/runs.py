@@ -26,7 +26,7 @@ from flsv.utilities.csv_files import save_csv
 NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
 
-def made_value(client: int, column: int, round_index: int) -> float:
+def value_of_cell(client: int, column: int, round_index: int) -> float:
     """Every one is another, with digits that are nowhere else."""
     return round(
         math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6
@@ -51,8 +51,8 @@ def make_run(
     rows: list[list[Any]] = []
     for r in range(rounds):
         for i in range(clients):
-            rows.append([r, "cssv", i, "", made_value(i, 0, r)])
-            rows += [[r, "cssv", i, j, made_value(i, j, r)] for j in range(classes)]
+            rows.append([r, "cssv", i, "", value_of_cell(i, 0, r)])
+            rows += [[r, "cssv", i, j, value_of_cell(i, j, r)] for j in range(classes)]
             rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
             rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
     write_rows(folder, rows, client_names)
@@ -101,7 +101,7 @@ def make_run(
     return folder
 
 
-def at_fault(client: int, times: int, num_rounds: int) -> dict[str, Any]:
+def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]:
     """An event of ``run.json``: updates far too large."""
     return {
         "client": client,
@@ -113,7 +113,7 @@ def at_fault(client: int, times: int, num_rounds: int) -> dict[str, Any]:
     }
 
 
-def copying(*clients: int) -> list[dict[str, Any]]:
+def make_copy_events(*clients: int) -> list[dict[str, Any]]:
     """Events of ``run.json``: a group of copies, or one who sends the last step back."""
     kind = "copy" if len(clients) > 1 else "echo"
     return [
@@ -188,7 +188,7 @@ def make_game(
     return folder
 
 
-def repeated(folder: Path, *values: list[float]) -> Path:
+def make_repeated_runs(folder: Path, *values: list[float]) -> Path:
     """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
     for seed, row in enumerate(values):
         make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
@@ -197,7 +197,7 @@ def repeated(folder: Path, *values: list[float]) -> Path:
     return folder / "seed_0"
 
 
-def retold(folder: Path, **changes: Any) -> Path:
+def change_record(folder: Path, **changes: Any) -> Path:
     """The run, with these parts of its ``run.json``."""
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**record, **changes}))
@@ -229,7 +229,7 @@ class Tracker(DummyLogger):
     save_dir, name, version = None, "7", "of_run"
 
 
-def written(path: Path, **sections: Any) -> Path:
+def write_config(path: Path, **sections: Any) -> Path:
     """A file of this federation with some sections in the place of its own."""
     path.write_text(yaml.safe_dump(yaml.safe_load(FEDERATION) | sections))
     return path
@@ -241,18 +241,18 @@ def write_table(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str]:
     return {"source": str(path), "labels": "ill", "groups": "clinic"}
 
 
-def fitted(folder: Path, config: Path) -> Path:
+def fit_by_command(folder: Path, config: Path) -> Path:
     """The run's folder, as the command line leaves it."""
     assert main(["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]) == 0
     return next(folder.glob("lightning_logs/*"))
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> str:
+def read_output(capsys: pytest.CaptureFixture[str]) -> str:
     """What has been printed, in one line: in a narrow terminal its lines are broken."""
     return " ".join(capsys.readouterr().out.split())
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -269,7 +269,7 @@ SIZES = {
 }
 
 
-def small_federation(**changes: Any) -> Federation:
+def make_small_federation(**changes: Any) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
     data = {
@@ -295,7 +295,7 @@ OWN = re.compile(
 )
 
 
-def differences(a: Path, b: Path) -> list[str]:
+def find_differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
     leaves, other_leaves = (
         leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
@@ -317,11 +317,11 @@ def leaves_of(checkpoint: Any) -> dict[str, Any]:
     for path, leaf in tree_flatten_with_path(checkpoint)[0]:
         name = keystr(path)
         if not OWN.search(name):
-            leaves[name] = held(leaf)
+            leaves[name] = comparable_value(leaf)
     return leaves
 
 
-def held(leaf: Any) -> Any:
+def comparable_value(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.numpy().tobytes()
     return repr(leaf)  # NaN is NaN

@@ -32,7 +32,7 @@ from flsv.engines.remote import (
     agreement,
 )
 from flsv.metrics import ClassSpecificShapley
-from helpers.data import grouped
+from helpers.data import group_options
 from helpers.fits import trainer_for
 
 NAMES = ["Boston", "Lyon", "Osaka"]
@@ -43,36 +43,38 @@ SPLITS = {"client_val": 0.3, "client_test": 0.2}
 Make = Callable[..., FederatedLoop]
 
 
-def groups() -> list[int]:
+def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
     draw = torch.Generator().manual_seed(3)
     return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
 
 
-def whole(**options: Any) -> FederatedDataModule:
+def make_undivided_data(**options: Any) -> FederatedDataModule:
     """What one process would train on: a third of the digits."""
-    few = grouped({"max_samples": 480, **options})
-    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=48, **few)
+    few = group_options({"max_samples": 480, **options})
+    return FederatedDataModule(
+        "digits", GroupPartitioner(), groups=site_of_each_digit(), batch_size=48, **few
+    )
 
 
 class ServerData(L.LightningDataModule):
-    """The validation samples that the server of :func:`whole` has."""
+    """The validation samples that the server of :func:`make_undivided_data` has."""
 
     def val_dataloader(self) -> Any:
-        data = whole()
+        data = make_undivided_data()
         data.setup("fit")
         return data.val_dataloader()
 
 
 class SiteData(L.LightningDataModule):
-    """One client's training samples of :func:`whole`, as a project of its own would have them."""
+    """One client's training samples of :func:`make_undivided_data`, as a project of its own would have them."""
 
     def __init__(self, client: int) -> None:
         super().__init__()
         self.client = client
 
     def train_dataloader(self) -> DataLoader:
-        data = whole()
+        data = make_undivided_data()
         data.setup("fit")
         train = load_image_data("digits").train
         return DataLoader(
@@ -80,17 +82,17 @@ class SiteData(L.LightningDataModule):
         )
 
 
-def module(**options: Any) -> ClassifierClient:
+def make_mlp_module(**options: Any) -> ClassifierClient:
     torch.manual_seed(SEED)
     options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
 
 
-def momentum() -> ClassifierClient:
-    return module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+def make_momentum_module() -> ClassifierClient:
+    return make_mlp_module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
 
-def shapfed(**options: Any) -> FederatedLoop:
+def make_shapfed_loop(**options: Any) -> FederatedLoop:
     defaults = {
         "aggregator": ShapFedWA("cssv"),
         "metrics": {"cssv": ClassSpecificShapley()},
@@ -100,19 +102,19 @@ def shapfed(**options: Any) -> FederatedLoop:
     return FederatedLoop(**{**defaults, **options})
 
 
-def one_process(
-    tmp: Path, make: Make, make_module: Any = module, rounds: int = ROUNDS, **data: Any
+def fit_in_one_process(
+    tmp: Path, make: Make, make_module: Any = make_mlp_module, rounds: int = ROUNDS, **data: Any
 ) -> FederatedLoop:
     loop = make()
-    trainer_for(loop, tmp, rounds).fit(make_module(), whole(**data))
+    trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data))
     return loop
 
 
-def site(
+def make_site(
     tmp: Path,
     client: int,
     make: Make,
-    make_module: Any = module,
+    make_module: Any = make_mlp_module,
     policy: SitePolicy | None = None,
     **data: Any,
 ) -> Site:
@@ -120,7 +122,7 @@ def site(
         if not data:
             return SiteData(client)
         return FederatedDataModule(
-            SiteData(client), OneClient(), **grouped({"server_val": 0.0, **data})
+            SiteData(client), OneClient(), **group_options({"server_val": 0.0, **data})
         )
 
     return Site(
@@ -168,13 +170,15 @@ def _through(packet: Packet) -> Packet:
     return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
 
 
-class Remotely:
+class SitesInProcess:
     """The same federation with a wire in it."""
 
-    def __init__(self, tmp: Path, make: Make, make_module: Any = module, **data: Any) -> None:
+    def __init__(
+        self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any
+    ) -> None:
         self.tmp, self.make, self.make_module = tmp, make, make_module
         self.transport = SiteTransport(
-            {100 + i: site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
+            {100 + i: make_site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
         )
 
     def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
@@ -197,13 +201,13 @@ class Remotely:
         return self.loop
 
 
-def kept_at(tmp: Path, name: str) -> list[dict[str, Any]]:
+def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
     """What a site keeps of the only run, the newest last."""
     (path,) = (tmp / "sites" / name).rglob("state.pt")
     return list(torch.load(path, weights_only=True).values())
 
 
-def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
+def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
     torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
     assert remote.contributions.keys() == local.contributions.keys()
     values = remote.contribution_metrics.contributions
@@ -311,7 +315,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, policy: str, names: Sequence[str] = NAMES) -> Iterator[Deployment]:
+def start_deployment(
+    folder: Path, policy: str, names: Sequence[str] = NAMES
+) -> Iterator[Deployment]:
     """One that ends all its processes."""
     deployed = Deployment(folder, policy, names)
     try:
@@ -338,7 +344,7 @@ def free_ports(count: int) -> list[int]:
     raise OSError("no ports are free")
 
 
-def living(folder: Path) -> set[int]:
+def processes_of_sites(folder: Path) -> set[int]:
     """The processes that live on for sites below this folder."""
     ids = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):

@@ -17,7 +17,7 @@ from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms import FedDyn, FedDynServer
 from helpers.data import toy_data
-from helpers.fits import fit, same_values, vector
+from helpers.fits import fit, same_values, state_vector
 from helpers.models import Plain, network
 
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
@@ -43,7 +43,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
 
 def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
     module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
-    return vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
+    return state_vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
 
 
 @pytest.mark.parametrize("name", LOOPS)

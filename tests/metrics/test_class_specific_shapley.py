@@ -13,15 +13,15 @@ Rounds = list[tuple[list[int], int]]
 ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
 
 
-def heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(k, 2, 4, generator=generator), torch.randn(2, 4, generator=generator)
 
 
-def expected(momentum: float = 0.9) -> torch.Tensor:
+def expected_values(momentum: float = 0.9) -> torch.Tensor:
     value = torch.full((5, 2), float("nan"))
     for ids, seed in ROUNDS:
-        now = class_specific_shapley(*heads(seed, len(ids)))
+        now = class_specific_shapley(*make_heads(seed, len(ids)))
         for row, i in enumerate(ids):
             value[i] = (
                 now[row]
@@ -31,18 +31,18 @@ def expected(momentum: float = 0.9) -> torch.Tensor:
     return value
 
 
-def fed(**kwargs: Any) -> ClassSpecificShapley:
+def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
     metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
     for ids, seed in ROUNDS:
         metric.update(
-            torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1)
+            torch.tensor(ids), *make_heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1)
         )
     return metric
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
-    metric, wanted = fed(momentum=momentum), expected(momentum)
+    metric, wanted = make_updated_metric(momentum=momentum), expected_values(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
     overall = metric.per_client(metric.compute())
     torch.testing.assert_close(
@@ -59,11 +59,11 @@ def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
 
 
 def test_cssv_weighted_by_samples_weights_values() -> None:
-    metric = fed(weighting="samples", momentum=0.5)
+    metric = make_updated_metric(weighting="samples", momentum=0.5)
 
     values = metric.compute()
 
-    unweighted = expected(momentum=0.5)
+    unweighted = expected_values(momentum=0.5)
     torch.testing.assert_close(values, unweighted, equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.
     samples = 0.25 * 11 + 0.25 * 21 + 0.5 * 31

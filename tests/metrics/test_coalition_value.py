@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import random_table, reference_shapley, table_game
-from functional.shapley.test_exact import VALUES, reference
+from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
+from functional.shapley.test_exact import VALUES, values_by_all_coalitions
 from torch import Tensor
 
 from flsv import ConfigurationError
@@ -34,21 +34,22 @@ N = 5
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
 
-def game(index: int) -> Tensor:
-    return random_table(len(COHORTS[index % 10]), index)
+def make_game(index: int) -> Tensor:
+    return make_random_table(len(COHORTS[index % 10]), index)
 
 
-def by_loop(value: str) -> list[dict[int, float]]:
+def values_by_loop(value: str) -> list[dict[int, float]]:
     weight = VALUES[value][1]
     return [
-        dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)
+        dict(zip(ids, values_by_all_coalitions(make_game(index), weight).tolist()))
+        for index, ids in enumerate(COHORTS)
     ]
 
 
-def played(metric: CoalitionValue) -> CoalitionValue:
+def play_rounds(metric: CoalitionValue) -> CoalitionValue:
     for index, cohort in enumerate(COHORTS):
         draw = torch.Generator().manual_seed(index)
-        metric.update(torch.tensor(cohort), table_game(game(index)), draw, index)
+        metric.update(torch.tensor(cohort), make_table_game(make_game(index)), draw, index)
     return metric
 
 
@@ -78,9 +79,9 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
     value: str, fold: str
 ) -> None:
     fold_argument, fold_by_hand = FOLDS[fold]
-    rounds = by_loop(value)
+    rounds = values_by_loop(value)
     for estimator in {"auto", "exact"} if value == "shapley" else {value}:
-        metric = played(CoalitionValue(N, estimator=estimator, fold=fold_argument))
+        metric = play_rounds(CoalitionValue(N, estimator=estimator, fold=fold_argument))
         values = metric.compute()
         for client in range(N):
             indices = [index for index in range(len(rounds)) if client in rounds[index]]
@@ -117,7 +118,7 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
     of_class_0 = make()
     of_class_1 = make()
     for index, cohort in enumerate(COHORTS):
-        tables = [game(index), game(index + 10)]
+        tables = [make_game(index), make_game(index + 10)]
         for metric, table in (
             (by_class, torch.stack(tables, 1)),
             (of_class_0, tables[0]),
@@ -126,7 +127,7 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
             generator = torch.Generator().manual_seed(index)
             metric.update(
                 torch.tensor(cohort),
-                table_game(table),
+                make_table_game(table),
                 generator,
                 index,
             )
@@ -199,7 +200,7 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
     total = torch.zeros(3)
     variance = torch.zeros(3)
     for seed in range(3):
-        utility = table_game(random_table(3, seed))
+        utility = make_table_game(make_random_table(3, seed))
         for metric in (cumulative, single):
             metric.update(
                 ids,
@@ -219,9 +220,9 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
     metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
     value = torch.full((4,), 0.5, dtype=torch.float64)
     for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
-        table = random_table(len(ids), seed)
-        metric.update(torch.tensor(ids), table_game(table))
-        sv = torch.from_numpy(reference_shapley(table))
+        table = make_random_table(len(ids), seed)
+        metric.update(torch.tensor(ids), make_table_game(table))
+        sv = torch.from_numpy(shapley_by_all_orders(table))
         nsv = (sv - sv.min()) / (sv.max() - sv.min())
         value[ids] = 0.6 * value[ids] + 0.4 * nsv
         expected = value.where(metric.history[:, -1] > 0, torch.nan)
@@ -243,7 +244,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
     for metric in (plain, surrogate):
         generator = torch.Generator().manual_seed(0)
-        metric.update(torch.arange(4), table_game(random_table(4)), generator)
+        metric.update(torch.arange(4), make_table_game(make_random_table(4)), generator)
 
     values = plain.compute()
     lowest = values.min() if normalize == "min-max" else 0
@@ -289,7 +290,7 @@ def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
         table[number] = is_right.double().mean()
 
     shapley = loop.contributions["sv"][round.client_ids].double()
-    expected = torch.from_numpy(reference_shapley(table))
+    expected = torch.from_numpy(shapley_by_all_orders(table))
     torch.testing.assert_close(shapley, expected, rtol=1e-5, atol=1e-6)
     leave_one_out = loop.contributions["loo"][round.client_ids].double()
     expected = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])

@@ -20,13 +20,13 @@ from flsv.uploads import Upload
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.metric_cases import judges
+from helpers.metric_cases import make_judges
 from helpers.models import Plain, network
 
 THREE = (4.0, 1.0, 2.0)
 
 
-def data(**kwargs: Any) -> FederatedDataModule:
+def make_data(**kwargs: Any) -> FederatedDataModule:
     return toy_data(THREE, **{"client_val": 0.3, **kwargs})
 
 
@@ -60,7 +60,7 @@ class Kept(FedCE):
         self.rounds.append(round)
 
 
-def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> float:
+def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> float:
     """Of a model ``[P]`` on a client's validation samples."""
     module = Plain(network(batch_norm=False))
     ParameterSpace(module).write(module, vector)
@@ -77,7 +77,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(
     tmp_path: Path, combine: Any
 ) -> None:
     aggregator = Kept()
-    dealt = data()
+    dealt = make_data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
 
@@ -99,7 +99,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(
             of_others = weights.clone()
             of_others[client] = 0
             model = (of_others / (1 - weights[client])) @ models
-            scores_without.append(accuracy(model.float(), dealt, client))
+            scores_without.append(accuracy_at_client(model.float(), dealt, client))
         scores.append(np.array(scores_without))
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
     np.testing.assert_allclose(
@@ -125,7 +125,7 @@ class Constant(Upload):
 
 def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> None:
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
-    aggregator, dealt = Kept(), data()
+    aggregator, dealt = Kept(), make_data()
     metric = ContributionEstimation()
     loop = FederatedLoop(
         aggregator,
@@ -137,7 +137,8 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=1)
     models = aggregator.rounds[0].client_vectors
     expected = [
-        accuracy(models[[j for j in range(3) if j != i]].mean(0), dealt, i) for i in range(3)
+        accuracy_at_client(models[[j for j in range(3) if j != i]].mean(0), dealt, i)
+        for i in range(3)
     ]
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
@@ -157,7 +158,7 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
             cohort_models,
             torch.ones(len(ids)),
             cohort_models.mean(0),
-            judges(cohort, cohort_models),
+            make_judges(cohort, cohort_models),
         )
 
     assert metric.seen.tolist() == [2, 2, 1, 0]
@@ -181,7 +182,11 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
 def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
     metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
     metric.update(
-        torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model)
+        torch.tensor([1]),
+        model,
+        torch.tensor([1.0]),
+        model[0],
+        make_judges(torch.tensor([1]), model),
     )
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
@@ -194,7 +199,7 @@ def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accur
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
         metric = ContributionEstimation(**copy.deepcopy(options))
         loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, reporting=Reporting(table=False))
-        fit(loop, tmp_path, data=data(batch_size=64), rounds=1)
+        fit(loop, tmp_path, data=make_data(batch_size=64), rounds=1)
         scores.append(metric.scores)
     torch.testing.assert_close(scores[1], scores[0])  # F1, averaged over samples, is the accuracy
     torch.testing.assert_close(scores[2], scores[0])

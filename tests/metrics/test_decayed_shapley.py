@@ -7,7 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from functional.shapley.games import table_game
+from functional.shapley.games import make_table_game
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def test_metric_equals_the_function_and_counts_rounds(
     assert (int(metric.skipped), int(metric.flagged)) == counts
 
 
-def additive(*worth: float) -> Any:
+def make_additive_game(*worth: float) -> Any:
     return lambda masks: masks.float() @ torch.tensor(worth)
 
 
@@ -117,12 +117,12 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     grand_utility = watch.tables[0][-1].item()
     next_empty_utility = watch.tables[1][0].item()
     assert grand_utility == pytest.approx(next_empty_utility, abs=1e-6)
-    rounds = [exact_shapley(table_game(table), 3).values for table in watch.tables]
+    rounds = [exact_shapley(make_table_game(table), 3).values for table in watch.tables]
     expected = decayed_shapley(torch.stack(rounds), 0.5).float()
     torch.testing.assert_close(loop.contributions["guo"], expected)
 
 
-def shares(values: np.ndarray) -> np.ndarray:
+def normalized_shares(values: np.ndarray) -> np.ndarray:
     positive = np.maximum(values, 0)
     return positive / positive.sum()
 
@@ -148,7 +148,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
     cosine = np.zeros(4)
     num_rounds = np.zeros(4)
     for index, (ids, gains, updates, weights) in enumerate(rounds):
-        game = additive(*gains)
+        game = make_additive_game(*gains)
         metric.update(
             torch.tensor(ids),
             game,
@@ -165,7 +165,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
 
     values = metric.compute()
     mean_cosine = cosine[:3] / num_rounds[:3]
-    expected = shares(gain[:3]) / 2 + shares(mean_cosine) / 2
+    expected = normalized_shares(gain[:3]) / 2 + normalized_shares(mean_cosine) / 2
     np.testing.assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
     assert values[3].isnan()
     gain_reported = metric.diagnostics()["gain"][:3].numpy()

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 WHOLE = ("CosineGradientShapley", "OneRoundShapley")
 
 
-def said_by_all(metric: Metric) -> dict[str, Any]:
+def results_of_metric(metric: Metric) -> dict[str, Any]:
     value = metric.compute()
     with metric.sync_context():
         return results_of(metric, value)
 
 
-def process(rank: int, folder: str) -> None:
+def run_process(rank: int, folder: str) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     # They meet in a file: a store that the first process serves is gone when that one leaves, and the other may hang.
@@ -39,21 +39,21 @@ def process(rank: int, folder: str) -> None:
             with pytest.raises(ValueError, match="needs all rounds in one place"):
                 metric.compute()
             continue
-        results[name] = said_by_all(metric)
+        results[name] = results_of_metric(metric)
         # One of them has no rounds: as after a start, or with more processes than clients.
         idle = case.updated(EVERY if rank == 1 else [])
-        results[f"{name}, one idle"] = said_by_all(idle)
+        results[f"{name}, one idle"] = results_of_metric(idle)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results_by_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("processes")
-    mp.start_processes(process, args=(str(folder),), nprocs=2, start_method="fork")
+    mp.start_processes(run_process, args=(str(folder),), nprocs=2, start_method="fork")
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
@@ -62,11 +62,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     [name for name in METRIC_CASES if name not in WHOLE],
 )
 def test_metric_merged_over_two_processes_equals_that_of_one_process(
-    results: list[dict[str, Any]], name: str
+    results_by_process: list[dict[str, Any]], name: str
 ) -> None:
     expected = METRIC_CASES[name].all_results
     assert expected["value"].isfinite().any()
-    for result in results:
+    for result in results_by_process:
         assert equal(result[f"{name}, one idle"], expected, rtol=1e-4)
         # ShadowShapley's intervals are of the spread over the last rounds, of which a process has a part.
         merged = {**result[name], "intervals": expected["intervals"]}

@@ -15,7 +15,7 @@ nan = float("nan")
 N = 5
 
 
-def rounds(count=6, seed=0):
+def make_rounds(count=6, seed=0):
     """Cohorts of random sizes, each client looking at some others."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -32,7 +32,7 @@ def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha)
     metric = DomainRelevance(N, alpha=alpha)
     phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
     assert metric.compute().isnan().all()
-    for ids, values in rounds():
+    for ids, values in make_rounds():
         metric.update(ids, values)
         for i, row in zip(ids.tolist(), values):
             for j in range(N):
@@ -52,7 +52,7 @@ def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
         > 0.5
     )
     metric = DomainRelevance(N, truth=truth)
-    for arguments in rounds(3):
+    for arguments in make_rounds(3):
         metric.update(*arguments)
 
     scores = metric.compute()

@@ -18,31 +18,33 @@ from helpers.models import Plain
 CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
 
 
-def draw(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_samples(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed)) + shift
     return x, torch.arange(samples) % 2
 
 
-def seeded(seed: int = 0) -> torch.Generator:
+def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
     clients, server = (
-        clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]),
-        server_of(*draw(30, 0)),
+        clients_of([draw_samples(30, 1), draw_samples(20, 2, 1.0), draw_samples(25, 3, 3.0)]),
+        server_of(*draw_samples(30, 0)),
     )
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
-    metric.update(torch.arange(3), clients, server, generator=seeded())
-    distances = FedBary("pixels", **CHEAP).value(clients, server, seeded(), judge=False).distances
+    metric.update(torch.arange(3), clients, server, generator=make_generator())
+    distances = (
+        FedBary("pixels", **CHEAP).value(clients, server, make_generator(), judge=False).distances
+    )
     torch.testing.assert_close(metric.diagnostics()["distance"], distances)
     torch.testing.assert_close(metric.compute(), (1 / distances) / (1 / distances).sum())
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
-    clients = clients_of([draw(20, seed) for seed in range(1, 4)])
-    server = server_of(*draw(20, 0))
+    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
+    server = server_of(*draw_samples(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []
     for index in range(3):
@@ -51,7 +53,7 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
             clients[:2],
             server,
             round_index=index,
-            generator=seeded(index),
+            generator=make_generator(index),
         )
         history.append(metric.diagnostics()["distance"][:2])
     assert torch.equal(history[0], history[1])
@@ -59,14 +61,14 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> None:
-    clients = clients_of([draw(20, seed) for seed in range(1, 4)])
-    server = server_of(*draw(20, 0))
+    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
+    server = server_of(*draw_samples(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
 
     distances = []
     for ids, round_index in (([0, 1], 3), ([1, 2], 4)):
         cohort = [clients[client] for client in ids]
-        generator = seeded(round_index)
+        generator = make_generator(round_index)
         metric.update(
             torch.tensor(ids), cohort, server, round_index=round_index, generator=generator
         )
@@ -79,8 +81,8 @@ def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> No
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
-    clients = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)])
-    server = server_of(*draw(20, 0))
+    clients = clients_of([draw_samples(60, 1), draw_samples(60, 2), draw_samples(25, 3)])
+    server = server_of(*draw_samples(20, 0))
     by_default = WassersteinContribution(3, features="pixels")
     with_support = WassersteinContribution(3, "pixels", support=12)
     by_default.check(torch.tensor([60, 60, 25]))
@@ -91,7 +93,7 @@ def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
             torch.tensor([0, 1]),
             clients[:2],
             server,
-            generator=seeded(),
+            generator=make_generator(),
         )
         distances.append(metric.diagnostics()["distance"][:2])
 
@@ -152,7 +154,7 @@ def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.arange(samples) % 2
 
 
-def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
+def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
     bad = draw_images(100, 1)
     bad[0][::10] += 15
     clients = clients_of([bad, draw_images(80, 2), draw_images(40, 3)])
@@ -165,7 +167,7 @@ def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
 
 
 def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
-    metric, clients = made()
+    metric, clients = make_calibrated_metric()
     shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
     torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
     assert clients[0].ask(sample_values).flagged[::10].all()
@@ -174,13 +176,13 @@ def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
 
 
 def test_calibrated_ot_gradient_state_holds_counts_and_no_samples() -> None:
-    metric, _ = made()
+    metric, _ = make_calibrated_metric()
     assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
         "distances": [3], "flagged": [3], "rounds": [],
     }  # fmt: skip
 
 
 def test_rule_positive_flags_samples_with_a_positive_gradient() -> None:
-    metric, clients = made(rule="positive", options={"calibration": "client"})
+    metric, clients = make_calibrated_metric(rule="positive", options={"calibration": "client"})
     values = clients[1].ask(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)

@@ -18,7 +18,7 @@ from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Line
 
 
-def by_hand(
+def agreement_by_hand(
     rounds: list[tuple[Tensor, Tensor, Tensor]],
     n: int,
 ) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
         slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
         updates = round.client_updates
         rounds.append((updates @ slope, updates, round.num_samples))
-    expected = by_hand(rounds, 3)
+    expected = agreement_by_hand(rounds, 3)
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(),
         expected,
@@ -117,7 +117,7 @@ def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path)
         ]
     )
     updates = round.client_updates
-    expected = by_hand([(updates @ slope, updates, round.num_samples)], 3)
+    expected = agreement_by_hand([(updates @ slope, updates, round.num_samples)], 3)
     # A difference quotient with a step of 5 %.
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(),

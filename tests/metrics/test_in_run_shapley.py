@@ -18,16 +18,16 @@ from flsv.metrics import ClassSpecificShapley, InRunShapley
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_sets
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.loops_by_hand import (
     SEED,
     KeepsRounds,
-    in_run_by_hand,
-    in_run_data,
-    in_run_fit,
-    in_run_loop,
-    sgd_with,
-    without_batch_norm,
+    fit_in_run,
+    in_run_values_by_hand,
+    make_in_run_data,
+    make_in_run_loop,
+    make_network_without_norm,
+    make_sgd,
 )
 from helpers.models import Plain, adam, network
 
@@ -45,13 +45,13 @@ from helpers.models import Plain, adam, network
 def test_in_run_value_of_every_sample_equals_that_by_hand(
     tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
 ) -> None:
-    dealt = in_run_data()
-    loop = in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+    dealt = make_in_run_data()
+    loop = make_in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
 
-    values, sample_values, rounds = in_run_fit(
+    values, sample_values, rounds = fit_in_run(
         loop,
         tmp_path,
-        Plain(without_batch_norm(), sgd_with(momentum=momentum)),
+        Plain(make_network_without_norm(), make_sgd(momentum=momentum)),
         dealt,
         accumulate_grad_batches=window,
         limit_train_batches=limit,
@@ -72,7 +72,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
             ]
         )
         for round in rounds:
-            round_values, model = in_run_by_hand(
+            round_values, model = in_run_values_by_hand(
                 dealt,
                 round,
                 client,
@@ -100,11 +100,11 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
         def report(self, local: Any) -> Any:
             return {name: 100 + value for name, value in super().report(local).items()}
 
-    loops = [in_run_loop(), in_run_loop()]
+    loops = [make_in_run_loop(), make_in_run_loop()]
     loops[1] = loops[1].replace(
         client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds()
     )
-    honest, lying = (in_run_fit(loop, tmp_path)[0] for loop in loops)
+    honest, lying = (fit_in_run(loop, tmp_path)[0] for loop in loops)
     assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
@@ -112,20 +112,20 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
     tmp_path: Path,
 ) -> None:
-    loop = in_run_loop(reporting=Reporting(figures=1))
-    module = Plain(without_batch_norm())
+    loop = make_in_run_loop(reporting=Reporting(figures=1))
+    module = Plain(make_network_without_norm())
     plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
 
-    _, sample_values, _ = in_run_fit(loop, tmp_path, module, logger=True)
+    _, sample_values, _ = fit_in_run(loop, tmp_path, module, logger=True)
     without = fit(
         plain,
         tmp_path / "plain",
-        Plain(without_batch_norm()),
-        in_run_data(),
+        Plain(make_network_without_norm()),
+        make_in_run_data(),
         rounds=2,
     )
 
-    assert torch.equal(vector(module), vector(without))
+    assert torch.equal(state_vector(module), state_vector(without))
     assert not any(layer._forward_hooks for layer in module.modules())
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
@@ -149,38 +149,38 @@ class SoftLabels(Plain):
 
 REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
     "Adam": (
-        in_run_loop,
-        lambda: Plain(without_batch_norm(), adam),
+        make_in_run_loop,
+        lambda: Plain(make_network_without_norm(), adam),
         "one torch.optim.SGD with a single learning rate",
     ),
     "Nesterov": (
-        in_run_loop,
-        lambda: Plain(without_batch_norm(), sgd_with(momentum=0.5, nesterov=True)),
+        make_in_run_loop,
+        lambda: Plain(make_network_without_norm(), make_sgd(momentum=0.5, nesterov=True)),
         "without nesterov",
     ),
     "one side": (
-        lambda: in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),
-        lambda: Plain(without_batch_norm()),
+        lambda: make_in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),
+        lambda: Plain(make_network_without_norm()),
         "needs its other side",
     ),
     "BatchNorm": (
-        in_run_loop,
+        make_in_run_loop,
         lambda: Plain(network(batch_norm=True)),
         "BatchNorm1d, mixes the samples",
     ),
     "penalty": (
-        in_run_loop,
-        lambda: Penalty(without_batch_norm()),
+        make_in_run_loop,
+        lambda: Penalty(make_network_without_norm()),
         "come by other ways than the layers",
     ),
     "no classes": (
-        in_run_loop,
-        lambda: SoftLabels(without_batch_norm()),
+        make_in_run_loop,
+        lambda: SoftLabels(make_network_without_norm()),
         r"batches \(x, y\) with one class for every sample",
     ),
     "vmap": (
-        lambda: in_run_loop(engine="vmap"),
-        lambda: Plain(without_batch_norm()),
+        lambda: make_in_run_loop(engine="vmap"),
+        lambda: Plain(make_network_without_norm()),
         'engine="vmap" trains many clients as one',
     ),
 }
@@ -191,12 +191,12 @@ def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, n
     make, module_of, says = REFUSED[name]
     loop, module = make(), module_of()
     with pytest.raises(ConfigurationError, match=says):
-        fit(loop, tmp_path, module, in_run_data(), rounds=1)
+        fit(loop, tmp_path, module, make_in_run_data(), rounds=1)
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())
 
 
-def by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
+def collate_by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
     """Sorts a batch, as is usual for texts by their lengths."""
     return torch.utils.data.default_collate(
         sorted(samples, key=lambda sample: float(sample[0].sum()))
@@ -205,7 +205,7 @@ def by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
 
 class Sorted(L.LightningDataModule):
     def train_dataloader(self) -> Any:
-        return DataLoader(toy_sets()[0], batch_size=8, collate_fn=by_size)
+        return DataLoader(toy_sets()[0], batch_size=8, collate_fn=collate_by_size)
 
 
 def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
@@ -218,4 +218,10 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"
     ):
-        fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)
+        fit(
+            make_in_run_loop(local_epochs=1),
+            tmp_path,
+            Plain(make_network_without_norm()),
+            dealt,
+            rounds=2,
+        )

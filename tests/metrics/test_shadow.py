@@ -23,7 +23,7 @@ from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
-from helpers.coalitions_by_hand import ROUNDS, SEED, data, shadow_loop
+from helpers.coalitions_by_hand import ROUNDS, SEED, make_shadow_loop, make_three_clients
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network, sgd
 
@@ -82,7 +82,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        utility = RetrainedUtility(alone, module, data(), "negative_loss")
+        utility = RetrainedUtility(alone, module, make_three_clients(), "negative_loss")
         expected = exact_shapley(utility, 3).values
         utility.metric = "per_class_accuracy"  # of the same trainings
         classes = exact_shapley(utility, 3).values
@@ -91,7 +91,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
             **options.get("metrics", {}),
             "classes": ShadowShapley(coalitions="all", per_class=True),
         }
-        federation = shadow_loop(
+        federation = make_shadow_loop(
             ShadowShapley(coalitions="all", performance="negative_loss"),
             **options,
         )
@@ -99,7 +99,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
             federation,
             tmp_path,
             module,
-            data(),
+            make_three_clients(),
             rounds=ROUNDS,
         )
     values, by_class = (
@@ -132,8 +132,10 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
     loops = {}
     for every in (1, 2):
-        loops[every] = shadow_loop(ShadowShapley(coalitions="singles", every=every))
-        fit(loops[every], tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
+        loops[every] = make_shadow_loop(ShadowShapley(coalitions="singles", every=every))
+        fit(
+            loops[every], tmp_path, Plain(network(batch_norm=False)), make_three_clients(), rounds=3
+        )
 
     assert torch.equal(loops[1].contributions["shadow"], loops[2].contributions["shadow"])
     assert int(loops[1].metrics["shadow"].evaluations) == 3 * 5
@@ -177,7 +179,7 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
     module = Plain(network(batch_norm=False))
 
     with pytest.raises(ConfigurationError, match=match):
-        fit(shadow_loop(**options()), tmp_path, module, data(), rounds=1)
+        fit(make_shadow_loop(**options()), tmp_path, module, make_three_clients(), rounds=1)
 
 
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:

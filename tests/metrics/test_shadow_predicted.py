@@ -22,9 +22,9 @@ from flsv.metrics import ShadowShapley
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.sampling import FixedCohort
 from flsv.scores.likelihood import MeanLogLikelihood
-from helpers.coalitions_by_hand import SEED, data, shadow_loop
+from helpers.coalitions_by_hand import SEED, make_shadow_loop, make_three_clients
 from helpers.data import CLASSES, FEATURES
-from helpers.fits import assert_resumes, checkpoints, fit, trainer_for
+from helpers.fits import assert_resumes, fit, make_checkpoint_callback, trainer_for
 from helpers.models import Plain, network
 
 ROUNDS, CLIENTS, TOKENS = 3, 3, 12
@@ -68,7 +68,7 @@ class OneNumber(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def regression(binary: bool) -> FederatedDataModule:
+def make_regression_data(binary: bool) -> FederatedDataModule:
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(160, FEATURES, generator=draw)
     noise = torch.randn(160, generator=draw)
@@ -113,7 +113,7 @@ class Adapted(L.LightningModule):
         return torch.optim.SGD(self.adapter.parameters(), lr=0.5)
 
 
-def texts() -> FederatedDataModule:
+def make_text_data() -> FederatedDataModule:
     draw = torch.Generator().manual_seed(3)
     sets = {}
     for name, low, count in (("a", 0, 20), ("b", 4, 12), ("c", 8, 16)):
@@ -123,14 +123,14 @@ def texts() -> FederatedDataModule:
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
 
-def classes() -> Any:
+def make_class_data() -> Any:
     return Plain(network(batch_norm=False))
 
 
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
-def each_by(metric: Any, out: Tensor, y: Tensor) -> Tensor:
+def score_each_sample(metric: Any, out: Tensor, y: Tensor) -> Tensor:
     scores = [metric.clone()(predictions, y) for predictions in out]
     return torch.stack(scores).double()
 
@@ -141,11 +141,11 @@ def negative_losses(out: Tensor, y: Tensor) -> Tensor:
 
 
 def recalls(out: Tensor, y: Tensor) -> Tensor:
-    by_class = [hits(out, y)[:, y == label].mean(-1) for label in range(CLASSES)]
+    by_class = [hits_of(out, y)[:, y == label].mean(-1) for label in range(CLASSES)]
     return torch.stack(by_class, 1)
 
 
-def hits(out: Tensor, y: Tensor) -> Tensor:
+def hits_of(out: Tensor, y: Tensor) -> Tensor:
     return (out.argmax(-1) == y).double()
 
 
@@ -153,15 +153,18 @@ def hits(out: Tensor, y: Tensor) -> Tensor:
 OF_CLASSES: list[tuple[dict[str, Any], Score]] = [
     (
         {},
-        lambda out, y: hits(out, y).mean(-1),
+        lambda out, y: hits_of(out, y).mean(-1),
     ),
     ({"performance": "negative_loss"}, negative_losses),
     ({"per_class": True}, recalls),
 ]
-F1 = ({"performance": MulticlassF1Score(CLASSES)}, partial(each_by, MulticlassF1Score(CLASSES)))
+F1 = (
+    {"performance": MulticlassF1Score(CLASSES)},
+    partial(score_each_sample, MulticlassF1Score(CLASSES)),
+)
 AUROC = (
     {"performance": BinaryAUROC()},
-    lambda out, y: each_by(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()),
+    lambda out, y: score_each_sample(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()),
 )
 LIKELIHOOD = (
     {"performance": MeanLogLikelihood()},
@@ -170,11 +173,16 @@ LIKELIHOOD = (
 ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
 #: A module, its data, such measures, and whether outputs are logits.
 CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
-    "classes": (classes, data, OF_CLASSES, True),
-    "probabilities": (lambda: Probabilities(network(batch_norm=False)), data, [F1], True),
-    "a logit": (lambda: OneNumber(True), lambda: regression(True), [AUROC], True),
-    "labels' log-probabilities": (Adapted, texts, [LIKELIHOOD], True),
-    "a regression": (lambda: OneNumber(False), lambda: regression(False), [ERROR], False),
+    "classes": (make_class_data, make_three_clients, OF_CLASSES, True),
+    "probabilities": (
+        lambda: Probabilities(network(batch_norm=False)),
+        make_three_clients,
+        [F1],
+        True,
+    ),
+    "a logit": (lambda: OneNumber(True), lambda: make_regression_data(True), [AUROC], True),
+    "labels' log-probabilities": (Adapted, make_text_data, [LIKELIHOOD], True),
+    "a regression": (lambda: OneNumber(False), lambda: make_regression_data(False), [ERROR], False),
 }
 
 
@@ -265,7 +273,9 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(
 
 
 def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Path) -> None:
-    whole = assert_resumes(lambda: shadow_loop(ShadowShapley()), tmp_path, Plain, data)
+    whole = assert_resumes(
+        lambda: make_shadow_loop(ShadowShapley()), tmp_path, Plain, make_three_clients
+    )
     curve = whole.history().query("metric == 'shadow'")
     assert curve["round"].nunique() == 4
     assert len(curve.query("round == 3")) == CLIENTS
@@ -302,7 +312,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
             federation,
             tmp_path,
             Adapted(seed),
-            texts(),
+            make_text_data(),
             rounds,
             path,
             **options,
@@ -316,7 +326,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     run(
         1,
         seed=1,
-        callbacks=[checkpoints(tmp_path)],
+        callbacks=[make_checkpoint_callback(tmp_path)],
         enable_checkpointing=True,
     )
     path = tmp_path / "checkpoints/last.ckpt"
@@ -330,7 +340,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     retrained = flsv.retrain(
         trainer,
         Adapted(),
-        texts(),
+        make_text_data(),
         "singles",
         metric=measure,
         seeds=1,
@@ -359,7 +369,7 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
             estimates.append(estimate)
             return super().complete(masks, utilities, outputs, weights, output_score)
 
-    federation = shadow_loop(Recorder(**options))
+    federation = make_shadow_loop(Recorder(**options))
     fit(federation, tmp_path, make(), make_data(), ROUNDS)
     metric: Any = federation.metrics["shadow"]
     values = estimates[-1].values

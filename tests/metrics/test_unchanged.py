@@ -12,7 +12,7 @@ from flsv import FederatedLoop, Reporting, metrics
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms import InRunValues
 from helpers.data import toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import STEP_CASES, Plain, network
 
 MODULES: dict[str, Callable[[], Any]] = {
@@ -36,19 +36,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 ALL = [name for name in metrics.__all__ if name not in LEFT_OUT]
 
 
-def made(name: str) -> Any:
+def make_untouched_metric(name: str) -> Any:
     return getattr(metrics, name)(**OPTIONS.get(name, {}))
 
 
-def weights(folder: Path, make: Any, names: list[str], needs: Any = dict) -> torch.Tensor:
+def fit_and_read_weights(
+    folder: Path, make: Any, names: list[str], needs: Any = dict
+) -> torch.Tensor:
     loop = FederatedLoop(
-        metrics={name: made(name) for name in names},
+        metrics={name: make_untouched_metric(name) for name in names},
         seed=5,
         reporting=Reporting(table=False, files=False),
         **needs(),
     )
     torch.manual_seed(0)
-    return vector(
+    return state_vector(
         fit(
             loop,
             folder,
@@ -65,7 +67,7 @@ def weights(folder: Path, make: Any, names: list[str], needs: Any = dict) -> tor
 def test_trained_weights_are_the_same_with_and_without_every_metric(
     tmp_path: Path, module: str
 ) -> None:
-    fitted = partial(weights, tmp_path, MODULES[module])
+    fitted = partial(fit_and_read_weights, tmp_path, MODULES[module])
     without = fitted([])
     together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]
     assert torch.equal(fitted(together), without)

@@ -16,14 +16,14 @@ from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
-from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
+from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same_state, train_sharing_by_hand
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 
 TOKENS, LENGTH = 12, 6
 
 
-def sentences() -> FederatedDataModule:
+def make_sentences() -> FederatedDataModule:
     """The class is what the first token is, by thirds."""
     x = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = TensorDataset(x, x[:, 0] // 4)
@@ -77,14 +77,14 @@ class Transformer(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
 
-def federated(**kwargs: Any) -> FederatedLoop:
+def make_loop(**kwargs: Any) -> FederatedLoop:
     sampler = UniformSampler(3)
     return FederatedLoop(
         share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs
     )
 
 
-def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+def train_by_hand(client: nn.Module, epochs: list[list[Any]]) -> None:
     optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
     for features, labels in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()
@@ -96,12 +96,12 @@ def train(client: nn.Module, epochs: list[list[Any]]) -> None:
 @pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
 @pytest.mark.parametrize("exact", [False, True])
 def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bool) -> None:
-    module, data = Transformer(exact), sentences()
-    expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
+    module, data = Transformer(exact), make_sentences()
+    expected, _ = train_sharing_by_hand(module.net, [], train_by_hand, make_sentences(), rounds=2)
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
-    loop = federated(metrics=games)
+    loop = make_loop(metrics=games)
     fit(loop, tmp_path, module, data, rounds=2)
-    assert_same(module.net, expected)
+    assert_same_state(module.net, expected)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert set(loop.space.names) == set(trained)
     assert loop.space.size == sum(p.numel() for p in trained.values())

@@ -36,7 +36,7 @@ class Lines(L.LightningDataModule):
 
 
 @pytest.fixture
-def fitted(tmp_path):
+def fit_module(tmp_path):
     def command(data=None, **options):
         L.seed_everything(0)
         model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
@@ -57,9 +57,9 @@ def test_regressor_reads_inputs_and_targets_of_batches_with_further_fields():
     assert loss_with_weights == loss
 
 
-def test_regressor_losses_and_errors_are_means_over_samples(fitted):
+def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
     data = Lines()
-    trainer, model = fitted()
+    trainer, model = fit_module()
     with torch.no_grad():
         error = (model(data.x) - data.y).double()
     mean_squared_error = pytest.approx(
@@ -82,14 +82,14 @@ def test_regressor_losses_and_errors_are_means_over_samples(fitted):
     torch.testing.assert_close(predicted, model(data.x).detach())
 
 
-def test_regressor_with_wrong_shapes_is_refused(fitted):
+def test_regressor_with_wrong_shapes_is_refused(fit_module):
     with pytest.raises(
         ConfigurationError,
         match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)",
     ):
-        fitted(input_shape=(3,))
+        fit_module(input_shape=(3,))
     with pytest.raises(ConfigurationError, match="input_shape is not known"):
-        fitted(data=Lines(shape=None))
+        fit_module(data=Lines(shape=None))
     with pytest.raises(ConfigurationError, match="has no network yet"):
         RegressorClient()(torch.rand(3, 4))
     model = RegressorClient(input_shape=(4,))
@@ -98,7 +98,7 @@ def test_regressor_with_wrong_shapes_is_refused(fitted):
             model.training_step((torch.rand(3, 4), y), 0)
 
 
-def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
+def make_loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
     pieces = torch.tensor(
         [list(text[at : at + length + 1]) for at in range(0, len(text) - length, length)]
     )
@@ -107,7 +107,7 @@ def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
 
 def test_character_model_predicts_each_following_character(tmp_path):
     model = CharacterModel(width=4, hidden=8)
-    batches = loader()
+    batches = make_loader()
     trainer = trainer_for(None, tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
     losses, hits = [], []
@@ -135,7 +135,7 @@ def test_character_model_predicts_each_following_character(tmp_path):
     assert torch.equal(model(text)[:, :5], model(changed)[:, :5])  # nothing looks ahead
 
 
-def client(num_components: int = 3) -> MixtureClient:
+def make_mixture_client(num_components: int = 3) -> MixtureClient:
     torch.manual_seed(1)
     module = MixtureClient(
         num_components,
@@ -149,7 +149,7 @@ def client(num_components: int = 3) -> MixtureClient:
     return module
 
 
-def batch(size: int = 11) -> tuple[Tensor, Tensor]:
+def make_batch(size: int = 11) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     return torch.randn(size, FEATURES, generator=draw), torch.randint(
         CLASSES, (size,), generator=draw
@@ -166,14 +166,14 @@ def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
 
 
 def test_mixture_probabilities_are_the_weighted_mean_of_the_components() -> None:
-    module, (x, _) = client(), batch()
+    module, (x, _) = make_mixture_client(), make_batch()
     expected = np.einsum("k,kbm->bm", [0.6, 0.3, 0.1], likelihoods(module, x))
     np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
 
 
 def test_mixture_loss_gradient_is_that_of_em() -> None:
     """Responsibilities by Bayes' rule; the loss's gradient is that of their weighted losses (the M-step's)."""
-    module, (x, y) = client(), batch()
+    module, (x, y) = make_mixture_client(), make_batch()
     p = likelihoods(module, x)[:, np.arange(len(y)), y.numpy()]
     joint = np.array([0.6, 0.3, 0.1])[:, None] * p
     q = joint / joint.sum(0)
@@ -213,7 +213,7 @@ def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_pa
     assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
     trainer.save_checkpoint(tmp_path / "m.ckpt")
     loaded = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
-    x, _ = batch()
+    x, _ = make_batch()
     assert torch.equal(
         loaded.eval()(x),
         module.eval()(x),

@@ -40,12 +40,12 @@ APP = Path(__file__).parents[1] / "engines" / "flower_app"
 GONE = "gone"  # instead of samples: the client fails
 
 
-def net() -> nn.Linear:
+def make_net() -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(4, 3)
 
 
-def batches() -> list[Any]:
+def make_batches() -> list[Any]:
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
     return [(x, x[:, :3].argmax(1))]
 
@@ -107,15 +107,19 @@ def _as_a_task(monkeypatch):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
 
 
-def valued(
+def run_with_values(
     grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **options: Any
 ) -> Any:
     """The metrics that Flower has recorded, of each round."""
     metrics = {"value": CumulativeShapley()} if metrics is None else metrics
     strategy = Contributions(
-        FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **options
+        FedAvg(fraction_evaluate=0.0),
+        module or make_net(),
+        make_batches(),
+        metrics=metrics,
+        **options,
     )
-    initial_model = ArrayRecord(net().state_dict())
+    initial_model = ArrayRecord(make_net().state_dict())
     result = strategy.start(grid, initial_model, num_rounds=rounds)  # type: ignore[arg-type]
     return [*result.train_metrics_clientapp.values()]
 
@@ -127,7 +131,7 @@ def test_client_names_come_from_the_registration_or_else_replies_or_else_the_nod
         (Grid(sizes, parts=True), ["7", "8", "9"]),
         (Grid(sizes), ["1", "2", "3"]),
     ]:
-        (record,) = valued(grid)
+        (record,) = run_with_values(grid)
         assert [key for key in record if key.startswith("value/")] == [
             f"value/{name}" for name in names
         ]
@@ -136,7 +140,7 @@ def test_client_names_come_from_the_registration_or_else_replies_or_else_the_nod
 def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path):
     everybody = {1: 10, 2: 20, 3: 30}
     grid = Grid(everybody, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, everybody)
-    records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
+    records = run_with_values(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
 
     for round_index, has_value in enumerate(
         [
@@ -161,7 +165,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     with pytest.warns(
         UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
     ):
-        records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
+        records = run_with_values(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
     assert [math.isnan(record["value/1"]) for record in records] == [False, True, False]
 
 
@@ -176,7 +180,7 @@ def test_a_value_that_fails_does_not_end_the_training():
     with pytest.warns(
         UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
     ):
-        records = valued(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
+        records = run_with_values(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
     assert len(records) == 3
 
 
@@ -192,36 +196,43 @@ def test_a_value_that_fails_does_not_end_the_training():
 def test_contributions_that_cannot_be_measured_are_refused_before_training(metric, module, why):
     grid = Grid({1: 10, 2: 20}, {})
     with pytest.raises(ConfigurationError, match=why):
-        valued(grid, metrics={"value": metric}, module=module)
+        run_with_values(grid, metrics={"value": metric}, module=module)
     assert grid.now  # nobody was sent anything
 
 
 def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path):
-    valued(Grid({1: 10, 2: 20}), folder=tmp_path)
+    run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
     with pytest.raises(ConfigurationError, match="holds a run"):
-        valued(Grid({1: 10, 2: 20}), folder=tmp_path)
+        run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
 
 
 def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
     clipped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 2)
-    strategy = Contributions(clipped, net(), batches(), metrics={"value": CumulativeShapley()})
+    strategy = Contributions(
+        clipped, make_net(), make_batches(), metrics={"value": CumulativeShapley()}
+    )
     assert strategy.clipping_norm == 1e6
-    result = strategy.start(Grid({1: 10, 2: 20}), ArrayRecord(net().state_dict()), num_rounds=1)  # type: ignore[arg-type]
+    result = strategy.start(
+        Grid({1: 10, 2: 20}), ArrayRecord(make_net().state_dict()), num_rounds=1
+    )  # type: ignore[arg-type]
     assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
 
 
 def test_arrays_without_names_are_in_the_modules_order():
     strategy = Contributions(
-        FedAvg(fraction_evaluate=0.0), net(), batches(), metrics={"value": CumulativeShapley()}
+        FedAvg(fraction_evaluate=0.0),
+        make_net(),
+        make_batches(),
+        metrics={"value": CumulativeShapley()},
     )
-    arrays = ArrayRecord([value.numpy() for value in net().state_dict().values()])
+    arrays = ArrayRecord([value.numpy() for value in make_net().state_dict().values()])
     result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
-    assert {**result.train_metrics_clientapp[1]} == {**valued(Grid({1: 10, 2: 20}))[0]}
+    assert {**result.train_metrics_clientapp[1]} == {**run_with_values(Grid({1: 10, 2: 20}))[0]}
 
 
 def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
     metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
-    valued(
+    run_with_values(
         Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")),
         rounds=2,
         metrics=metrics,
@@ -284,20 +295,20 @@ def superlink(tmp_path):
         while "Uvicorn running" not in (tmp_path / "link.log").read_text():
             assert time.monotonic() < deadline, (tmp_path / "link.log").read_text()
             time.sleep(0.2)
-        flwr(env, "federation", "simulation-config", "--num-supernodes", "3")
+        run_flwr(env, "federation", "simulation-config", "--num-supernodes", "3")
         yield env
     finally:
         os.killpg(link.pid, signal.SIGTERM)
         link.wait(60)
 
 
-def flwr(env: dict[str, str], *command: str) -> str:
+def run_flwr(env: dict[str, str], *command: str) -> str:
     done = subprocess.run(["flwr", *command], env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
+def fedavg_by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
     metrics = {
         "value": CumulativeShapley(performance="negative_loss"),
         "cssv": ClassSpecificShapley(),
@@ -323,7 +334,7 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
     settings = settings.replace("fedapp.server_app:app", "fedapp.compared:app")
     configuration.write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
 
-    printed = flwr(superlink, "run", str(app), "--stream")
+    printed = run_flwr(superlink, "run", str(app), "--stream")
 
     assert (tmp_path / "kept.pt").is_file(), printed
     strategies = torch.load(tmp_path / "kept.pt", weights_only=False)
@@ -343,7 +354,7 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
         record = records[len(rounds)]
         plain_record = plain_records[len(rounds)]
         assert {key: record[key] for key in plain_record} == plain_record
-        for metric, values in zip(("value", "cssv"), by_hand(rounds, task)):
+        for metric, values in zip(("value", "cssv"), fedavg_by_hand(rounds, task)):
             assert [record[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
         page = write_report(tmp_path / name).read_text()
         assert f"values of single rounds that {name} ran" in page

@@ -41,7 +41,7 @@ class Logs(Plain):
         self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
 
-def all_metrics() -> dict[str, ContributionMetric]:
+def make_all_metrics() -> dict[str, ContributionMetric]:
     orders = {"num_permutations": 2}
     return {
         "cssv": ClassSpecificShapley(),
@@ -62,13 +62,13 @@ def all_metrics() -> dict[str, ContributionMetric]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run in which two of three clients take part in every round: its module, data, loop and rounds."""
     recorder = KeepsRounds()
     data = toy_data()
     loop = FederatedLoop(
         recorder,
-        MetricCollection(all_metrics()),
+        MetricCollection(make_all_metrics()),
         sampler=UniformSampler(2),
         seed=SEED,
     )
@@ -115,11 +115,11 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
     return net.state_dict()
 
 
-def test_value_round_equals_the_federated_loop_for_every_metric(trained: Any) -> None:
-    module, data, loop, rounds = trained
+def test_value_round_equals_the_federated_loop_for_every_metric(trained_run: Any) -> None:
+    module, data, loop, rounds = trained_run
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
-    values = values_of_last_round(module, data, rounds, all_metrics(), lambda vector: vector)
+    values = values_of_last_round(module, data, rounds, make_all_metrics(), lambda vector: vector)
 
     assert values.values.keys() == loop.contributions.keys()
     for name, expected in loop.contributions.items():
@@ -151,9 +151,9 @@ PLAIN = {
 
 @pytest.mark.parametrize("form", ["state_dict", "arrays", "fabric"])
 def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(
-    trained: Any, form: str
+    trained_run: Any, form: str
 ) -> None:
-    module, data, _, rounds = trained
+    module, data, _, rounds = trained_run
     net = network()
     net.load_state_dict(module.net.state_dict())
     valued_module: nn.Module = net
@@ -176,8 +176,8 @@ def as_arrays(vector: Tensor) -> list[np.ndarray]:
     return [np.asarray(value) for value in as_state(vector).values()]
 
 
-def test_value_round_of_deltas_equals_that_of_models(trained: Any) -> None:
-    module, _, _, rounds = trained
+def test_value_round_of_deltas_equals_that_of_models(trained_run: Any) -> None:
+    module, _, _, rounds = trained_run
     model = rounds[0].global_vector
     client_models = rounds[0].client_vectors
     samples = rounds[0].num_samples.tolist()
@@ -204,8 +204,8 @@ def test_value_round_of_deltas_equals_that_of_models(trained: Any) -> None:
     torch.testing.assert_close(of_deltas[name], of_models[name])
 
 
-def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained: Any) -> None:
-    module, data, _, rounds = trained
+def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> None:
+    module, data, _, rounds = trained_run
     net = module.net
     model = rounds[0].global_vector
     client_models = rounds[0].client_vectors
@@ -252,8 +252,8 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained: Any) -> None
     assert by_name["GradientAgreement"].sum() == pytest.approx(1)
 
 
-def test_value_round_leaves_the_global_generator_unchanged(trained: Any) -> None:
-    module, _, _, rounds = trained
+def test_value_round_leaves_the_global_generator_unchanged(trained_run: Any) -> None:
+    module, _, _, rounds = trained_run
     samples = TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,)))
     batches = DataLoader(samples, 10, shuffle=True)
     generator_state = torch.get_rng_state()
@@ -269,8 +269,8 @@ def test_value_round_leaves_the_global_generator_unchanged(trained: Any) -> None
     assert torch.equal(torch.get_rng_state(), generator_state)
 
 
-def test_value_round_takes_clients_by_name_and_aggregation_weights(trained: Any) -> None:
-    module, data, _, rounds = trained
+def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run: Any) -> None:
+    module, data, _, rounds = trained_run
     model = rounds[0].global_vector
     models = rounds[0].client_vectors
     metric = DecayedShapley(normalize=False)
@@ -299,8 +299,8 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained: Any)
     torch.testing.assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
-def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained: Any) -> None:
-    module, data, _, rounds = trained
+def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run: Any) -> None:
+    module, data, _, rounds = trained_run
     metric = DecayedShapley(normalize=False)
 
     for rounds_counted in (1, 2):

@@ -51,7 +51,7 @@ NETWORK = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))
 SPACE = ParameterSpace(NETWORK)
 
 
-def begin(num_clients: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
+def begin_method(num_clients: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
     """The method, in a federation of clients with one sample each and a global model of zeros."""
     ones = torch.ones(num_clients, dtype=torch.long)
     sizes = {"train": ones, "val": ones, "test": ones}

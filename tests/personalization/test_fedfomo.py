@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from personalization.watched import watched
+from personalization.watched import record_calls
 
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedFomo
@@ -35,7 +35,9 @@ def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     return traffic, models
 
 
-def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
+def losses_by_hand(
+    loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]
+) -> list[float]:
     """Mean cross-entropy on the client's validation samples, without flsv's evaluator."""
     module = Plain(network(batch_norm=True)).eval()
     x, y = (part[data.client_indices(client, "val")] for part in data.source[0].tensors)
@@ -57,7 +59,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
     def uploads_and_affinity(*arguments: Any) -> Any:
         return deepcopy((personalizer._uploads, personalizer._affinity))
 
-    entries = watched(personalizer, uploads_and_affinity, traffic_and_models)
+    entries = record_calls(personalizer, uploads_and_affinity, traffic_and_models)
     fit(loop, tmp_path, data=data, rounds=4)
 
     size = loop.space.size
@@ -80,7 +82,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
             assert downloaded[row] == (is_new + len(peers) - 1) * size
             assert uploaded[row] == size + len(peers)
 
-            signed, expected = equation_3(
+            signed, expected = mixture_by_hand(
                 loop,
                 data,
                 client,
@@ -102,13 +104,13 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
     torch.testing.assert_close(personalizer._affinity, affinity)
 
 
-def equation_3(
+def mixture_by_hand(
     loop: FederatedLoop, data: Any, client: int, initial: torch.Tensor, peers: list[torch.Tensor]
 ) -> tuple[np.ndarray, torch.Tensor]:
     """What each peer's model gains by distance, and the mixture of those that gain something."""
     num_parameters = loop.space.num_parameters
     models = [initial, *peers]
-    loss, *peer_losses = losses(loop, data, client, models)
+    loss, *peer_losses = losses_by_hand(loop, data, client, models)
     distances = []
     for model in peers:
         update = (model - initial)[:num_parameters]
@@ -145,7 +147,7 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
     assert values.tolist() == [0, 1, 0, 0]
 
 
-def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
+def count_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray:
     """How often client 0, to whom only client 1 is worth something, downloads each of the others."""
     personalizer._uploads = dict.fromkeys(range(5), torch.zeros(1))
     personalizer._affinity = torch.eye(5)[1:2]  # [0, 1, 0, 0, 0]
@@ -158,10 +160,10 @@ def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
 
 
 def test_fedfomo_downloads_at_random_by_epsilon_until_it_has_decayed() -> None:
-    explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), range(400))
+    explored = count_downloads(FedFomo(1, epsilon=0.4, epsilon_decay=0), range(400))
     assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
     assert (explored[2:] > 0.04).all()
-    assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), range(4, 200))[1] == 1
+    assert count_downloads(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), range(4, 200))[1] == 1
 
 
 class Logs(Plain):
@@ -175,7 +177,7 @@ def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path: Path) -> None:
     values_of_runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):
         personalizer = FedFomo(num_downloads=2, **measure)
-        entries = watched(personalizer)
+        entries = record_calls(personalizer)
         loop = FederatedLoop(personalizer=personalizer, seed=3)
         fit(loop, tmp_path, Logs(), DATA(), rounds=2)
         values_of_runs.append([round.peer_values for round, *_ in entries])

@@ -9,7 +9,7 @@ import torch
 from personalization.judged import (
     SPACE,
     Judged,
-    begin,
+    begin_method,
     closeness,
     exact_values,
     nan,
@@ -35,7 +35,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     clients = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
 
     models, round = play_round(
-        begin(4, PFedSV()),
+        begin_method(4, PFedSV()),
         clients,
         vectors,
     )
@@ -71,7 +71,7 @@ def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative()
     ]
 
     models, round = play_round(
-        begin(3, PFedSV()),
+        begin_method(3, PFedSV()),
         clients,
         vectors,
     )
@@ -90,12 +90,12 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     target = vectors.mean(0) if better else vectors[0]
     clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
     free, _ = play_round(
-        begin(2, PFedSV()),
+        begin_method(2, PFedSV()),
         clients,
         vectors,
     )
     careful, round = play_round(
-        begin(2, PFedSV(safeguard=True)),
+        begin_method(2, PFedSV(safeguard=True)),
         clients,
         vectors,
     )
@@ -106,7 +106,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
 
 
 def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client() -> None:
-    method = begin(4, PFedSV())
+    method = begin_method(4, PFedSV())
     vectors = random_models(3)
     play_round(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
     late = Judged(0, lambda v: 0.5)  # appears first in a later round
@@ -134,7 +134,7 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    method, clients = begin(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
+    method, clients = begin_method(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
     _, round = play_round(
         method,
         clients,
@@ -164,7 +164,7 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
 def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     vectors = random_models(3)
     accuracy = closeness(vectors[1])
-    method = begin(3, PFedSV(mode="extractor"))
+    method = begin_method(3, PFedSV(mode="extractor"))
     clients = [Judged(client, accuracy) for client in range(3)]
 
     models, round = play_round(method, clients, vectors)
@@ -203,7 +203,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
 
 def test_pfedsv_client_that_was_away_fetches_the_shared_extractor() -> None:
     vectors = random_models(3)
-    method = begin(3, PFedSV(mode="extractor"))
+    method = begin_method(3, PFedSV(mode="extractor"))
     clients = [Judged(client, closeness(vectors[1])) for client in range(3)]
 
     play_round(method, clients, vectors)
@@ -236,7 +236,7 @@ def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
     chosen_model = torch.full((7,), -1.0)
     state = FederationState(2, global_vector=model.clone())
     local = Judged(1, lambda vector: 0).data
-    method = begin(2, PFedSV(mode=mode))
+    method = begin_method(2, PFedSV(mode=mode))
 
     initial = method.start(1, state)
     assert initial.tolist() == newcomer
@@ -255,7 +255,7 @@ def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
 
 
 def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
-    method = begin(
+    method = begin_method(
         2,
         PFedSV(mode="extractor", classifier=["0", "1"]),
     )
@@ -267,10 +267,10 @@ def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
     assert initial.tolist() == [0] * 7
     for layers in (["2"], ["1", "fc"], []):
         with pytest.raises(ConfigurationError, match="classifier"):
-            begin(2, PFedSV(mode="extractor", classifier=layers))
+            begin_method(2, PFedSV(mode="extractor", classifier=layers))
     bare = nn.Sequential(nn.Conv2d(1, 2, 3))
     with pytest.raises(ConfigurationError, match="linear"):
-        begin(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
+        begin_method(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
 
 
 def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> None:
@@ -280,7 +280,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
     vectors = random_models(3, size=space.size)
     vectors[:, num_parameters:] = 1 + 1000 * vectors[:, num_parameters:].abs()
     clients = [Judged(i, lambda vector: 0.5 + 0.01 * float(vector[0])) for i in range(3)]
-    method = begin(3, PFedSV(), space=space)
+    method = begin_method(3, PFedSV(), space=space)
 
     models, round = play_round(method, clients, vectors, space=space)
 
@@ -312,21 +312,23 @@ def test_pfedsv_with_wrong_arguments_is_refused(arguments: Any) -> None:
         PFedSV(**arguments)
 
 
-def federation() -> FederatedLoop:
+def make_loop() -> FederatedLoop:
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
 
 
 def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="DomainRelevance"):
-        play_round(begin(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
+        play_round(
+            begin_method(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2)
+        )
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
-        fit(federation(), tmp_path)
+        fit(make_loop(), tmp_path)
 
 
 def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     """What a question returns is one number for each model that was played with; of the last round."""
-    loop = federation()
+    loop = make_loop()
     fit(
         loop,
         tmp_path,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from personalization.judged import Judged, begin, closeness, play_round, random_models
+from personalization.judged import Judged, begin_method, closeness, play_round, random_models
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
@@ -17,7 +17,7 @@ from flsv.metrics import DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from helpers.data import toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 
@@ -42,7 +42,7 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
 
     models, round = play_round(
-        begin(4, PFedSV(game="joining")),
+        begin_method(4, PFedSV(game="joining")),
         everybody,
         vectors,
     )
@@ -73,7 +73,7 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
     for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
         clients = [Judged(0, accuracy), Judged(1, lambda v: 0), Judged(2, lambda v: 0)]
         models, round = play_round(
-            begin(3, PFedSV(game="joining")),
+            begin_method(3, PFedSV(game="joining")),
             clients,
             vectors,
         )
@@ -81,7 +81,7 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
         assert (round.peer_values[0, 1:] <= 1e-9).all()
     # With nobody to download there is no game.
     models, round = play_round(
-        begin(3, PFedSV(game="joining")),
+        begin_method(3, PFedSV(game="joining")),
         [Judged(0, lambda v: 0.25)],
         vectors[:1],
     )
@@ -92,7 +92,7 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
 @pytest.mark.parametrize("shared", [0.25, 1.0])
 def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
     method, local = (
-        begin(
+        begin_method(
             2,
             PFedSV(shared=shared),
         ),
@@ -111,7 +111,7 @@ def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: 
         torch.testing.assert_close(method.receive(local, instruction), expected)
         assert method.own(local, instruction).tolist() == [-1] * 7
     # As in the paper, what is used is what is trained.
-    method = begin(2, PFedSV())
+    method = begin_method(2, PFedSV())
     method._uploads = {1: torch.zeros(7)}
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
     with opened(local):
@@ -147,7 +147,7 @@ def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Pa
             rounds=1,
         )
         loops.append(loop)
-        vectors.append(vector(module))
+        vectors.append(state_vector(module))
 
     assert torch.equal(*vectors)
     fedavg, ours = loops

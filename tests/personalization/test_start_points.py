@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from personalization.watched import watched
+from personalization.watched import record_calls
 from torch import Tensor
 
 from flsv.aggregation import CGSV, ShapFedWA
@@ -52,7 +52,7 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(
     def reputation_and_models(round: Any, contributions: Any, models: Any) -> Any:
         return contributions["cgsv"].clone(), deepcopy(dict(models))
 
-    entries = watched(personalizer, reputation_and_models)
+    entries = record_calls(personalizer, reputation_and_models)
     fit(loop, tmp_path, rounds=4)
 
     for round, (reputation, initial_models), own_models, _ in entries:
@@ -120,7 +120,7 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(
 ) -> None:
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
     loop = FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
-    entries = watched(amp)
+    entries = record_calls(amp)
     fit(
         loop,
         tmp_path,
@@ -177,7 +177,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
         return torch.stack([round.uploaded, round.downloaded])
 
     personalizer.keep = noting_keep
-    rounds = watched(personalizer, read_round=traffic_of)
+    rounds = record_calls(personalizer, read_round=traffic_of)
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(2), seed=1)
     torch.manual_seed(0)
     mixture = MixtureClient(
@@ -266,7 +266,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
         return personalizer._clusters.clone()
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
-    entries = watched(personalizer, clusters, clusters_and_traffic)
+    entries = record_calls(personalizer, clusters, clusters_and_traffic)
     fit(loop, tmp_path, data=data, rounds=4)
 
     first_round, first_clusters, *_ = entries[0]
@@ -310,7 +310,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
         return deepcopy(personalizer._network)
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=6)
-    entries = watched(personalizer, networks, networks)
+    entries = record_calls(personalizer, networks, networks)
     module = Plain(network(batch_norm=True))
     fit(loop, tmp_path, module, toy_data((2, 3, 2, 3)))
 
@@ -352,7 +352,7 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
         personalizer=personalizer,
         seed=1,
     )
-    entries = watched(personalizer)
+    entries = record_calls(personalizer)
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
 
     initial_models = None
@@ -396,7 +396,7 @@ def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_pat
     order = iter([0, 0, 1, 2])
     sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
-    entries = watched(personalizer, lambda round, *_: round.matrix.starts[0])
+    entries = record_calls(personalizer, lambda round, *_: round.matrix.starts[0])
     initial = ParameterSpace(module).read(module)
 
     fit(loop, tmp_path, module, rounds=4)

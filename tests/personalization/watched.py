@@ -7,7 +7,7 @@ def nothing(*_):
     return None
 
 
-def watched(part: Personalizer, read_arguments=nothing, read_round=nothing):
+def record_calls(part: Personalizer, read_arguments=nothing, read_round=nothing):
     """Return a list that gets an entry of each round of a fit.
 
     An entry holds the round, what ``read_arguments`` makes of the arguments of ``personalize``, the result of

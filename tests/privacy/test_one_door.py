@@ -147,36 +147,36 @@ def fit_watched(spy, folder, uploads=PRIVATE):
 
 
 @pytest.fixture
-def spy():
+def argument_spy():
     data = toy_data()
     data.setup("fit")
     return Spy(data.class_counts)
 
 
 @pytest.mark.filterwarnings("ignore:metrics")
-def test_no_method_of_a_part_reads_the_class_counts_of_private_clients(spy, tmp_path):
-    fit_watched(spy, tmp_path)
+def test_no_method_of_a_part_reads_the_class_counts_of_private_clients(argument_spy, tmp_path):
+    fit_watched(argument_spy, tmp_path)
 
-    assert spy.leaks == []
+    assert argument_spy.leaks == []
     at_the_server = {"aggregate", "apply", "before_filters", "bind", "choose", "end_round"}
     at_the_server |= {"personalize", "send", "start", "update", "weights"}
-    assert at_the_server <= spy.called
+    assert at_the_server <= argument_spy.called
 
 
-def test_the_spy_reads_class_counts_where_clients_answer(spy, tmp_path):
-    spy.declared = {"needs": ("clients", "all_clients")}
+def test_the_spy_reads_class_counts_where_clients_answer(argument_spy, tmp_path):
+    argument_spy.declared = {"needs": ("clients", "all_clients")}
 
-    fit_watched(spy, tmp_path, uploads=())
+    fit_watched(argument_spy, tmp_path, uploads=())
 
-    methods = {path.split("/")[0] for path in spy.leaks}
+    methods = {path.split("/")[0] for path in argument_spy.leaks}
     assert {"aggregate", "weights", "before_filters"} <= methods
     assert {"choose", "personalize", "update"} <= methods
 
 
 @pytest.mark.filterwarnings("ignore:metrics")
-def test_the_spy_reads_class_counts_that_a_round_carries(spy, tmp_path, monkeypatch):
+def test_the_spy_reads_class_counts_that_a_round_carries(argument_spy, tmp_path, monkeypatch):
     receive = RoundServer.receive
-    class_counts = spy.secrets[0]
+    class_counts = argument_spy.secrets[0]
 
     def receive_with_counts(server, *args, **kwargs):
         round = receive(server, *args, **kwargs)
@@ -185,9 +185,9 @@ def test_the_spy_reads_class_counts_that_a_round_carries(spy, tmp_path, monkeypa
 
     monkeypatch.setattr(RoundServer, "receive", receive_with_counts)
 
-    fit_watched(spy, tmp_path)
+    fit_watched(argument_spy, tmp_path)
 
-    assert any(path.startswith("weights") for path in spy.leaks)
+    assert any(path.startswith("weights") for path in argument_spy.leaks)
 
 
 def test_every_kind_of_part_is_watched():

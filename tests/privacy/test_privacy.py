@@ -22,7 +22,7 @@ from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.fits import checkpoints, fit
+from helpers.fits import fit, make_checkpoint_callback
 from helpers.models import Plain, network
 
 
@@ -81,7 +81,7 @@ def test_accountant_without_dp_accounting_says_what_to_install(
 # ---- Clipping, noise and budget: alone, and what crosses to the server in a loop
 
 
-def generator(seed: int = 0) -> torch.Generator:
+def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -96,11 +96,11 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     length: float, dtype: torch.dtype
 ) -> None:
-    update = torch.randn(1000, generator=generator()).to(dtype)
+    update = torch.randn(1000, generator=make_generator()).to(dtype)
     update *= length / update.norm()
     original = update.clone()
 
-    sent = GaussianPrivacy(clip=1.5, noise_multiplier=0).protect(update, generator())
+    sent = GaussianPrivacy(clip=1.5, noise_multiplier=0).protect(update, make_generator())
 
     assert sent.dtype == dtype
     assert sent.norm().item() == pytest.approx(min(length, 1.5), rel=1e-6)
@@ -114,8 +114,8 @@ def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype: torch.dtype) -> None:
     for seed in range(20):
-        update = torch.randn(1000, generator=generator(seed)).to(dtype)
-        sent = GaussianPrivacy(clip=1.3, noise_multiplier=0).protect(update, generator())
+        update = torch.randn(1000, generator=make_generator(seed)).to(dtype)
+        sent = GaussianPrivacy(clip=1.3, noise_multiplier=0).protect(update, make_generator())
         assert 1.27 < torch.linalg.vector_norm(sent, dtype=torch.float64).item() <= 1.3
 
 
@@ -128,7 +128,7 @@ def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None
     GaussianPrivacy(clip=1.0, noise_multiplier=0.0).check(ParameterSpace(normed))
 
 
-def plain() -> Plain:
+def make_plain() -> Plain:
     return Plain(network(batch_norm=False))
 
 
@@ -136,7 +136,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: P
     def updates(**options: Any) -> Tensor:
         watching = Watching()
         loop = FederatedLoop(personalizer=watching, sampler=UniformSampler(3), seed=5, **options)
-        fit(loop, tmp_path / str(len(options)), plain(), rounds=2)
+        fit(loop, tmp_path / str(len(options)), make_plain(), rounds=2)
         return torch.cat([round.client_updates for round in watching.rounds])
 
     free, sent = updates()[:3], updates(uploads=[GaussianPrivacy(0.2, 3.0)])
@@ -155,7 +155,7 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> 
     for name, uploads in {"free": [], "private": [GaussianPrivacy(1.0, 1.0)]}.items():
         watching = Watching()
         loop = FederatedLoop(personalizer=watching, uploads=uploads, local_epochs=2, seed=5)  # type: ignore[arg-type]
-        fit(loop, tmp_path / name, plain(), rounds=1, accumulate_grad_batches=2)
+        fit(loop, tmp_path / name, make_plain(), rounds=1, accumulate_grad_batches=2)
         (rounds[name],) = watching.rounds
     assert torch.equal(rounds["private"].num_steps, rounds["free"].num_steps)
     assert rounds["free"].losses.isfinite().all()
@@ -180,7 +180,7 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> 
         seed=5,
     )
     with pytest.raises(ConfigurationError, match="SGD would fit noise"):
-        fit(loop, tmp_path, plain(), rounds=1)
+        fit(loop, tmp_path, make_plain(), rounds=1)
     assert not watching.rounds
 
 
@@ -190,7 +190,7 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> 
 def test_update_that_is_not_finite_becomes_noise(update: Tensor) -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     assert torch.equal(
-        privacy.protect(update, generator()), privacy.protect(torch.zeros(4), generator())
+        privacy.protect(update, make_generator()), privacy.protect(torch.zeros(4), make_generator())
     )
 
 
@@ -224,7 +224,7 @@ def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
     loop = FederatedLoop(personalizer=watching, uploads=[privacy], seed=1)
 
-    fit(loop, tmp_path, plain(), rounds=2)
+    fit(loop, tmp_path, make_plain(), rounds=2)
 
     for round, trained_models in zip(watching.rounds, watching.trained_models):
         sent_updates = round.client_vectors - round.global_vector
@@ -245,7 +245,7 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None
     with pytest.warns(
         UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"
     ):
-        fit(loop, tmp_path, plain(), rounds=10)
+        fit(loop, tmp_path, make_plain(), rounds=10)
     assert loop.round_index == 3
     torch.testing.assert_close(
         loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3))
@@ -265,18 +265,18 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) ->
             pytest.warns(UserWarning, match="stops"),
             pytest.raises(ConfigurationError, match="no budget for"),
         ):
-            fit(loop(), tmp_path, plain(), rounds=5, min_epochs=4)
+            fit(loop(), tmp_path, make_plain(), rounds=5, min_epochs=4)
         return
     fit(
         loop(),
         tmp_path,
-        plain(),
+        make_plain(),
         rounds=2,
         enable_checkpointing=True,
-        callbacks=[checkpoints(tmp_path)],
+        callbacks=[make_checkpoint_callback(tmp_path)],
     )
     with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
-        fit(loop(), tmp_path, plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+        fit(loop(), tmp_path, make_plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
 
 NOISE, BOTH = (
@@ -302,7 +302,7 @@ def test_metrics_of_noised_updates_are_warned_about(
 
         uploads = [privacy, TopK(0.9)]
         loop = FederatedLoop(metrics=metrics, uploads=uploads, seed=0)
-        fit(loop, tmp_path, plain(), rounds=1)
+        fit(loop, tmp_path, make_plain(), rounds=1)
     assert list(loop.metrics) == [*metrics, "epsilon"]  # noise is always accounted for
     messages = [str(warning.message) for warning in caught]
     lines = [message for message in messages if "privacy_contributions" in message]

@@ -13,13 +13,13 @@ from flsv.uploads import UploadContext
 KEY = bytes(range(32))
 
 
-def noise(size: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def draw_noise(size: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     vector = torch.zeros(size, dtype=dtype)
     add_secret_noise(vector, 1.0, key)
     return vector
 
 
-def by_hand(size: int, key: bytes) -> list[float]:
+def noise_by_hand(size: int, key: bytes) -> list[float]:
     """Of one block, number by number."""
     pairs = math.ceil(size / 2)
     stream = hashlib.shake_256(key + bytes(8)).digest(16 * pairs)
@@ -37,14 +37,14 @@ def by_hand(size: int, key: bytes) -> list[float]:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_secret_noise_is_box_and_muller_of_shake_256(size: int) -> None:
-    assert noise(size).tolist() == pytest.approx(by_hand(size, KEY), rel=1e-12)
+    assert draw_noise(size).tolist() == pytest.approx(noise_by_hand(size, KEY), rel=1e-12)
 
 
 def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None:
     size = 2 * BLOCK + 5
 
-    numbers = noise(size)
-    with_other_key = noise(size, hashlib.sha256(KEY).digest())
+    numbers = draw_noise(size)
+    with_other_key = draw_noise(size, hashlib.sha256(KEY).digest())
 
     assert stats.kstest(numbers.numpy(), "norm").pvalue > 1e-3
     assert numbers.std().item() == pytest.approx(
@@ -80,7 +80,7 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
     for bit in range(256):
         key = bytearray(KEY)
         key[bit // 8] ^= 1 << bit % 8
-        assert not torch.isclose(noise(4), noise(4, bytes(key))).any()
+        assert not torch.isclose(draw_noise(4), draw_noise(4, bytes(key))).any()
 
 
 @pytest.mark.parametrize(

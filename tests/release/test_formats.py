@@ -15,8 +15,8 @@ import flsv
 from flsv.cli import main
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import package_versions
-from helpers.pages import text_of
-from helpers.runs import rows
+from helpers.pages import text_of_page
+from helpers.runs import read_rows
 
 FOLDERS = sorted(Path(__file__).parent.glob("format_*"))
 RETRAIN = ["retrain", "--seeds=1", "--trainings=singles"]
@@ -27,10 +27,10 @@ def stored_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copytree(request.param, tmp_path / "run"))
 
 
-def contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
+def read_contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
     """Return the cells of a round-wise metric in a run's table."""
     table = []
-    for row in rows(run / "contributions.csv"):
+    for row in read_rows(run / "contributions.csv"):
         metric = row.pop("metric")
         is_earlier = int(row["round"]) < before_round
         if metric == "cssv" and is_earlier:
@@ -59,22 +59,22 @@ def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
     assert main(command) == 0
 
     resumed = tmp_path / "resumed" / "lightning_logs" / "version_0"
-    stored = contributions(stored_run, before_round=2)
+    stored = read_contributions(stored_run, before_round=2)
     assert stored
-    assert contributions(resumed, before_round=2) == stored
-    assert len(contributions(resumed, before_round=3)) == len(stored) * 3 / 2
+    assert read_contributions(resumed, before_round=2) == stored
+    assert len(read_contributions(resumed, before_round=3)) == len(stored) * 3 / 2
 
 
 def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -> None:
     assert main(["report", str(stored_run)]) == 0
-    assert "client 2" in text_of(stored_run / "report.html")
+    assert "client 2" in text_of_page(stored_run / "report.html")
 
     scores = (stored_run / "retrained_scores.csv").read_text()
-    values = [row["value"] for row in rows(stored_run / "retrained.csv")]
+    values = [row["value"] for row in read_rows(stored_run / "retrained.csv")]
     (stored_run / "retrained.csv").unlink()
     assert main([*RETRAIN, str(stored_run)]) == 0
     assert (stored_run / "retrained_scores.csv").read_text() == scores
-    assert [row["value"] for row in rows(stored_run / "retrained.csv")] == values
+    assert [row["value"] for row in read_rows(stored_run / "retrained.csv")] == values
 
 
 def test_scores_of_another_version_of_a_package_are_used_with_a_warning(

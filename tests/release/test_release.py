@@ -16,16 +16,16 @@ FILES = {
 }
 
 
-def commit(root: Path, words: str, **versions: str) -> None:
+def commit_versions(root: Path, words: str, **versions: str) -> None:
     if versions:
         for name, text in FILES.items():
             (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_text(text.format(**versions))
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", words)
+    run_git(root, "add", "-A")
+    run_git(root, "commit", "-qm", words)
 
 
-def git(root: Path, *command: str) -> None:
+def run_git(root: Path, *command: str) -> None:
     name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run(["git", "-C", str(root), *name, *command], check=True, capture_output=True)
 
@@ -33,10 +33,10 @@ def git(root: Path, *command: str) -> None:
 @pytest.fixture
 def repository(tmp_path):
     """Version 1.0 is tagged, 1.1 is ready."""
-    git(tmp_path, "init", "-q")
-    commit(tmp_path, "1.0", version="1.0", date="2026-01-01", new="")
-    git(tmp_path, "tag", "v1.0")
-    commit(
+    run_git(tmp_path, "init", "-q")
+    commit_versions(tmp_path, "1.0", version="1.0", date="2026-01-01", new="")
+    run_git(tmp_path, "tag", "v1.0")
+    commit_versions(
         tmp_path,
         "1.1",
         version="1.1",
@@ -49,7 +49,7 @@ def repository(tmp_path):
 def test_repository_ready_for_release_has_no_problem(repository):
     assert problems(repository) == []
     assert "tag v1.1" in problems(repository, "v1.2")[0]
-    git(repository, "tag", "v1.1")
+    run_git(repository, "tag", "v1.1")
     assert problems(repository, "v1.1") == []
     assert [problem.split(" ")[0] for problem in problems(repository)] == ["v1.1"]  # tagged already
 
@@ -78,7 +78,7 @@ def test_release_with_an_unready_file_names_the_problem(repository, file, old, n
     path = repository / file
     path.write_text(path.read_text().replace(old, new))
     assert any("Not everything is committed" in problem for problem in problems(repository))
-    commit(repository, "more")
+    commit_versions(repository, "more")
     assert any(message in problem for problem in problems(repository))
     assert not any("committed" in problem for problem in problems(repository))
 

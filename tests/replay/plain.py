@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from helpers.loops_by_hand import PROPORTIONS, ROUNDS, batches, cohort, unequal_data
+from helpers.loops_by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    cohort_of_round,
+    load_batches,
+    make_unequal_data,
+)
 
 LR, MOMENTUM = 0.1, 0.9
 Batches = list[tuple[Tensor, Tensor]]
@@ -61,18 +67,18 @@ def sgd(net: nn.Module, epochs: Batches) -> None:
 
 def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = None) -> Tensor:
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
-    data = unequal_data()
+    data = make_unequal_data()
     server = copy.deepcopy(net)
     memory: dict[str, Any] = {}
     for number in range(ROUNDS):
         x = parameters_to_vector(server.parameters()).detach()
         rows = {}
         steps = {}
-        for client in cohort(number):
+        for client in cohort_of_round(number):
             model = copy.deepcopy(server)
             initial = memory.get("starts", {}).get(client, x)
             vector_to_parameters(initial.clone(), model.parameters())
-            client_batches = list(batches(data, number, client))
+            client_batches = list(load_batches(data, number, client))
             train(model, client_batches)
             trained = parameters_to_vector(model.parameters()).detach()
             rows[client] = x + trained - initial

@@ -24,8 +24,8 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.uploads import TopK, Upload
 from flsv.utilities.seeding import generator_for
-from helpers.fits import checkpoints, fit, vector
-from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
+from helpers.fits import fit, make_checkpoint_callback, state_vector
+from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, make_unequal_data
 from helpers.models import Plain, network
 
 
@@ -57,31 +57,31 @@ class MovedByClass(Moved):
         return self.norms[:, None] * torch.tensor([1.0, 2.0, 3.0])
 
 
-def moved_so_far(round: PlainRound) -> dict[int, float]:
+def distance_moved(round: PlainRound) -> dict[int, float]:
     norms = round.memory.setdefault("moved", {})
     norms.update({i: float((row - round.x).norm()) for i, row in round.rows.items()})
     return norms
 
 
-def shares(round: PlainRound) -> list[float]:
+def sample_shares(round: PlainRound) -> list[float]:
     total = sum(round.samples.values())
     return [count / total for count in round.samples.values()]
 
 
-def averaged(round: PlainRound) -> Tensor:
-    return round.moved(shares(round))
+def weighted_mean(round: PlainRound) -> Tensor:
+    return round.moved(sample_shares(round))
 
 
-def trimmed(round: PlainRound) -> Tensor:
+def middle_entries(round: PlainRound) -> Tensor:
     """Of three, the middle one, entry by entry."""
     medians = [column.sort().values[1] for column in round.updates.T]
     return round.x + torch.stack(medians)
 
 
-def median(round: PlainRound) -> Tensor:
+def geometric_median(round: PlainRound) -> Tensor:
     """Weiszfeld's steps in float64 until they stand still."""
     points = torch.stack([*round.rows.values()]).double()
-    alpha = torch.tensor(shares(round)).double()
+    alpha = torch.tensor(sample_shares(round)).double()
     z = alpha @ points
     for _ in range(2000):
         weights = alpha / (points - z).norm(dim=1)
@@ -89,7 +89,7 @@ def median(round: PlainRound) -> Tensor:
     return z.float()
 
 
-def bucketed(round: PlainRound) -> Tensor:
+def mean_of_buckets(round: PlainRound) -> Tensor:
     """Two shuffled clients and the one that is left; buckets weigh as their samples."""
     generator = generator_for(SEED, "buckets", round.number)
     order = torch.randperm(COHORT, generator=generator).tolist()
@@ -102,7 +102,7 @@ def bucketed(round: PlainRound) -> Tensor:
     return round.x + mean_of_pair * share_of_pair + round.updates[single] * share_of_single
 
 
-def diverging(round: PlainRound) -> Tensor:
+def mean_by_divergence(round: PlainRound) -> Tensor:
     """N_k - a F_k + b, F_k the Kullback-Leibler divergence of the labels from uniform, normalized in the cohort."""
     divergences = []
     for client in round.clients:
@@ -112,12 +112,12 @@ def diverging(round: PlainRound) -> Tensor:
     total = sum(divergences)
     weights = [
         max(0.0, share - 0.3 * divergence / total + 0.2)
-        for share, divergence in zip(shares(round), divergences)
+        for share, divergence in zip(sample_shares(round), divergences)
     ]
     return round.moved([weight / sum(weights) for weight in weights])
 
 
-def reputed(round: PlainRound) -> Tensor:
+def mean_by_reputation(round: PlainRound) -> Tensor:
     """CGSV, equations 2 to 5: directions weighed by reputations; these learn the cosines with the aggregate.
 
     Data shares weigh in the first round, after which reputations are the cosines' shares; who comes later starts from
@@ -129,7 +129,7 @@ def reputed(round: PlainRound) -> Tensor:
         initial = [reputations.get(client, mean) for client in round.clients]
         momentum = 0.6
     else:
-        initial = shares(round)
+        initial = sample_shares(round)
         momentum = 0.0
     total = sum(initial)
     directions = round.updates / round.updates.norm(
@@ -149,9 +149,9 @@ def reputed(round: PlainRound) -> Tensor:
     return round.x + 0.5 * aggregate
 
 
-def class_weighted(round: PlainRound) -> Tensor:
+def mean_by_class_values(round: PlainRound) -> Tensor:
     """ShapFed, equation 6: gamma is the mean over classes of (1 + value) / 2; values are 1, 2 and 3 times the norm."""
-    norms = moved_so_far(round)
+    norms = distance_moved(round)
     gamma = []
     for client in round.clients:
         by_class = [(1 + c * norms[client]) / 2 for c in (1, 2, 3)]
@@ -159,8 +159,8 @@ def class_weighted(round: PlainRound) -> Tensor:
     return round.moved([g / sum(gamma) for g in gamma])
 
 
-def softmax(round: PlainRound) -> Tensor:
-    norms = moved_so_far(round)
+def mean_by_softmax(round: PlainRound) -> Tensor:
+    norms = distance_moved(round)
     powers = [math.exp(norms[client] / 0.5) for client in round.clients]
     total = sum(powers)
     return round.moved([0.7 * power / total for power in powers])
@@ -168,37 +168,37 @@ def softmax(round: PlainRound) -> Tensor:
 
 def weighted_by_chance(round: PlainRound) -> Tensor:
     """Value shares among *all* clients, unseen ones the mean of the others, over the chance of 3 in 5."""
-    norms = moved_so_far(round)
+    norms = distance_moved(round)
     mean = sum(norms.values()) / len(norms)
     total = sum(norms.get(client, mean) for client in range(CLIENTS))
     chance = COHORT / CLIENTS
     return round.moved([norms[client] / total / chance for client in round.clients])
 
 
-def estimated(round: PlainRound) -> Tensor:
-    norms = moved_so_far(round)
+def mean_by_estimates(round: PlainRound) -> Tensor:
+    norms = distance_moved(round)
     total = sum(norms[client] for client in round.clients)
     return round.moved([norms[client] / total for client in round.clients])
 
 
-def normalized(round: PlainRound) -> Tensor:
+def fednova_mean(round: PlainRound) -> Tensor:
     """FedNova, equation 4: what a client's gradients count in its update adds up to |a|; the mean of it is gone."""
     # A gradient counts in the step that reads it and, by momentum, in all later ones.
     lengths = []
     for num_steps in round.steps.values():
         counts = [MOMENTUM**age for step in range(num_steps) for age in range(num_steps - step)]
         lengths.append(sum(counts))
-    p = shares(round)
+    p = sample_shares(round)
     effective = sum(share * length for share, length in zip(p, lengths))
     return round.moved([effective * share / length for share, length in zip(p, lengths)])
 
 
-def optimized(rule: str, lr: float) -> Rule:
+def with_server_optimizer(rule: str, lr: float) -> Rule:
     """Reddi et al., algorithms 1 and 2, with beta1 = 0.9, beta2 = 0.5, tau = 1e-3."""
 
     def step(round: PlainRound) -> Tensor:
         memory = round.memory
-        delta = averaged(round) - round.x
+        delta = weighted_mean(round) - round.x
         if rule == "momentum":
             memory["m"] = 0.9 * memory.get("m", 0.0) + delta
             return round.x + lr * memory["m"]
@@ -214,16 +214,16 @@ def optimized(rule: str, lr: float) -> Rule:
     return step
 
 
-def flipped(round: PlainRound) -> None:
-    change(round, 1, lambda d: -d)
+def flip_sign(round: PlainRound) -> None:
+    change_update(round, 1, lambda d: -d)
 
 
-def change(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> None:
+def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> None:
     if client in round.rows:
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
 
-def compressed(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
+def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
     """p = d + e, C(p), e = p - C(p)."""
 
     def send(round: PlainRound) -> None:
@@ -237,7 +237,7 @@ def compressed(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = 
     return send
 
 
-def largest(
+def keep_largest(
     p: Tensor,
     number: int,
     client: int,
@@ -252,17 +252,17 @@ def largest(
     return p.where(is_sent, torch.zeros(()))
 
 
-def opposite(round: PlainRound) -> None:
+def send_opposite(round: PlainRound) -> None:
     """Xie et al.: against the mean, as long as the median of the lengths."""
     updates = round.updates.double()
     mean = updates.mean(0)
     lengths = [float(update.norm()) for update in updates]
     sent = -mean / mean.norm() * statistics.median(lengths)
     for i in (0, 2):
-        change(round, i, lambda d: sent.float())
+        change_update(round, i, lambda d: sent.float())
 
 
-def proximal(net: nn.Module, epochs: Batches) -> None:
+def train_proximal(net: nn.Module, epochs: Batches) -> None:
     """SGD with momentum of the loss and mu/2 |w - w_0|^2."""
     initial = [p.detach().clone() for p in net.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
@@ -279,7 +279,7 @@ def proximal(net: nn.Module, epochs: Batches) -> None:
         optimizer.step()
 
 
-def moreau(net: nn.Module, epochs: Batches) -> None:
+def train_moreau(net: nn.Module, epochs: Batches) -> None:
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
     w = [p.detach().clone() for p in net.parameters()]
     thetas = list(net.parameters())
@@ -298,17 +298,17 @@ def moreau(net: nn.Module, epochs: Batches) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    rule: Rule = averaged
+    rule: Rule = weighted_mean
     make: Callable[[], aggregation.Aggregator] = aggregation.FedAvg
     train: Train = sgd
-    send: Send | None = flipped
+    send: Send | None = flip_sign
     uploads: Callable[[], list[Upload]] = lambda: [SignFlip(clients=[1])]
     options: Callable[[], dict[str, Any]] = dict
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     tolerance: float = 1e-5
 
 
-def reads(
+def read_metric(
     metric: Callable[[], ContributionMetric], name: str = "moved"
 ) -> Callable[[], dict[str, Any]]:
     return lambda: {"metrics": {name: metric()}}
@@ -316,49 +316,62 @@ def reads(
 
 CASES: dict[str, Case] = {
     "FedAvg": Case(),
-    "TrimmedMean": Case(trimmed, lambda: aggregation.TrimmedMean(0.34)),
+    "TrimmedMean": Case(middle_entries, lambda: aggregation.TrimmedMean(0.34)),
     "GeometricMedian": Case(
-        median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4
+        geometric_median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4
     ),
-    "Bucketing": Case(bucketed, lambda: aggregation.Bucketing(aggregation.FedAvg("samples"), 2)),
-    "DivergenceWeighted": Case(diverging, lambda: aggregation.DivergenceWeighted(0.3, 0.2)),
+    "Bucketing": Case(
+        mean_of_buckets, lambda: aggregation.Bucketing(aggregation.FedAvg("samples"), 2)
+    ),
+    "DivergenceWeighted": Case(
+        mean_by_divergence, lambda: aggregation.DivergenceWeighted(0.3, 0.2)
+    ),
     "CGSV": Case(
-        reputed,
+        mean_by_reputation,
         lambda: aggregation.CGSV(scale=0.5),
-        options=reads(lambda: CosineGradientShapley(alpha=0.6), "cgsv"),
+        options=read_metric(lambda: CosineGradientShapley(alpha=0.6), "cgsv"),
     ),
     "ShapFedWA": Case(
-        class_weighted, lambda: aggregation.ShapFedWA("moved"), options=reads(MovedByClass)
+        mean_by_class_values,
+        lambda: aggregation.ShapFedWA("moved"),
+        options=read_metric(MovedByClass),
     ),
     "ShapleySoftmax": Case(
-        softmax,
+        mean_by_softmax,
         lambda: aggregation.ShapleySoftmax("moved", 0.7, 0.5),
-        options=reads(Moved),
+        options=read_metric(Moved),
     ),
     "ShapleyWeighted": Case(
-        weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=reads(Moved)
+        weighted_by_chance, lambda: aggregation.ShapleyWeighted("moved"), options=read_metric(Moved)
     ),
-    "FedCE": Case(estimated, lambda: aggregation.FedCE("moved"), options=reads(Moved)),
-    "FedNova": Case(normalized, aggregation.FedNova),
-    "FedAvgM": Case(optimized("momentum", 0.5), lambda: aggregation.FedAvgM(lr=0.5)),
-    "FedAdam": Case(optimized("adam", 0.03), lambda: aggregation.FedAdam(lr=0.03, beta2=0.5)),
-    "FedYogi": Case(optimized("yogi", 0.03), lambda: aggregation.FedYogi(lr=0.03, beta2=0.5)),
-    "FedProx": Case(train=proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
+    "FedCE": Case(
+        mean_by_estimates, lambda: aggregation.FedCE("moved"), options=read_metric(Moved)
+    ),
+    "FedNova": Case(fednova_mean, aggregation.FedNova),
+    "FedAvgM": Case(with_server_optimizer("momentum", 0.5), lambda: aggregation.FedAvgM(lr=0.5)),
+    "FedAdam": Case(
+        with_server_optimizer("adam", 0.03), lambda: aggregation.FedAdam(lr=0.03, beta2=0.5)
+    ),
+    "FedYogi": Case(
+        with_server_optimizer("yogi", 0.03), lambda: aggregation.FedYogi(lr=0.03, beta2=0.5)
+    ),
+    "FedProx": Case(train=train_proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
     "MoreauSGD": Case(
-        train=moreau,
+        train=train_moreau,
         optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2),
     ),
-    "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),
+    "TopK": Case(send=with_compression(keep_largest), uploads=lambda: [TopK(0.1)]),
     "TopK alone": Case(
-        send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]
+        send=with_compression(keep_largest, feedback=False),
+        uploads=lambda: [TopK(0.1, error_feedback=False)],
     ),
     "InnerProductManipulation": Case(
-        send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]
+        send=send_opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]
     ),
 }
 
 
-def federation(case: Case) -> FederatedLoop:
+def make_loop(case: Case) -> FederatedLoop:
     return FederatedLoop(
         case.make(),
         sampler=UniformSampler(COHORT),
@@ -382,23 +395,23 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
         module = Plain(copy.deepcopy(net), case.optimizer)
     saving: dict[str, Any] = {
         "enable_checkpointing": True,
-        "callbacks": [checkpoints(tmp_path)],
+        "callbacks": [make_checkpoint_callback(tmp_path)],
     }
 
     stopped = copy.deepcopy(module)
     fit(
-        federation(case),
+        make_loop(case),
         tmp_path,
         stopped,
-        unequal_data(),
+        make_unequal_data(),
         rounds=2,
         **saving,
     )
     fit(
-        federation(case),
+        make_loop(case),
         tmp_path / "rest",
         module,
-        unequal_data(),
+        make_unequal_data(),
         rounds=ROUNDS,
         ckpt_path=tmp_path / "checkpoints/last.ckpt",
     )
@@ -411,7 +424,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
     )
     tolerance = case.tolerance
     torch.testing.assert_close(
-        vector(module).float(),
+        state_vector(module).float(),
         expected,
         rtol=tolerance,
         atol=tolerance,

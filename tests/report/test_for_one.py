@@ -11,8 +11,16 @@ from flsv.report import Budget, write_report
 from flsv.results.run_table import CSV, Numbers, round_rows
 from flsv.results.text import NONE
 from flsv.utilities.csv_files import save_csv
-from helpers.pages import text_of
-from helpers.runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
+from helpers.pages import text_of_page
+from helpers.runs import (
+    NAMES,
+    change_record,
+    make_copy_events,
+    make_fault_event,
+    make_game,
+    make_run,
+    value_of_cell,
+)
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")
@@ -31,7 +39,7 @@ def random_values(
     return {client: number + correction for client, number in zip(clients, numbers)}
 
 
-def a_run(
+def make_run_for_readers(
     folder: Path, clients: int, readers: list[int], seed: int, total: float
 ) -> dict[int, float]:
     """A run, with all that is reported of it. What the ``readers`` have is always the same; what the others have and
@@ -73,7 +81,7 @@ def a_run(
     total_value = sum(last_values.values())
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     metrics["sv"] = {**metrics["cssv"], "class": "PartialFederatedShapley", "per_class": False}
-    retold(
+    change_record(
         folder,
         metrics=metrics,
         samples=[samples[client] for client in everybody],
@@ -155,8 +163,8 @@ def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, cli
     not even all but two together."""
     total = 0.5 * (clients - len(readers))
 
-    values = a_run(tmp_path / "1", clients, readers, seed=1, total=total)
-    different_values = a_run(tmp_path / "2", clients, readers, seed=2, total=total)
+    values = make_run_for_readers(tmp_path / "1", clients, readers, seed=1, total=total)
+    different_values = make_run_for_readers(tmp_path / "2", clients, readers, seed=2, total=total)
 
     assert all(abs(values[i] - different_values[i]) > 0.01 for i in values)
     for client in readers:
@@ -166,8 +174,8 @@ def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, cli
 
 
 def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
-    a_run(tmp_path, 5, [0], 1, 1.7654321)
-    text = text_of(write_report(tmp_path, 0))
+    make_run_for_readers(tmp_path, 5, [0], 1, 1.7654321)
+    text = text_of_page(write_report(tmp_path, 0))
     assert "mean of all" in text
     assert "| 0.42 |" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
     assert "0.416" not in text
@@ -187,18 +195,18 @@ def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
 
 
 def test_report_for_one_client_shows_only_its_own_values(tmp_path):
-    mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
-    value = made_value(3, 0, 4)
+    mean = sum(value_of_cell(i, 0, 4) for i in range(5)) / 5
+    value = value_of_cell(3, 0, 4)
     folder = make_run(tmp_path, clients=5)
 
-    paid = text_of(
+    paid = text_of_page(
         write_report(
             folder,
             client="Oslo",
             budget=Budget(100.0, "cssv"),
         )
     )
-    text = text_of(write_report(folder, client="Oslo"))
+    text = text_of_page(write_report(folder, client="Oslo"))
 
     assert "77123" not in paid
     expected = ("Oslo", f"{value:.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
@@ -211,11 +219,11 @@ def test_report_for_one_client_shows_only_its_own_values(tmp_path):
 
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
-    assert "Class by class" not in text_of(write_report(tmp_path, client="Oslo"))
+    assert "Class by class" not in text_of_page(write_report(tmp_path, client="Oslo"))
 
 
 def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
-    text = text_of(
+    text = text_of_page(
         write_report(
             make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")
         )
@@ -230,10 +238,10 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
 
 
 def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
-    events = [at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)]
-    folder = retold(make_run(tmp_path, clients=5), events=events)
+    events = [make_fault_event(1, 2, 2), make_fault_event(2, 1, 2), *make_copy_events(2, 3)]
+    folder = change_record(make_run(tmp_path, clients=5), events=events)
 
-    page = text_of(write_report(folder, client="Graz"))
+    page = text_of_page(write_report(folder, client="Graz"))
 
     assert (
         "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds"

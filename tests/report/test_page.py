@@ -22,8 +22,15 @@ from flsv.results.text import NONE, WORDS, number, shares_in
 from flsv.results.verdict import OF_ALL_VALUES
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS
-from helpers.pages import text_of
-from helpers.runs import NAMES, made_value, make_game, make_run, repeated, retold
+from helpers.pages import text_of_page
+from helpers.runs import (
+    NAMES,
+    change_record,
+    make_game,
+    make_repeated_runs,
+    make_run,
+    value_of_cell,
+)
 
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
@@ -32,7 +39,7 @@ VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
 
-def retrained(
+def add_retrained_values(
     folder: Path,
     measure: str = "accuracy",
     seeds: str = "0 1 2",
@@ -71,7 +78,7 @@ def retrained(
     return folder
 
 
-def as_shadow(folder: Path, judges: str = "server", **game: Any) -> Path:
+def make_shadow_run(folder: Path, judges: str = "server", **game: Any) -> Path:
     """The run, with ``sv`` as values of trained coalitions."""
     metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
     record = {
@@ -82,7 +89,7 @@ def as_shadow(folder: Path, judges: str = "server", **game: Any) -> Path:
         "sum": 0.5,
         "cases": 100,
     }
-    retold(
+    change_record(
         folder,
         metrics={
             "sv": {
@@ -103,8 +110,8 @@ def as_shadow(folder: Path, judges: str = "server", **game: Any) -> Path:
     return folder
 
 
-def front_of(folder: Path, **options: Any) -> str:
-    return text_of(write_report(folder, **options)).partition("\nAppendix\n")[0]
+def front_page_of(folder: Path, **options: Any) -> str:
+    return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
 def test_report_lists_exactly_the_reasons_against_payment(
@@ -128,29 +135,29 @@ def test_report_lists_exactly_the_reasons_against_payment(
         made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
         made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
-        as_shadow(made("alone"), alone_only=True): {
+        make_shadow_run(made("alone"), alone_only=True): {
             "one_seed",
             "alone",
         },
-        as_shadow(made("ranking"), alone_only=True, source="scores"): {"ranking"},
-        as_shadow(made("pairs")): {"one_seed"},
-        as_shadow(made("scores"), source="scores"): {
+        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
+        make_shadow_run(made("pairs")): {"one_seed"},
+        make_shadow_run(made("scores"), source="scores"): {
             "one_seed",
             "scores",
         },
-        as_shadow(made("judged"), judges="clients"): {"judged"},
-        as_shadow(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
-        as_shadow(made("better"), end=0.28): {"one_seed"},
-        as_shadow(made("small", (0.08, 0.04, 0.01, 0.01))): {
+        make_shadow_run(made("judged"), judges="clients"): {"judged"},
+        make_shadow_run(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
+        make_shadow_run(made("better"), end=0.28): {"one_seed"},
+        make_shadow_run(made("small", (0.08, 0.04, 0.01, 0.01))): {
             "one_seed",
             "small_gain",
         },
-        retrained(made("retrained")): set(),
-        retrained(made("seed"), seeds="5"): {"one_seed"},
-        retrained(made("partners"), measure="clients' accuracy"): {"judged"},
-        retrained(made("majority"), majority=0.82): {"one_class"},
-        retrained(made("singles"), trainings="singles"): {"alone"},
-        retrained(made("others"), trainings="leave-one-out"): {"ranking"},
+        add_retrained_values(made("retrained")): set(),
+        add_retrained_values(made("seed"), seeds="5"): {"one_seed"},
+        add_retrained_values(made("partners"), measure="clients' accuracy"): {"judged"},
+        add_retrained_values(made("majority"), majority=0.82): {"one_class"},
+        add_retrained_values(made("singles"), trainings="singles"): {"alone"},
+        add_retrained_values(made("others"), trainings="leave-one-out"): {"ranking"},
     }
     for folder, expected in cases.items():
         basis = preferred_basis(open_run(folder))
@@ -159,21 +166,21 @@ def test_report_lists_exactly_the_reasons_against_payment(
         assert set(reasons) == expected, folder
         for client in (None, 1):
             shown = basis.verdict().without(() if client is None else OF_ALL_VALUES)
-            text = text_of(write_report(folder, client))
+            text = text_of_page(write_report(folder, client))
             assert all(reason in text for reason in shown.reasons.values())
             assert shown.title in text
             if client is not None and not shown.reasons:
                 continue
             assert ("Suitable as a basis for payment" in text) == (not expected)
-    assert "82.0 % of the validation set is one class" in front_of(tmp_path / "majority")
+    assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
 
 
 def test_first_page_after_retraining_shows_retrained_values_only(
     tmp_path: Path,
 ) -> None:
-    folder = retrained(make_game(tmp_path, VALUES))
+    folder = add_retrained_values(make_game(tmp_path, VALUES))
     for budget in (None, Budget(1000.0)):
-        front = front_of(folder, budget=budget)
+        front = front_page_of(folder, budget=budget)
         assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == [
             "Lyon",
             "Oslo",
@@ -181,12 +188,12 @@ def test_first_page_after_retraining_shows_retrained_values_only(
             "Graz",
         ]
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
-    client_page = text_of(write_report(folder, client=1)).partition("\nAppendix\n")[0]
+    client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in client_page
     assert "would go to other partners" not in client_page  # it would tell of the others' values
 
 
-def with_case_covariance(folder: Path, deviation: float) -> Path:
+def add_case_covariance(folder: Path, deviation: float) -> Path:
     """The run, whose values also depend on the validation samples, each on its own."""
     clients = len(json.loads((folder / "run.json").read_text())["clients"])
     rows = [
@@ -198,54 +205,57 @@ def with_case_covariance(folder: Path, deviation: float) -> Path:
     frame.loc[measured, "low"] = frame["value"] - 0.03
     frame.loc[measured, "high"] = frame["value"] + 0.03
     frame.to_csv(folder / "contributions.csv", index=False)
-    return as_shadow(folder, case_covariance=rows)
+    return make_shadow_run(folder, case_covariance=rows)
 
 
 def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
     tmp_path: Path,
 ) -> None:
-    folder = with_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
+    folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
     match_of_both = re.search(
         r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
-        front_of(folder),
+        front_page_of(folder),
     )
     assert match_of_both is not None
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
     assert float(match_of_both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
     assert float(match_of_both[2]) == pytest.approx(0.4 + half_width, abs=0.003)
-    assert "Brackets are for this validation set, other seeds." in front_of(folder)
+    assert "Brackets are for this validation set, other seeds." in front_page_of(folder)
 
-    paid = front_of(folder, budget=Budget(1000.0))
+    paid = front_page_of(folder, budget=Budget(1000.0))
     assert "Brackets are for other cases, other seeds." in paid
     assert f"| Boston | 0.400 [{match_of_both[1]} to {match_of_both[2]}] |" in paid
     without = make_game(tmp_path / "unknown", VALUES)
-    retold(
+    change_record(
         without,
         metrics=json.loads((folder / "run.json").read_text())["metrics"],
     )
     (without / "contributions.csv").write_bytes((folder / "contributions.csv").read_bytes())
-    assert WORDS["brackets"]["no_cases"] in front_of(without, budget=Budget(1000.0))
+    assert WORDS["brackets"]["no_cases"] in front_page_of(without, budget=Budget(1000.0))
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
-    run = repeated(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05])
-    front = front_of(run)
+    run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05])
+    front = front_page_of(run)
     assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
     assert BRACKETS in front
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
     (tmp_path / "runs.csv").unlink()
-    assert WORDS["no_brackets"] in front_of(run).replace("\n", " ")
+    assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
 
 
 def test_page_of_all_has_every_clients_name_value_and_hash(
     tmp_path: Path,
 ) -> None:
-    page = text_of(write_report(make_run(tmp_path)))
+    page = text_of_page(write_report(make_run(tmp_path)))
     for client in range(4):
         assert NAMES[client] in page
-        assert number(made_value(client, 0, 4)) in page or f"{made_value(client, 0, 4):.3f}" in page
+        assert (
+            number(value_of_cell(client, 0, 4)) in page
+            or f"{value_of_cell(client, 0, 4):.3f}" in page
+        )
         assert f"{client:02d}" * 8 in page  # its hash
     parts = (
         "cssv by class",
@@ -284,10 +294,10 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: 
 
 
 def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
-    assert "2 of 2 rounds (not ended)" in front_of(
+    assert "2 of 2 rounds (not ended)" in front_page_of(
         make_run(tmp_path / "killed", ended=False, rounds=2)
     )
-    assert "0 rounds" in front_of(make_run(tmp_path / "early", ended=False, rounds=0))
+    assert "0 rounds" in front_page_of(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
 def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
@@ -297,7 +307,7 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
     without_lyon = [line for line in lines if line.split(",")[2] != "1"]
     table.write_text("\n".join(without_lyon) + "\n")
 
-    front = front_of(folder)
+    front = front_page_of(folder)
     assert f"| Lyon | {NONE} |" in front
     assert WORDS["dash"] in front
 
@@ -310,7 +320,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
             row[7:] = ["-1", "2"]
     path.write_text("\n".join(",".join(row) for row in rows) + "\n")
 
-    text = text_of(write_report(tmp_path))
+    text = text_of_page(write_report(tmp_path))
 
     # Brackets hold the mean over many seeds, and these do not.
     assert "[" not in text.partition("\nAppendix\n")[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flsv.report import Budget, write_report
-from helpers.runs import at_fault, make_game, make_run
+from helpers.runs import make_fault_event, make_game, make_run
 
 #: Chromium, by its name or by the variable CHROMIUM.
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def browse(*arguments: str) -> str:
+def find_browser(*arguments: str) -> str:
     quiet = (
         "--headless=new",
         "--no-sandbox",
@@ -62,14 +62,14 @@ def browse(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-def few(folder: Path) -> Path:
+def make_few(folder: Path) -> Path:
     values = {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}
-    return make_game(folder, values, events=[at_fault(1, 1, 3)])
+    return make_game(folder, values, events=[make_fault_event(1, 1, 3)])
 
 
 def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> None:
     runs = {
-        "few": few(tmp_path / "few"),
+        "few": make_few(tmp_path / "few"),
         "many": make_run(tmp_path / "many", clients=40, classes=30),
         "long": make_run(tmp_path / "long", clients=3, classes=12, names=LONG),
     }
@@ -91,7 +91,7 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
     looking = tmp_path / "look.html"
     looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
     options = ["--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200"]
-    document = browse(*options, looking.as_uri())
+    document = find_browser(*options, looking.as_uri())
     cut_off = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
     assert cut_off is not None
     assert json.loads(html.unescape(cut_off[1])) == []

@@ -22,15 +22,22 @@ from flsv.results.run_table import read_contributions
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.pages import text_of
-from helpers.runs import made_value, make_game, make_run, repeated, retold, write_rows
+from helpers.pages import text_of_page
+from helpers.runs import (
+    change_record,
+    make_game,
+    make_repeated_runs,
+    make_run,
+    value_of_cell,
+    write_rows,
+)
 
 
 def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
     assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
-    assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
-    assert run.history("cssv", "1").loc[2].tolist() == [made_value(i, 1, 2) for i in range(3)]
+    assert run.final("cssv") == [value_of_cell(i, 0, 3) for i in range(3)]
+    assert run.history("cssv", "1").loc[2].tolist() == [value_of_cell(i, 1, 2) for i in range(3)]
     assert run.columns("cssv") == ["0", "1"]
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
@@ -39,7 +46,7 @@ def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     of_class = frame[
         (frame["metric"] == "cssv") & (frame["class"] == "1") & (frame["client_name"] == "Lyon")
     ]
-    assert of_class["value"].tolist() == [made_value(1, 1, r) for r in range(4)]
+    assert of_class["value"].tolist() == [value_of_cell(1, 1, r) for r in range(4)]
     assert set(of_class["class_name"]) == {"class 1"}
 
 
@@ -66,16 +73,16 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
 
 
 def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path: Path) -> None:
-    first_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    first_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     assert open_run(tmp_path).folder == first_run
-    assert "mean of 2 runs" in text_of(write_report(tmp_path))
+    assert "mean of 2 runs" in text_of_page(write_report(tmp_path))
 
 
 @pytest.mark.parametrize("folder", ["other/lightning_logs/version_0", "seed_0/version_1", "alone"])
 def test_run_below_a_repeat_that_does_not_list_it_has_its_own_values(
     tmp_path: Path, folder: str
 ) -> None:
-    repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     unlisted = make_game(tmp_path / folder, {"sv": [0.0, 0.9]})
     shares = shares_of(open_run(unlisted), Budget(100.0))
     assert shares.basis.values == [0.0, 0.9]
@@ -85,7 +92,7 @@ def test_run_below_a_repeat_that_does_not_list_it_has_its_own_values(
 def test_folder_of_repeated_runs_ignores_older_runs_that_it_does_not_list(tmp_path: Path) -> None:
     stopped_run = make_game(tmp_path / "seed_0" / "stopped", {"sv": [0.0, 0.9]})
     os.utime(stopped_run / "contributions.csv", (0, 0))
-    first_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    first_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     assert open_run(tmp_path).folder == first_run
 
 
@@ -93,7 +100,7 @@ def test_folder_of_repeated_runs_ignores_older_runs_that_it_does_not_list(tmp_pa
 def test_moved_or_copied_folder_of_repeated_runs_has_the_same_means(tmp_path: Path, move) -> None:
     folder = tmp_path / "runs"
     archive = tmp_path / "archive"
-    repeated(folder, [0.4, 0.1], [0.2, 0.1])
+    make_repeated_runs(folder, [0.4, 0.1], [0.2, 0.1])
     move(folder, archive)
     run = open_run(archive / "seed_1")
     basis = basis_of(run, "sv")
@@ -114,7 +121,7 @@ RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"
 def test_listed_runs_of_another_experiment_are_refused(
     tmp_path: Path, config: str, other_config: str, difference: str
 ) -> None:
-    reported_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     other_run = tmp_path / "seed_1"
     (reported_run / "config.yaml").write_text(f"seed_everything: 0\n{config}")
     (other_run / "config.yaml").write_text(f"seed_everything: 1\n{other_config}")
@@ -123,8 +130,8 @@ def test_listed_runs_of_another_experiment_are_refused(
 
 
 def test_listed_run_of_more_rounds_is_refused(tmp_path: Path) -> None:
-    reported_run = repeated(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    retold(tmp_path / "seed_1", rounds=4)
+    reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    change_record(tmp_path / "seed_1", rounds=4)
     with pytest.raises(ConfigurationError, match="it is of 4 rounds, and not of 5"):
         basis_of(open_run(reported_run), "sv")
 

@@ -23,15 +23,22 @@ from flsv.results.text import NONE, WORDS
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.pages import text_of
-from helpers.runs import at_fault, copying, make_game, make_run, repeated, retold
+from helpers.pages import text_of_page
+from helpers.runs import (
+    change_record,
+    make_copy_events,
+    make_fault_event,
+    make_game,
+    make_repeated_runs,
+    make_run,
+)
 
 NAN = float("nan")
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
+def fitted_run(tmp_path_factory):
     """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
     folder = tmp_path_factory.mktemp("fitted")
     games = {"sv": CumulativeShapley, "decayed": DecayedShapley}
@@ -48,11 +55,11 @@ def fitted(tmp_path_factory):
     return folder
 
 
-def part(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
+def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
     """A run's folder with some of its metrics only, and more in its record."""
     shutil.copytree(fitted, folder)
     run_metrics = json.loads((folder / "run.json").read_text())["metrics"]
-    retold(folder, metrics={name: run_metrics[name] for name in metrics}, **facts)
+    change_record(folder, metrics={name: run_metrics[name] for name in metrics}, **facts)
     gone = tuple(name for name in run_metrics if name not in metrics)
     lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
     remaining = [line for line in lines if line.split(",")[1].split("/")[0] not in gone]
@@ -60,14 +67,14 @@ def part(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
     return folder
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
+def read_share_rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "shares.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
-def test_amounts_sum_to_the_budget(fitted, rule):
-    run = open_run(fitted)
+def test_amounts_sum_to_the_budget(fitted_run, rule):
+    run = open_run(fitted_run)
 
     table = shares_of(run, Budget(1000.01, "sv", rule)).table
 
@@ -77,8 +84,8 @@ def test_amounts_sum_to_the_budget(fitted, rule):
     assert amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
 
 
-def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
-    folder = part(fitted, tmp_path / "run", "sv", "cssv")
+def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
+    folder = copy_part_of_run(fitted_run, tmp_path / "run", "sv", "cssv")
     command = [
         "report",
         str(folder),
@@ -92,9 +99,9 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     assert main(command) == 0  # the only metric to pay by is taken
     printed = " ".join(capsys.readouterr().out.split())
     assert "Pay with this sentence: No model was trained" in printed
-    assert rows(folder)[0]["verdict"] in printed
+    assert read_share_rows(folder)[0]["verdict"] in printed
     outcome, expected = (
-        rows(folder),
+        read_share_rows(folder),
         shares_of(
             open_run(folder),
             Budget(1000.01, "sv", "shift", "EUR"),
@@ -103,7 +110,7 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
     assert {row["of"] for row in outcome} == {"seed 3, 2 of 2 rounds"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
-    text = text_of(folder / "report.html")
+    text = text_of_page(folder / "report.html")
     assert all(
         message in text
         for message in (
@@ -114,7 +121,7 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
     )
     assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
-    client_text = text_of(folder / "clients" / "1" / "report.html")
+    client_text = text_of_page(folder / "clients" / "1" / "report.html")
     assert [amount in client_text for amount in shown] == [
         False,
         True,
@@ -146,8 +153,10 @@ def test_pages_and_file_have_the_same_amounts(fitted, tmp_path, capsys):
         ([], None, "no contribution was measured"),
     ],
 )
-def test_budget_without_a_clear_basis_is_refused(fitted, tmp_path, metrics, values_name, message):
-    folder = part(fitted, tmp_path / "run", *metrics)
+def test_budget_without_a_clear_basis_is_refused(
+    fitted_run, tmp_path, metrics, values_name, message
+):
+    folder = copy_part_of_run(fitted_run, tmp_path / "run", *metrics)
     with pytest.raises(ConfigurationError, match=message):
         write_report(folder, budget=Budget(100.0, values_name))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
@@ -172,14 +181,14 @@ def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
     assert permits_payment["CumulativeShapley"]
 
 
-def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_path):
-    folder = part(fitted, tmp_path / "run", "cssv")
+def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp_path):
+    folder = copy_part_of_run(fitted_run, tmp_path / "run", "cssv")
     lines = [
         f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n"
         for i, v in enumerate([0.3, 0.1, 0.2])
     ]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
-    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
+    text = text_of_page(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
         "|  |", "| |"
     )
     assert (
@@ -197,51 +206,51 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted, tmp_pat
     assert float(cell[2]) == pytest.approx(99.8, abs=1)
     assert f"| client 2 | {NONE} | {NONE} | {NONE} | {NONE} |" in text
     assert WORDS["dash"] in text
-    assert [row["amount"] for row in rows(folder)] == [
+    assert [row["amount"] for row in read_share_rows(folder)] == [
         "75",
         "25",
         "",
     ]
-    assert [row["share"] for row in rows(folder)] == [
+    assert [row["share"] for row in read_share_rows(folder)] == [
         "0.750000",
         "0.250000",
         "",
     ]
-    assert "finding" not in rows(folder)[0]
-    client_text = text_of(write_report(folder, 2, budget=Budget(100.0)))
+    assert "finding" not in read_share_rows(folder)[0]
+    client_text = text_of_page(write_report(folder, 2, budget=Budget(100.0)))
     assert WORDS["dash"] in client_text
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
 def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
-    run = open_run(repeated(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
+    run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
     shares = shares_of(run, Budget(100.0))
     assert shares.basis.title == "sv, mean of 2 runs"
     assert shares.basis.origin == "seeds 0 and 1, 3 of 5 rounds"
     assert shares.basis.values == pytest.approx([0.5, 0.1, -0.2])
     assert shares.basis.low[0] < 0.5 < shares.basis.high[0]
-    retold(tmp_path / "seed_1", hashes={"server": "other"})
+    change_record(tmp_path / "seed_1", hashes={"server": "other"})
     with pytest.raises(ConfigurationError, match="does not have the data of"):
         shares_of(run, Budget(100.0))
 
 
-def test_copies_and_outliers_are_reported_without_changing_amounts(fitted, tmp_path):
-    plain = part(fitted, tmp_path / "plain", "sv")
-    events = [*copying(0, 1), at_fault(2, 1, 2)]
-    suspicious = part(fitted, tmp_path / "found", "sv", events=events)
+def test_copies_and_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
+    plain = copy_part_of_run(fitted_run, tmp_path / "plain", "sv")
+    events = [*make_copy_events(0, 1), make_fault_event(2, 1, 2)]
+    suspicious = copy_part_of_run(fitted_run, tmp_path / "found", "sv", events=events)
     for folder in (plain, suspicious):
         write_report(folder, budget=Budget(100.0))
 
-    amounts = [row["amount"] for row in rows(suspicious)]
-    assert amounts == [row["amount"] for row in rows(plain)]
+    amounts = [row["amount"] for row in read_share_rows(suspicious)]
+    assert amounts == [row["amount"] for row in read_share_rows(plain)]
     findings = [
         "almost the same updates as client 1",
         "almost the same updates as client 0",
         "not finite or far too large in 1 of 2 rounds",
     ]
-    assert [row["finding"] for row in rows(suspicious)] == findings
-    assert "finding" not in rows(plain)[0]
-    text = text_of(suspicious / "report.html").partition("\nAppendix\n")[0]
+    assert [row["finding"] for row in read_share_rows(suspicious)] == findings
+    assert "finding" not in read_share_rows(plain)[0]
+    text = text_of_page(suspicious / "report.html").partition("\nAppendix\n")[0]
     for finding in (*findings, WORDS["findings"]):
         assert finding in text
 
@@ -262,7 +271,7 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
         shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()
     )  # they promise less
     description = open_run(folder).record["metrics"]["sv"]
-    retold(
+    change_record(
         folder,
         metrics={"sv": {**description, "class": "ShadowShapley"}},
     )
@@ -286,11 +295,11 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
     )  # nothing is known
 
 
-def unsuitable(folder: Path) -> Path:
+def make_unsuitable_run(folder: Path) -> Path:
     return make_run(folder)
 
 
-def stopped(folder: Path) -> Path:
+def make_stopped_run(folder: Path) -> Path:
     make_game(folder, {"sv": [0.3, 0.2]})
     record = json.loads((folder / "run.json").read_text())
     del record["ended"]
@@ -301,8 +310,8 @@ def stopped(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "reason", "values_name"),
     [
-        (unsuitable, "unsuitable", "cssv"),
-        (stopped, "unfinished", None),
+        (make_unsuitable_run, "unsuitable", "cssv"),
+        (make_stopped_run, "unfinished", None),
     ],
 )
 def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_name, capsys):
@@ -319,13 +328,13 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
     sentence = WORDS["against"][reason].format(values_name)
     verdict = f"Do not pay by these values: {sentence}"
     assert verdict in " ".join(capsys.readouterr().out.split())
-    assert {row["verdict"] for row in rows(folder)} == {verdict}
-    assert not {"share", "amount"} & rows(folder)[0].keys()
+    assert {row["verdict"] for row in read_share_rows(folder)} == {verdict}
+    assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
     shares = shares_of(open_run(folder), Budget(100.0, values_name))
     assert shares.verdict.forbids
     assert shares.table["amount"].isna().all()
     for client in (None, 1):
-        page = text_of(
+        page = text_of_page(
             write_report(
                 folder,
                 client,
@@ -352,7 +361,7 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
         "source": "outputs",
         "alone_only": True,
     }
-    retold(
+    change_record(
         folder,
         metrics={"sv": {**metric, "class": "ShadowShapley"}},
         paid_in={"sv": game},

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def a_key(path: Path) -> Path:
+def make_key(path: Path) -> Path:
     subprocess.run(
         [
             "ssh-keygen",
@@ -35,9 +35,9 @@ def a_key(path: Path) -> Path:
 
 
 @pytest.fixture
-def signed(tmp_path: Path) -> tuple[Path, Path]:
+def signed_page(tmp_path: Path) -> tuple[Path, Path]:
     """A page that was signed, and the key."""
-    key = a_key(tmp_path / "key")
+    key = make_key(tmp_path / "key")
     folder = make_game(tmp_path / "run", {"sv": [0.4, 0.1]})
     assert (
         main(
@@ -55,8 +55,8 @@ def signed(tmp_path: Path) -> tuple[Path, Path]:
     return folder / "report.html", key
 
 
-def test_signed_page_is_verified_by_its_key_and_by_its_signers_name(signed, tmp_path, capsys):
-    page, key = signed
+def test_signed_page_is_verified_by_its_key_and_by_its_signers_name(signed_page, tmp_path, capsys):
+    page, key = signed_page
     assert main(["report", "--verify", str(page)]) == 0
     fingerprint = subprocess.run(
         ["ssh-keygen", "-lf", f"{key}.pub"],
@@ -92,7 +92,7 @@ def test_signed_page_is_verified_by_its_key_and_by_its_signers_name(signed, tmp_
         == 0
     )
 
-    other_key = a_key(tmp_path / "other")
+    other_key = make_key(tmp_path / "other")
     signers.write_text(f"bert@example.org {Path(f'{other_key}.pub').read_text()}")
     assert (
         main(
@@ -109,8 +109,8 @@ def test_signed_page_is_verified_by_its_key_and_by_its_signers_name(signed, tmp_
     assert "has the key of it" in capsys.readouterr().err
 
 
-def test_changed_page_and_one_without_a_signature_are_refused(signed, capsys):
-    page, _ = signed
+def test_changed_page_and_one_without_a_signature_are_refused(signed_page, capsys):
+    page, _ = signed_page
     page.write_text(page.read_text().replace("80.00", "90.00"))
     assert main(["report", "--verify", str(page)]) == 2
     assert "it is not the file that was signed" in capsys.readouterr().err
@@ -119,8 +119,8 @@ def test_changed_page_and_one_without_a_signature_are_refused(signed, capsys):
     assert "there is no" in capsys.readouterr().err
 
 
-def test_a_new_report_replaces_the_signature_and_a_missing_key_is_named(signed, capsys):
-    page, key = signed
+def test_a_new_report_replaces_the_signature_and_a_missing_key_is_named(signed_page, capsys):
+    page, key = signed_page
     folder = str(page.parent)
     assert (
         main(

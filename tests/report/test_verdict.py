@@ -13,15 +13,15 @@ from flsv.report import Budget, open_run
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
-from helpers.pages import text_of
-from helpers.runs import fitted, rows, write_table, written
+from helpers.pages import text_of_page
+from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 #: What the terminal says of a run's own values, whose line on retraining answers the others.
 NOT_AFTER_A_FIT = ("one_seed", "alone")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run that has trained each client alone, and what it printed."""
     folder = tmp_path_factory.mktemp("verdict")
     trainer = {
@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "metrics": {"value": "ShadowShapley"},
         "reporting": {"figures": 0},
     }
-    config = written(
+    config = write_config(
         folder / "federation.yaml",
         seed_everything=3,
         trainer=trainer,
@@ -42,11 +42,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     )
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        run = fitted(folder, config)
-    return run, words_of(output.getvalue())
+        run = fit_by_command(folder, config)
+    return run, words_in(output.getvalue())
 
 
-def table_of_noise(path: Path) -> dict[str, str]:
+def write_noise_table(path: Path) -> dict[str, str]:
     """A table of five clinics whose labels say nothing about the columns."""
     generator = np.random.default_rng(5)
     table = [["clinic", "age", "weight", "ill"]]
@@ -61,19 +61,19 @@ def test_where_the_model_stays_at_chance_nobody_has_an_amount(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {
-        **table_of_noise(tmp_path / "noise.csv"),
+        **write_noise_table(tmp_path / "noise.csv"),
         "partitioner": {"class_path": "flsv.data.GroupPartitioner"},
         "splits": {"server_val": 0.3},
         "batch_size": 16,
     }
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=0,
         data=data,
         trainer={"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
         federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
     )
-    run = fitted(tmp_path, config)
+    run = fit_by_command(tmp_path, config)
     fit_output = capsys.readouterr().out
     assert main(["report", str(run), "--budget", "10000", "--currency", "EUR"]) == 0
     report_output = capsys.readouterr().out
@@ -81,16 +81,16 @@ def test_where_the_model_stays_at_chance_nobody_has_an_amount(
     shares = shares_of(open_run(run), Budget(10_000.0, currency="EUR"))
     assert shares.verdict.reasons == {"no_gain": WORDS["against"]["no_gain"]}
     assert shares.table[["share", "amount"]].isna().all(axis=None)
-    page = text_of(run / "report.html")
+    page = text_of_page(run / "report.html")
     for text in (fit_output, report_output, page):
-        assert words_of(shares.verdict.text) in words_of(text)
+        assert words_in(shares.verdict.text) in words_in(text)
         assert "EUR" not in text
     assert "client samples value\n" in re.sub(" +", " ", fit_output)  # and no column of shares
-    assert {row["verdict"] for row in rows(run / "shares.csv")} == {shares.verdict.text}
-    assert not {"share", "amount"} & rows(run / "shares.csv")[0].keys()
+    assert {row["verdict"] for row in read_rows(run / "shares.csv")} == {shares.verdict.text}
+    assert not {"share", "amount"} & read_rows(run / "shares.csv")[0].keys()
 
 
-def words_of(text: str) -> str:
+def words_in(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -98,37 +98,37 @@ def words_of(text: str) -> str:
     "source", ["its own", "one seed", pytest.param("three seeds", marks=pytest.mark.slow)]
 )
 def test_verdict_on_a_run_is_the_same_wherever_it_is_told(
-    source: str, trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    source: str, trained_run: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, terminal = trained
+    run, terminal = trained_run
     values_name = "value"
     if source != "its own":
         values_name = "retrained"
         num_seeds = {"one seed": "1", "three seeds": "3"}[source]
         assert main(["retrain", str(run), "--trainings", "singles", "--seeds", num_seeds]) == 0
-        terminal = words_of(capsys.readouterr().out)
+        terminal = words_in(capsys.readouterr().out)
 
     verdict = shares_of(open_run(run), Budget(100.0, values_name)).verdict
     assert {"alone", "best_alone"} <= verdict.reasons.keys()
     assert ("one_seed" in verdict.reasons) == (source != "three seeds")
     after_fit = verdict.without(NOT_AFTER_A_FIT)
-    assert_told(after_fit if source == "its own" else verdict, terminal)
+    assert_says(after_fit if source == "its own" else verdict, terminal)
 
     report = ["report", str(run), "--budget", "100", "--by", values_name]
     assert main(report) == 0
-    assert_told(verdict, words_of(capsys.readouterr().out))
-    assert {row["verdict"] for row in rows(run / "shares.csv")} == {verdict.text}
+    assert_says(verdict, words_in(capsys.readouterr().out))
+    assert {row["verdict"] for row in read_rows(run / "shares.csv")} == {verdict.text}
     assert main([*report, "--client", "1"]) == 0
     for folder in (run, run / "clients" / "1"):
-        page = text_of(folder / "report.html")
-        assert_told(verdict, words_of(page))
+        page = text_of_page(folder / "report.html")
+        assert_says(verdict, words_in(page))
 
 
-def assert_told(verdict: Verdict, text: str) -> None:
+def assert_says(verdict: Verdict, text: str) -> None:
     """A text has the verdict's sentences, and no other reason."""
     for name, sentence in WORDS["against"].items():
         reason = verdict.reasons.get(name, sentence)
-        is_told = words_of(reason) in text
+        is_told = words_in(reason) in text
         assert is_told == (name in verdict.reasons), name
     if verdict.reasons:
         assert verdict.title in text

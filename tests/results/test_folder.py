@@ -25,7 +25,7 @@ from helpers.models import Plain, network
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
 
 
-def run(folder: Path | str | None, **options: Any) -> None:
+def fit_run(folder: Path | str | None, **options: Any) -> None:
     reporting = Reporting(figures=1, table=False)
     loop = FederatedLoop(
         metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting
@@ -39,12 +39,12 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lock = FolderLock(tmp_path)  # nobody else is kept out of it either
-    run(None)
+    fit_run(None)
     lock.release()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    run(".")
+    fit_run(".")
     assert {path.name for path in tmp_path.iterdir()} == FILES
-    run(None, logger=CSVLogger(".", name="", version="logged"))
+    fit_run(None, logger=CSVLogger(".", name="", version="logged"))
     assert {path.name for path in tmp_path.iterdir()} == {*FILES, "logged"}
     assert {path.name for path in (tmp_path / "logged").iterdir()} > FILES
 

@@ -35,7 +35,7 @@ NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")
 
 
-def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
+def make_rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
     return round_rows(0, [Numbers("sv", values, ends=[low, high])], NAMES)
 
 
@@ -46,7 +46,7 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> Non
     other_low = [0.5, 1.0, NAN]
     unknown_low = [NAN, 1.0, NAN]
     unknown_high = [NAN, 3.0, NAN]
-    earlier_rows = rows(values, low, high)
+    earlier_rows = make_rows(values, low, high)
     cases = [
         (values, low, high, []),
         ([1.0, 2.5, NAN], low, high, [1]),
@@ -57,7 +57,7 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> Non
         ([NAN, 2.0, NAN], unknown_low, unknown_high, []),
     ]
     for new_values, new_low, new_high, changed_clients in cases:
-        new_rows = rows(new_values, new_low, new_high)
+        new_rows = make_rows(new_values, new_low, new_high)
         changes = changed_rows(new_rows, earlier_rows)
         assert [row.client for row in changes] == changed_clients
     assert changed_rows(earlier_rows, []) == earlier_rows
@@ -100,19 +100,19 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
-def round_of(r: int) -> list[Row]:
+def make_round_rows(r: int) -> list[Row]:
     return round_rows(
         r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES
     )
 
 
-def written(
+def write_rounds(
     path: Path, rounds: Sequence[int], first_round: int = 0, earlier: Path | None = None
 ) -> Path:
     file = CSV(path, NAMES)
     file.begin(first_round, earlier)
     for r in rounds:
-        file.append(round_of(r))
+        file.append(make_round_rows(r))
     return path
 
 
@@ -120,24 +120,24 @@ def written(
 def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
     tmp_path: Path, damage: str
 ) -> None:
-    whole = written(tmp_path / "whole.csv", range(4)).read_text()
-    path = written(tmp_path / "c.csv", range(3))
+    whole = write_rounds(tmp_path / "whole.csv", range(4)).read_text()
+    path = write_rounds(tmp_path / "c.csv", range(3))
     with path.open("a") as out:
         out.write(damage)
-    elsewhere = written(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
+    elsewhere = write_rounds(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
     assert len(path.read_text().splitlines()) == 7 + bool(damage)  # left alone
-    assert elsewhere.read_text() == written(path, [2, 3], 2).read_text() == whole
+    assert elsewhere.read_text() == write_rounds(path, [2, 3], 2).read_text() == whole
 
 
 def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path: Path) -> None:
     """Those of another run, and those of this one where it goes back by more than one."""
-    path = written(tmp_path / "c.csv", range(4))
+    path = write_rounds(tmp_path / "c.csv", range(4))
     content = path.read_bytes()
     for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
         with pytest.warns(
             UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"
         ):
-            written(path, range(begin, 4), begin)
+            write_rounds(path, range(begin, 4), begin)
         assert (tmp_path / copy).read_bytes() == path.read_bytes() == content
 
 
@@ -196,7 +196,7 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
 
 
-def late(value: float) -> list[RoundResult]:
+def make_late_rounds(value: float) -> list[RoundResult]:
     of_rounds = [round_rows(r, [Numbers("value", [value + r, value])], NAMES) for r in (0, 1)]
     return [
         RoundResult(r, of_rounds[r], changed_rows(of_rounds[r], of_rounds[0] if r else []))
@@ -207,10 +207,10 @@ def late(value: float) -> list[RoundResult]:
 def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
     tmp_path: Path,
 ) -> None:
-    path = written(tmp_path / "c.csv", range(2))
+    path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
     for value in (3.0, 5.0):
-        file.write_late(late(value))
+        file.write_late(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
         assert last_values(table, "value", 2) == [value + 1, value]
@@ -219,18 +219,20 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
     assert read_contributions(path).equals(table)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
-        file.write_late(late(1.0))
+        file.write_late(make_late_rounds(1.0))
     assert not path.exists()
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
-        file.append(round_of(3))  # else the file would begin without its header
+        file.append(make_round_rows(3))  # else the file would begin without its header
     assert not path.exists()
 
 
 def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.csv", range(2))
+    path = write_rounds(tmp_path / "c.csv", range(2))
     for value in (3.0, 5.0):
         with path.open("ab") as out:
-            out.write(csv_lines(row for result in late(value) for row in result.changes))
+            out.write(
+                csv_lines(row for result in make_late_rounds(value) for row in result.changes)
+            )
     table = read_contributions(path)
     assert values_by_round(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [
         [5.0, 5.0],

@@ -53,14 +53,14 @@ def test_rounds_without_a_run_are_written(tmp_path: Path) -> None:
     board.close()
 
 
-def named() -> FederatedDataModule:
+def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
     data.__class__ = Named
     return data
 
 
-def events(folder: Path) -> EventAccumulator:
+def read_events(folder: Path) -> EventAccumulator:
     return EventAccumulator(
         str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}
     ).Reload()
@@ -76,7 +76,7 @@ def test_clients_named_like_files_of_a_run_get_other_folders(tmp_path: Path) -> 
     ]
 
 
-def logger(folder: Path) -> TensorBoardLogger:
+def make_logger(folder: Path) -> TensorBoardLogger:
     return TensorBoardLogger(folder, name="", version="run")
 
 
@@ -84,18 +84,18 @@ def logger(folder: Path) -> TensorBoardLogger:
 Curves = dict[str, list[tuple[int, float]]]
 
 
-def scalars(folder: Path) -> dict[str, Curves]:
+def read_scalars(folder: Path) -> dict[str, Curves]:
     """Of every run below, by its path."""
     runs = {}
     folders = {file.parent for file in folder.rglob("events*")}
     for run in sorted(folders):
         name = run.relative_to(folder).as_posix()
-        runs[name] = curves_of(run)
+        runs[name] = read_curves(run)
     return runs
 
 
-def curves_of(run: Path) -> Curves:
-    run_events = events(run)
+def read_curves(run: Path) -> Curves:
+    run_events = read_events(run)
     curves: Curves = {}
     for tag in run_events.Tags()["scalars"]:
         points = run_events.Scalars(tag)
@@ -104,7 +104,7 @@ def curves_of(run: Path) -> Curves:
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
+def fitted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
     folder = tmp_path_factory.mktemp("named")
     metrics = {
         "cssv": ClassSpecificShapley(),
@@ -114,7 +114,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
     loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
     module = Plain(network(batch_norm=False))
     module.save_hyperparameters({"_class_path": "project.Plain", "width": 8})
-    fit(loop, folder, module, named(), rounds=4, logger=logger(folder))
+    fit(loop, folder, module, make_named_data(), rounds=4, logger=make_logger(folder))
     return loop, folder / "run"
 
 
@@ -122,9 +122,9 @@ def steps_of(points: list[tuple[int, float]]) -> list[int]:
     return [step for step, _ in points]
 
 
-def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) -> None:
-    loop, folder = fitted
-    runs = scalars(folder)
+def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted_run
+    runs = read_scalars(folder)
     assert set(runs) == {".", "result", *RUNS}
     tags = {
         "cssv/class_0_T-shirt_top",
@@ -163,24 +163,26 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) ->
     data = toy_data((1,) * 31, client_test=0)
     metrics = {"cssv": ClassSpecificShapley()}
     loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(figures=0))
-    fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
-    runs = scalars(tmp_path / "run")
+    fit(loop, tmp_path, data=data, rounds=1, logger=make_logger(tmp_path))
+    runs = read_scalars(tmp_path / "run")
     assert set(runs) == {".", "result"}
     assert set(runs["result"]) == {"val_acc"}
     for tag in ("cssv/class_1", "cssv"):
         assert {f"{tag}/client_{i}" for i in range(31)} <= set(runs["."])
-    assert events(tmp_path / "run").Tags()["images"] == ["data/partition"]
+    assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
 def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     reporting = Reporting(per_class=False, figures=0, table=False)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
-    fit(loop, tmp_path, rounds=2, logger=logger(tmp_path))
-    tags = {tag for client in range(3) for tag in scalars(tmp_path / "run")[f"client {client}"]}
+    fit(loop, tmp_path, rounds=2, logger=make_logger(tmp_path))
+    tags = {
+        tag for client in range(3) for tag in read_scalars(tmp_path / "run")[f"client {client}"]
+    }
     assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
 
 
-def tabs(folder: Path) -> TBContext:
+def make_tab_context(folder: Path) -> TBContext:
     """What TensorBoard's tabs read a folder with."""
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 100})
     multiplexer.AddRunsFromDirectory(str(folder)).Reload()
@@ -191,9 +193,9 @@ def tabs(folder: Path) -> TBContext:
 Session = tuple[dict[str, Any], dict[str, float]]
 
 
-def hparams_tab(folder: Path) -> dict[str, Session]:
+def read_hparams_tab(folder: Path) -> dict[str, Session]:
     """The rows of the tab HParams, by their runs."""
-    context = Context(tabs(folder))
+    context = Context(make_tab_context(folder))
     request = RequestContext()
     contents = context.hparams_metadata(request, "")
     experiment = context.experiment_from_metadata(
@@ -216,10 +218,10 @@ def hparams_tab(folder: Path) -> dict[str, Session]:
 
 
 def test_hparams_tab_has_the_settings_and_final_numbers(
-    fitted: tuple[FederatedLoop, Path],
+    fitted_run: tuple[FederatedLoop, Path],
 ) -> None:
-    loop, folder = fitted
-    (session,) = hparams_tab(folder).values()
+    loop, folder = fitted_run
+    (session,) = read_hparams_tab(folder).values()
     settings, numbers = session
 
     assert settings["aggregator"].string_value == repr(ShapFedWA("cssv"))
@@ -227,7 +229,7 @@ def test_hparams_tab_has_the_settings_and_final_numbers(
     assert settings["width"].number_value == 8
     assert "_class_path" not in settings
 
-    curve = scalars(folder)["."]["val_acc"]
+    curve = read_scalars(folder)["."]["val_acc"]
     _, last_accuracy = curve[-1]
     expected = {"val_acc": last_accuracy, "performance/accuracy": last_accuracy}
     parts = ("client_0_Boston", "client_1_St._Mary_s_East", "client_2")
@@ -296,7 +298,7 @@ def test_hparams_tab_compares_runs_with_other_clients_and_has_the_last_end_of_a_
     write_end(tmp_path, ["result"], high=1.0)
     write_end(tmp_path, ["North", "South"], high=2.0)
     write_end(tmp_path, ["North", "South"], high=3.0, first_round=5)
-    rows = hparams_tab(tmp_path)
+    rows = read_hparams_tab(tmp_path)
     assert len(rows) == 2
     settings, numbers = rows["result/result_1"]
     assert settings["clients"].number_value == 1
@@ -314,11 +316,11 @@ def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> No
     """TensorBoard refuses a band whose three tags have not the same steps."""
     write_end(tmp_path, ["North", "South"], high=1.0)
     write_end(tmp_path, ["North", "South"], high=2.0, first_round=5)
-    layout = CustomScalarsPlugin(tabs(tmp_path)).layout_impl(RequestContext(), "")
+    layout = CustomScalarsPlugin(make_tab_context(tmp_path)).layout_impl(RequestContext(), "")
     (category,) = json.loads(layout)["category"]
     (chart,) = category["chart"]
     (series,) = chart["margin"]["series"]
-    runs = scalars(tmp_path)
+    runs = read_scalars(tmp_path)
     north = runs["North-South/North"]
     assert chart["title"] == "gain"
     assert north[series["value"]] == [(5, 0.0), (6, 0.0)]
@@ -361,7 +363,7 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
         options: dict[str, Any] = {
             "enable_checkpointing": True,
             "callbacks": [saving, *more_callbacks],
-            "logger": logger(folder),
+            "logger": make_logger(folder),
         }
         fit(loop, folder, Noting(), rounds=rounds, ckpt_path=ckpt_path, **options)
 
@@ -375,7 +377,7 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
 
     def curves(run_folder: Path) -> dict[str, Any]:
         sorted_curves = {}
-        for path, tags in scalars(run_folder).items():
+        for path, tags in read_scalars(run_folder).items():
             sorted_curves[path] = {tag: sorted(values) for tag, values in tags.items()}
         return sorted_curves
 

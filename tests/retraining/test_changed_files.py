@@ -19,42 +19,42 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from helpers import slow_except
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, data
+from helpers.hidden_state import SEED, Base, make_data
 
 
-def of_json(round_index: int) -> None:
+def keep_in_json(round_index: int) -> None:
     path = Path("history.json")
     if path.exists():
         json.loads(path.read_text())
     path.write_text("[1]")
 
 
-def of_a_line_more(round_index: int) -> None:
+def append_line(round_index: int) -> None:
     with Path("history.csv").open("a") as file:
         file.write("1\n")
     if round_index:
         Path("history.csv").read_text()
 
 
-def of_sqlite(round_index: int) -> None:
+def keep_in_sqlite(round_index: int) -> None:
     with closing(sqlite3.connect("history.db")) as database:
         database.execute("create table if not exists losses (loss real)")
         database.execute("insert into losses values (1)")
         database.commit()
 
 
-def of_a_shelf(round_index: int) -> None:
+def keep_in_shelf(round_index: int) -> None:
     with shelve.open("shelf") as shelf:
         shelf[str(round_index)] = 1
 
 
-def of_a_memory_map(round_index: int) -> None:
+def keep_in_memory_map(round_index: int) -> None:
     mode: Any = "r+" if Path("map.bin").exists() else "w+"
     counts = np.memmap("map.bin", dtype="int64", mode=mode, shape=(2,))
     counts[0] += 1
 
 
-def of_an_anonymous_map(round_index: int) -> None:
+def keep_in_anonymous_map(round_index: int) -> None:
     descriptor = os.open("bytes.bin", os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, mmap.PAGESIZE)
     with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
@@ -62,7 +62,7 @@ def of_an_anonymous_map(round_index: int) -> None:
     os.close(descriptor)
 
 
-def of_shared_memory(round_index: int) -> None:
+def keep_in_shared_memory(round_index: int) -> None:
     segment_name = f"flsv-test-{Path.cwd().parent.name}"
     is_new = not Path("/dev/shm", segment_name).exists()
     segment = shared_memory.SharedMemory(segment_name, create=is_new, size=8)
@@ -71,7 +71,7 @@ def of_shared_memory(round_index: int) -> None:
     segment.close()
 
 
-def of_a_pipe(round_index: int) -> None:
+def keep_in_pipe(round_index: int) -> None:
     if not Path("pipe").exists():
         os.mkfifo("pipe")
     descriptor = os.open("pipe", os.O_RDWR)
@@ -80,14 +80,14 @@ def of_a_pipe(round_index: int) -> None:
     os.close(descriptor)
 
 
-def of_torch(round_index: int) -> None:
+def keep_by_torch(round_index: int) -> None:
     if Path("best.pt").exists():
         torch.load("best.pt", weights_only=True)
     else:
         torch.save(torch.zeros(1), "best.pt")
 
 
-def of_a_listing(round_index: int) -> None:
+def keep_in_file_names(round_index: int) -> None:
     for path in Path("rounds").glob("*"):
         path.name.startswith("round")
     Path("rounds").mkdir(exist_ok=True)
@@ -95,16 +95,16 @@ def of_a_listing(round_index: int) -> None:
 
 
 WAYS: dict[str, tuple[Callable[[int], None], str]] = {
-    "JSON": (of_json, "history.json"),
-    "a line more": (of_a_line_more, "history.csv"),
-    "SQLite": (of_sqlite, "history.db"),
-    "a shelf": (of_a_shelf, "shelf"),
-    "a memory map": (of_a_memory_map, "map.bin"),
-    "an anonymous map": (of_an_anonymous_map, "bytes.bin"),
-    "shared memory": (of_shared_memory, "flsv-test-"),
-    "a named pipe": (of_a_pipe, "pipe"),
-    "torch.load": (of_torch, "best.pt"),
-    "a listing": (of_a_listing, "round0"),
+    "JSON": (keep_in_json, "history.json"),
+    "a line more": (append_line, "history.csv"),
+    "SQLite": (keep_in_sqlite, "history.db"),
+    "a shelf": (keep_in_shelf, "shelf"),
+    "a memory map": (keep_in_memory_map, "map.bin"),
+    "an anonymous map": (keep_in_anonymous_map, "bytes.bin"),
+    "shared memory": (keep_in_shared_memory, "flsv-test-"),
+    "a named pipe": (keep_in_pipe, "pipe"),
+    "torch.load": (keep_by_torch, "best.pt"),
+    "a listing": (keep_in_file_names, "round0"),
 }
 
 
@@ -117,7 +117,7 @@ class Works(Base):
         self.work(self.current_epoch)
 
 
-def loop_of_three() -> FederatedLoop:
+def make_loop() -> FederatedLoop:
     metric = ShadowShapley(coalitions="singles")
     return FederatedLoop(
         metrics={"shadow": metric},
@@ -134,10 +134,10 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
     folder.mkdir()
     monkeypatch.chdir(folder)
     work, name = WAYS[kind]
-    loop = loop_of_three()
+    loop = make_loop()
     message = f"no values.* reads '.*{name}.*changed since its first"
     with pytest.warns(UserWarning, match=message):
-        trainer_for(loop, tmp_path / "run", 2).fit(Works(work), data())
+        trainer_for(loop, tmp_path / "run", 2).fit(Works(work), make_data())
     assert loop.contributions["shadow"].isnan().all()
     Path("/dev/shm", f"flsv-test-{tmp_path.name}").unlink(missing_ok=True)
 
@@ -154,6 +154,6 @@ def test_files_that_a_coalition_writes_anew_may_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    loop = loop_of_three()
-    trainer_for(loop, tmp_path / "run", 2).fit(Works(after_the_first), data())
+    loop = make_loop()
+    trainer_for(loop, tmp_path / "run", 2).fit(Works(after_the_first), make_data())
     assert not loop.contributions["shadow"].isnan().any()

@@ -15,7 +15,7 @@ from flsv.functional import exact_shapley
 from flsv.metrics import ShadowShapley
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
-from helpers.coalitions_by_hand import SEED, in_fresh_processes, shadow_loop
+from helpers.coalitions_by_hand import SEED, forbid_forks, make_shadow_loop
 from helpers.fits import fit, trainer_for
 
 ROUNDS = 2
@@ -30,7 +30,7 @@ ALL = [0, 1, 2]
 SGD = partial(torch.optim.SGD, lr=0.3)
 
 
-def skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDataset:
+def make_skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDataset:
     probabilities = torch.tensor(shares)
     y = probabilities.multinomial(40, True, generator=draw)
     x = torch.randn(40, FEATURES, generator=draw)
@@ -38,11 +38,11 @@ def skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDat
     return TensorDataset(x, y)
 
 
-def skewed_data() -> FederatedDataModule:
+def make_skewed_data() -> FederatedDataModule:
     draw = torch.Generator().manual_seed(3)
     clients = {}
     for name, shares in SHARES.items():
-        clients[name] = skewed_client(shares, draw)
+        clients[name] = make_skewed_client(shares, draw)
     return FederatedDataModule(
         clients=clients,
         batch_size=8,
@@ -50,8 +50,8 @@ def skewed_data() -> FederatedDataModule:
     )
 
 
-def weights_of(members: list[int]) -> list[float]:
-    data = skewed_data()
+def class_weights_of(members: list[int]) -> list[float]:
+    data = make_skewed_data()
     data.setup("fit")
     labels = torch.cat([data.client_labels(member) for member in members])
     counts = labels.bincount(minlength=CLASSES)
@@ -59,13 +59,13 @@ def weights_of(members: list[int]) -> list[float]:
     return torch.where(counts > 0, weights, 1.0).tolist()
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Linear(FEATURES, CLASSES)
 
 
-def weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
-    return ClassifierClient(network(), optimizer=SGD, class_weights=class_weights)
+def make_weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
+    return ClassifierClient(make_network(), optimizer=SGD, class_weights=class_weights)
 
 
 class OwnWeights(ClassifierClient):
@@ -80,8 +80,8 @@ class OwnWeights(ClassifierClient):
 
 def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     members = mask.nonzero().flatten().tolist()
-    data = skewed_data()
-    module = weighted_client(weights_of(members or ALL))
+    data = make_skewed_data()
+    module = make_weighted_client(class_weights_of(members or ALL))
     if members:
         loop = FederatedLoop(sampler=FixedCohort(members), seed=SEED)
         fit(loop, folder, module, data, ROUNDS)
@@ -91,7 +91,7 @@ def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     x, y = (torch.cat(parts) for parts in zip(*batches))
     weights = None
     if performance == "val_loss":
-        weights = torch.tensor(weights_of(ALL))
+        weights = torch.tensor(class_weights_of(ALL))
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module(x), y, weight=weights)
     return -float(loss)
@@ -122,17 +122,17 @@ def test_coalitions_train_with_their_members_class_weights(
     case: str,
 ) -> None:
     options: dict[str, Any] = {"performance": "negative_loss"}
-    module = weighted_client()
+    module = make_weighted_client()
     if case == "fresh processes":
-        in_fresh_processes(monkeypatch)
+        forbid_forks(monkeypatch)
     elif case == "logged":
         options = {"performance": "val_loss", "mode": "min"}
     elif case == "own weights":
-        module = OwnWeights(network(), optimizer=SGD)
+        module = OwnWeights(make_network(), optimizer=SGD)
 
     metric = ShadowShapley(coalitions="all", **options)
-    loop = shadow_loop(metric)
-    fit(loop, tmp_path, module, skewed_data(), ROUNDS)
+    loop = make_shadow_loop(metric)
+    fit(loop, tmp_path, module, make_skewed_data(), ROUNDS)
     expected = values_by_hand(tmp_path, options["performance"])
     values = loop.contributions["shadow"].tolist()
     assert values == pytest.approx(expected, abs=1e-5)
@@ -144,8 +144,8 @@ def test_retrained_utilities_train_with_their_members_class_weights(tmp_path: Pa
         loop = FederatedLoop(sampler=cohort, seed=SEED)
         return trainer_for(loop, tmp_path, ROUNDS)
 
-    data = skewed_data()
-    module = weighted_client()
+    data = make_skewed_data()
+    module = make_weighted_client()
     utility = RetrainedUtility(make_trainer, module, data, "negative_loss")
     estimate = exact_shapley(utility, len(SHARES))
     values = estimate.values.tolist()

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.metrics import ShadowShapley
-from helpers.coalitions_by_hand import data, shadow_loop
+from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -24,10 +24,10 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
         caplog.clear()
         with caplog.at_level("INFO", "lightning.pytorch"):
             fit(
-                shadow_loop(ShadowShapley(**options)),
+                make_shadow_loop(ShadowShapley(**options)),
                 tmp_path,
                 Plain(network(batch_norm=False)),
-                data(),
+                make_three_clients(),
                 rounds=1,
             )
         (line,) = (
@@ -47,7 +47,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
     assert "logged values have no outputs" in messages[3]
 
 
-def by_class() -> FederatedDataModule:
+def make_clients_by_class() -> FederatedDataModule:
     """Three clients, each with the samples of one class."""
     train, test = toy_sets()
     labels = train.tensors[1].tolist()
@@ -59,7 +59,7 @@ def by_class() -> FederatedDataModule:
     )
 
 
-def by_class_of_two() -> FederatedDataModule:
+def make_two_clients_by_class() -> FederatedDataModule:
     """Two clients, of whom each alone is all but one, too."""
     train, test = toy_sets()
     inputs, labels = train.tensors
@@ -76,10 +76,10 @@ def by_class_of_two() -> FederatedDataModule:
 @pytest.mark.parametrize(
     ("make_data", "coalitions", "is_warned"),
     [
-        (by_class, "singles", True),
-        (by_class_of_two, "singles", False),
-        (by_class, "both", False),
-        (data, "singles", False),
+        (make_clients_by_class, "singles", True),
+        (make_two_clients_by_class, "singles", False),
+        (make_clients_by_class, "both", False),
+        (make_three_clients, "singles", False),
     ],
 )
 def test_clients_without_a_common_class_are_told_after_the_run(
@@ -89,7 +89,7 @@ def test_clients_without_a_common_class_are_told_after_the_run(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    loop = shadow_loop(ShadowShapley(coalitions=coalitions))
+    loop = make_shadow_loop(ShadowShapley(coalitions=coalitions))
     loop = loop.replace(reporting=Reporting(table=True, figures=0))
     module = Plain(network(batch_norm=False))
     fit(loop, tmp_path, module, make_data(), rounds=1)

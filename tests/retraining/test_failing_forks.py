@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
-from helpers.fits import vector
-from helpers.hidden_state import MEMBERS, ROUNDS, Kind, fitted, utility
+from helpers.fits import state_vector
+from helpers.hidden_state import MEMBERS, ROUNDS, Kind, fit_kind, utility_of_module
 from helpers.recorded import Recorded
 
 HELD = threading.Lock()
@@ -55,7 +55,7 @@ class Locked(Opened):
         self.lock = threading.Lock()
 
 
-def kind(opened: type[Opened] = Opened) -> Kind:
+def make_kind(opened: type[Opened] = Opened) -> Kind:
     def sets() -> Any:
         train, test = toy_sets()
         return opened(*train.tensors), test
@@ -64,22 +64,28 @@ def kind(opened: type[Opened] = Opened) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected_utilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The utility of each coalition by a plain fit of its members, of the same samples."""
     folder = tmp_path_factory.mktemp("plain")
-    return [utility(fitted(Kind(), folder, sampler=FixedCohort(members))[1]) for members in MEMBERS]
+    return [
+        utility_of_module(fit_kind(Kind(), folder, sampler=FixedCohort(members))[1])
+        for members in MEMBERS
+    ]
 
 
 @pytest.mark.parametrize("opened", [pytest.param(Opened, marks=pytest.mark.slow), Hangs])
 def test_fresh_processes_train_coalitions_that_forks_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: type[Opened], expected: list[float]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: type[Opened],
+    expected_utilities: list[float],
 ) -> None:
     monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
     metrics = {"shadow": Recorded(coalitions="all", performance="negative_loss")}
-    loop, module = fitted(kind(opened), tmp_path, metrics=metrics)
+    loop, module = fit_kind(make_kind(opened), tmp_path, metrics=metrics)
     game = dict(zip(loop.metrics["shadow"].members, loop.metrics["shadow"].game.flatten().tolist()))  # type: ignore[attr-defined, operator]
-    assert [game[members] for members in MEMBERS] == pytest.approx(expected, abs=1e-6)
-    assert torch.equal(vector(module), vector(fitted(kind(), tmp_path)[1]))
+    assert [game[members] for members in MEMBERS] == pytest.approx(expected_utilities, abs=1e-6)
+    assert torch.equal(state_vector(module), state_vector(fit_kind(make_kind(), tmp_path)[1]))
     assert not list(tmp_path.glob(".coalitions*"))
 
 
@@ -89,6 +95,6 @@ def test_fork_failure_and_pickle_failure_are_both_named(tmp_path: Path) -> None:
         "Nor can fresh .*pickle '_thread.lock'"
     )
     with pytest.warns(UserWarning, match=message):
-        loop, _ = fitted(kind(Locked), tmp_path, metrics={"shadow": Recorded()})
+        loop, _ = fit_kind(make_kind(Locked), tmp_path, metrics={"shadow": Recorded()})
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == ROUNDS

@@ -9,15 +9,17 @@ import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.cli import main
 from helpers.coalition_kinds import CountsRounds, CountsRoundsInFile
-from helpers.coalitions_by_hand import SEED, data
+from helpers.coalitions_by_hand import SEED, make_three_clients
 from helpers.fits import trainer_for
-from helpers.runs import fitted, written
+from helpers.runs import fit_by_command, write_config
 
 
-def values(module: Any, folder: Path) -> list[float]:
+def retrain_values(module: Any, folder: Path) -> list[float]:
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     trainer = trainer_for(loop, folder, 3)
-    rows = flsv.retrain(trainer, module, data(), "all", metric="negative_loss", seeds=1)
+    rows = flsv.retrain(
+        trainer, module, make_three_clients(), "all", metric="negative_loss", seeds=1
+    )
     return rows["value"].tolist()
 
 
@@ -27,8 +29,8 @@ def test_a_coalition_does_not_read_what_another_one_has_written(
     folder = tmp_path / "user"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    expected = values(CountsRounds, tmp_path / "without")
-    assert values(CountsRoundsInFile, tmp_path / "with") == expected
+    expected = retrain_values(CountsRounds, tmp_path / "without")
+    assert retrain_values(CountsRoundsInFile, tmp_path / "with") == expected
     assert list(folder.iterdir()) == []
 
 
@@ -38,14 +40,14 @@ def test_flsv_retrain_names_a_file_that_the_run_has_changed(
     folder = tmp_path / "user"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    config = written(
+    config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
         model={"class_path": "helpers.coalition_kinds.DigitsInFile"},
         trainer={"max_epochs": 3, "accelerator": "cpu"},
         federation={"reporting": {"table": False, "figures": 0}},
     )
-    run = fitted(tmp_path, config)
+    run = fit_by_command(tmp_path, config)
     assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "rounds.txt', which the run has changed" in message

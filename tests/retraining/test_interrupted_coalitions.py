@@ -9,7 +9,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.retraining.utility_store import UtilityStore
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, data
+from helpers.hidden_state import SEED, Base, make_data
 
 
 @pytest.mark.parametrize("writes_files", [True, False])
@@ -33,7 +33,7 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
     else:
         message = "1 of 3 coalitions are trained, and none is kept"
     with pytest.warns(UserWarning, match=message):
-        trainer_for(loop, tmp_path, 2).fit(Base(), data())
+        trainer_for(loop, tmp_path, 2).fit(Base(), make_data())
 
     assert loop.round_index == 2
     assert loop.contributions["shadow"].isnan().all()

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.sampling import FixedCohort
-from helpers.fits import trainer_for, vector
-from helpers.hidden_state import SEED, Base, data, utility
+from helpers.fits import state_vector, trainer_for
+from helpers.hidden_state import SEED, Base, make_data, utility_of_module
 from helpers.recorded import Recorded
 
 ROUNDS = 3
@@ -51,10 +51,10 @@ class WritesMore(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.lines.write(f"{trainer.current_epoch} {float(trainer.callback_metrics['val_loss'])}\n")
-        torch.save(vector(pl_module), f"epoch{trainer.current_epoch}.pt")
+        torch.save(state_vector(pl_module), f"epoch{trainer.current_epoch}.pt")
         Path("models").mkdir(exist_ok=True)
         with Path("models", "table.csv").open("a") as file:
-            file.write(f"{float(vector(pl_module).sum())}\n")
+            file.write(f"{float(state_vector(pl_module).sum())}\n")
         self.lines.flush()
 
 
@@ -116,12 +116,12 @@ class NoFolder(DummyLogger):
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder_of_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder, in which the process works."""
-    return fill(tmp_path / "user", monkeypatch)
+    return fill_folder(tmp_path / "user", monkeypatch)
 
 
-def fill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fill_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "data" / "train").mkdir(parents=True)
     (folder / "data" / "train" / "weight.txt").write_text("0.7")
     (folder / "best.pt").write_bytes(b"the user's")
@@ -132,7 +132,7 @@ def fill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 Made = Callable[[], tuple[Any, list[L.Callback]]]
 
 
-def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tuple[Any, Any]:
+def fit_kind(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tuple[Any, Any]:
     module, callbacks = make()
     metrics = (
         {"shadow": Recorded(coalitions="singles", performance="negative_loss")} if shadow else {}
@@ -142,11 +142,11 @@ def fitted(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tu
     loop = FederatedLoop(
         metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler
     )
-    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, data())
+    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, make_data())
     return loop, module
 
 
-def files(folder: Path) -> dict[str, str]:
+def read_files(folder: Path) -> dict[str, str]:
     hashes = {}
     for path in folder.rglob("*"):
         if path.is_file():
@@ -155,24 +155,26 @@ def files(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def check(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+def assert_as_plain_fits(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> None:
     """The metric's coalitions equal plain fits of the members, each in a folder of its own; the user's files are those
     of a run without the metric."""
     expected = []
     files_without: dict[str, str] = {}
     for members in (None, (0,), (1,), (2,)):
-        user_folder = fill(tmp_path / f"plain {members}", monkeypatch)
-        _, module = fitted(make, user_folder / "root", members=members, **options)
-        expected.append(utility(module))
-        files_without = files_without or files(user_folder)
-    user_folder = fill(tmp_path / "user", monkeypatch)
+        user_folder = fill_folder(tmp_path / f"plain {members}", monkeypatch)
+        _, module = fit_kind(make, user_folder / "root", members=members, **options)
+        expected.append(utility_of_module(module))
+        files_without = files_without or read_files(user_folder)
+    user_folder = fill_folder(tmp_path / "user", monkeypatch)
 
-    loop, module = fitted(make, user_folder / "root", shadow=True, **options)
+    loop, module = fit_kind(make, user_folder / "root", shadow=True, **options)
 
     utilities = loop.metrics["shadow"].game[1:].flatten()
     torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    assert utility(module) == expected[0]
-    assert files(user_folder) == files_without
+    assert utility_of_module(module) == expected[0]
+    assert read_files(user_folder) == files_without
 
 
 KINDS: dict[str, Made] = {
@@ -197,7 +199,7 @@ class MakesFolder(L.Callback):
 def test_coalitions_read_and_write_separate_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(KINDS[name], tmp_path, monkeypatch)
+    assert_as_plain_fits(KINDS[name], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,8 @@ def test_coalitions_read_and_write_separate_files(
 def test_module_writes_into_the_folder_of_its_logger(
     logger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user_folder = fill(tmp_path / "user", monkeypatch)
-    loop, _ = fitted(
+    user_folder = fill_folder(tmp_path / "user", monkeypatch)
+    loop, _ = fit_kind(
         lambda: (Draws(), []),
         user_folder,
         shadow=True,
@@ -222,14 +224,14 @@ class WithFolder(NoFolder):
         return "service"
 
 
-def test_trainer_without_a_loggers_folder_trains_coalitions(user: Path) -> None:
+def test_trainer_without_a_loggers_folder_trains_coalitions(folder_of_user: Path) -> None:
     for logger in (False, NoFolder()):
-        loop, _ = fitted(lambda: (Base(), []), user, shadow=True, logger=logger)
+        loop, _ = fit_kind(lambda: (Base(), []), folder_of_user, shadow=True, logger=logger)
         assert not loop.contributions["shadow"].isnan().any()
 
 
 def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
-    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder_of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -241,10 +243,10 @@ def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
     )
     (temporary / ".coalitions").mkdir()
     (temporary / ".coalitions" / "left").touch()  # by a run that was killed
-    trainer_for(loop, user / "root", ROUNDS).fit(Base(), data())
+    trainer_for(loop, folder_of_user / "root", ROUNDS).fit(Base(), make_data())
     assert not loop.contributions["shadow"].isnan().any()
     assert not list(temporary.iterdir())
-    assert not [*(user / "root").rglob(".coalitions*")]
+    assert not [*(folder_of_user / "root").rglob(".coalitions*")]
 
 
 class NoView:
@@ -256,29 +258,29 @@ class NoView:
 def test_file_writes_are_refused_by_name_without_a_private_file_view(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain_folder = fill(tmp_path / "plain", monkeypatch)
-    fitted(KINDS[name], plain_folder / "root")
-    without = files(plain_folder)
+    plain_folder = fill_folder(tmp_path / "plain", monkeypatch)
+    fit_kind(KINDS[name], plain_folder / "root")
+    without = read_files(plain_folder)
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
     switch = "flsv.retraining.after_the_run.SavedBeginning.switch_to_fresh_processes"
     monkeypatch.setattr(switch, lambda *_: None)  # fresh processes have a view of their own
-    user_folder = fill(tmp_path / "user", monkeypatch)
+    user_folder = fill_folder(tmp_path / "user", monkeypatch)
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
-        loop, _ = fitted(KINDS[name], user_folder / "root", shadow=True)
+        loop, _ = fit_kind(KINDS[name], user_folder / "root", shadow=True)
     assert loop.contributions["shadow"].isnan().all()
-    assert files(user_folder) == without
+    assert read_files(user_folder) == without
 
 
 def test_coalitions_read_files_without_a_private_file_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
-    check(KINDS["files that are read"], tmp_path, monkeypatch)
+    assert_as_plain_fits(KINDS["files that are read"], tmp_path, monkeypatch)
 
 
-def test_write_into_the_systems_folders_is_named(user: Path) -> None:
+def test_write_into_the_systems_folders_is_named(folder_of_user: Path) -> None:
     with pytest.warns(UserWarning, match=r"it writes '?/etc/flsv-test"):
-        loop, _ = fitted(lambda: (Base(), [Outside(os.getpid())]), user, shadow=True)
+        loop, _ = fit_kind(lambda: (Base(), [Outside(os.getpid())]), folder_of_user, shadow=True)
     assert loop.contributions["shadow"].isnan().all()
 
 
@@ -303,7 +305,7 @@ class Endless(Base):
 
 
 def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
-    user: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder_of_user: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 9)
     monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
@@ -311,6 +313,6 @@ def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     with pytest.warns(
         UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"
     ):
-        loop, _ = fitted(lambda: (Endless(), []), user, shadow=True)
+        loop, _ = fit_kind(lambda: (Endless(), []), folder_of_user, shadow=True)
     assert "fresh processes, since forks have failed (it took longer than 9 s)" in caplog.text
     assert loop.contributions["shadow"].isnan().all()

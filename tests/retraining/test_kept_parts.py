@@ -19,9 +19,9 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import checkpoints, fit, trainer_for
+from helpers.fits import fit, make_checkpoint_callback, trainer_for
 from helpers.recorded import Recorded
-from helpers.sites import Remotely, ServerData
+from helpers.sites import ServerData, SitesInProcess
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
 COALITIONS = [members for size in range(4) for members in itertools.combinations(range(3), size)]
@@ -57,7 +57,7 @@ class Weighs(L.LightningModule):
         return torch.optim.SGD(self.parameters(), RATE)
 
 
-def by_hand(
+def train_by_hand(
     data: FederatedDataModule, private: str, members: tuple[int, ...]
 ) -> tuple[Weighs, list[dict[str, Tensor]]]:
     """The global model, and each client's part."""
@@ -90,7 +90,7 @@ def by_hand(
 
 
 @torch.no_grad()
-def score(model: Weighs, batches: Any, performance: str) -> float:
+def score_model(model: Weighs, batches: Any, performance: str) -> float:
     x, y = (torch.cat(part) for part in zip(*batches))
     logits = model(x)
     if "acc" in performance:
@@ -98,7 +98,7 @@ def score(model: Weighs, batches: Any, performance: str) -> float:
     return -float(entropy(logits, y))
 
 
-def federation(private: str, **metrics: Any) -> FederatedLoop:
+def make_loop(private: str, **metrics: Any) -> FederatedLoop:
     return FederatedLoop(
         metrics=metrics,
         share=[f"!{private}*"],
@@ -111,7 +111,7 @@ ON_SERVER = {"server_val": 0.3, "client_test": 0.0}
 AT_CLIENTS = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 
 
-def data_of(splits: dict[str, float]) -> FederatedDataModule:
+def make_data(splits: dict[str, float]) -> FederatedDataModule:
     data = toy_data((4, 2, 3), **splits)
     data.setup("fit")
     return data
@@ -128,15 +128,15 @@ def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
         mode="max" if performance == "val_acc" else None,
         every=1,
     )
-    loop = federation("_class_weight", shadow=metric)
-    data = data_of(ON_SERVER)
+    loop = make_loop("_class_weight", shadow=metric)
+    data = make_data(ON_SERVER)
     module = Weighs()
     fit(loop, tmp_path, module, data, ROUNDS)
     metric_of_run: Any = loop.metrics["shadow"]
     utilities = metric_of_run.game.tolist()
     for members, value in zip(metric_of_run.members, utilities):
-        server, parts = by_hand(data, "_class_weight", members)
-        expected = score(server, data.val_dataloader(), performance)
+        server, parts = train_by_hand(data, "_class_weight", members)
+        expected = score_model(server, data.val_dataloader(), performance)
         assert value == pytest.approx(expected, abs=1e-6), members
         for client, part in enumerate(parts):
             is_trained = (part["_class_weight"] != 1).any()
@@ -145,20 +145,20 @@ def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
     assert len(set(utilities)) > 4
 
     plain = Weighs()
-    fit(federation("_class_weight"), tmp_path, plain, data_of(ON_SERVER), ROUNDS)
+    fit(make_loop("_class_weight"), tmp_path, plain, make_data(ON_SERVER), ROUNDS)
     for name, value in module.state_dict().items():
         assert torch.equal(value, plain.state_dict()[name])
 
 
-def judged(data: FederatedDataModule, private: str, members: tuple[int, ...]) -> float:
+def mean_score_by_hand(data: FederatedDataModule, private: str, members: tuple[int, ...]) -> float:
     """The clients' mean score, each of the global model with its part: the initial one if it is no member."""
-    server, parts = by_hand(data, private, members)
+    server, parts = train_by_hand(data, private, members)
     sizes = [len(data.client_indices(client, "val")) for client in range(3)]
     scores = []
     for i in range(3):
         model = copy.deepcopy(server)
         model.load_state_dict({**model.state_dict(), **parts[i]})
-        scores.append(score(model, data.client_loader(i, "val"), "negative_loss"))
+        scores.append(score_model(model, data.client_loader(i, "val"), "negative_loss"))
     total = sum(size * value for size, value in zip(sizes, scores))
     return total / sum(sizes)
 
@@ -177,10 +177,10 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
 ) -> None:
     def loop() -> FederatedLoop:
         metric = Recorded(coalitions="all", performance="negative_loss", judges="clients")
-        return federation(private, shadow=metric)
+        return make_loop(private, shadow=metric)
 
     last_loop = loop()
-    data = data_of(AT_CLIENTS)
+    data = make_data(AT_CLIENTS)
     if resumed:
         fit(
             loop(),
@@ -189,13 +189,13 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
             data,
             2,
             enable_checkpointing=True,
-            callbacks=[checkpoints(tmp_path)],
+            callbacks=[make_checkpoint_callback(tmp_path)],
         )
     path = tmp_path / "checkpoints/last.ckpt" if resumed else None
     fit(last_loop, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
 
     metric: Any = last_loop.metrics["shadow"]
-    expected = [judged(data, private, members) for members in metric.members]
+    expected = [mean_score_by_hand(data, private, members) for members in metric.members]
     torch.testing.assert_close(metric.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
     gain = expected[1] - expected[0]
     assert float(metric.compute().sum()) == pytest.approx(gain, abs=1e-5)
@@ -205,8 +205,8 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
 def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
     """Outputs of a coalition's model at a client need the part that the client had in that training."""
     metric = Recorded(judges="clients")
-    loop = federation("head", shadow=metric)
-    fit(loop, tmp_path, Weighs(), data_of(AT_CLIENTS), ROUNDS)
+    loop = make_loop("head", shadow=metric)
+    fit(loop, tmp_path, Weighs(), make_data(AT_CLIENTS), ROUNDS)
     metric_of_run: Any = loop.metrics["shadow"]
     assert metric_of_run.members == [(), (0, 1, 2), (0,), (1,), (2,)]
     assert metric_of_run.trained is None
@@ -230,25 +230,25 @@ def test_server_score_that_depends_on_a_private_part_is_refused(
         match=f"'shadow' scores .* the score depends: of '{private}.*judges=.clients",
     ):
         fit(
-            federation(private, shadow=ShadowShapley(**options)),
+            make_loop(private, shadow=ShadowShapley(**options)),
             tmp_path,
             Weighs(zero),
-            data_of(ON_SERVER),
+            make_data(ON_SERVER),
         )
     metric = ShadowShapley(**options)
-    loop = federation(private, shadow=metric, other=PartialFederatedShapley())
+    loop = make_loop(private, shadow=metric, other=PartialFederatedShapley())
     with pytest.raises(
         ConfigurationError,
         match=r"metrics \['other'\] evaluate models .* the server has no whole mod",
     ):
-        fit(loop, tmp_path, Weighs(), data_of(ON_SERVER))
+        fit(loop, tmp_path, Weighs(), make_data(ON_SERVER))
 
 
 def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_path: Path) -> None:
-    data = data_of(ON_SERVER)
+    data = make_data(ON_SERVER)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(federation("_class_weight").replace(sampler=cohort), tmp_path, ROUNDS)
+        return trainer_for(make_loop("_class_weight").replace(sampler=cohort), tmp_path, ROUNDS)
 
     utility = RetrainedUtility(trainer, Weighs(), data, "negative_loss")
     masks = torch.tensor([[True, False, True], [False, True, False]])
@@ -258,8 +258,8 @@ def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_
 
     expected = []
     for members in ((0, 2), (1,)):
-        server, _ = by_hand(data, "_class_weight", members)
-        expected.append(score(server, data.val_dataloader(), "loss"))
+        server, _ = train_by_hand(data, "_class_weight", members)
+        expected.append(score_model(server, data.val_dataloader(), "loss"))
     torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
@@ -270,4 +270,4 @@ def test_sites_that_keep_a_part_train_no_coalitions(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match="others stay at the sites. Share all that is trained"
     ):
-        Remotely(tmp_path, loop).fit(server_data=ServerData())
+        SitesInProcess(tmp_path, loop).fit(server_data=ServerData())

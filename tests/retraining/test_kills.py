@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from helpers.coalition_kinds import Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import trainer_for
 from helpers.forked import Forked, processes
 
@@ -29,12 +29,12 @@ class Slow(Manual):
         super().training_step(batch, batch_idx)
 
 
-def run(folder: Path, path: str | None = None) -> list[float]:
+def retrain_values(folder: Path, path: str | None = None) -> list[float]:
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
     loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
-    trainer.fit(Slow(), data(), ckpt_path=path)
+    trainer.fit(Slow(), make_three_clients(), ckpt_path=path)
     return (
         loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
     )
@@ -47,7 +47,7 @@ def run(folder: Path, path: str | None = None) -> list[float]:
 def test_killed_run_leaves_no_process_and_resumes_bitwise(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = Forked(tmp_path / "process", run, tmp_path / "killed", FLSV_TEST_HANGS="1")
+    process = Forked(tmp_path / "process", retrain_values, tmp_path / "killed", FLSV_TEST_HANGS="1")
     file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
     alive: list[int] = []
     while len(alive) < 3 and time.monotonic() < end:  # the run, its beginning, and a coalition
@@ -71,4 +71,6 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
         time.sleep(0.1)
     assert not processes(process.pid)
     checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
-    assert run(tmp_path / "killed", str(checkpoint)) == run(tmp_path / "whole")
+    assert retrain_values(tmp_path / "killed", str(checkpoint)) == retrain_values(
+        tmp_path / "whole"
+    )

@@ -17,8 +17,8 @@ from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
 from helpers.data import CLASSES
-from helpers.fits import trainer_for, vector
-from helpers.hidden_state import SEED, Base, data, entropy
+from helpers.fits import state_vector, trainer_for
+from helpers.hidden_state import SEED, Base, entropy, make_data
 from helpers.recorded import Recorded
 
 ROUNDS = 3
@@ -178,11 +178,11 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
 BY_VALIDATION = {"val_loss": "min", "val_knn": "max"}
 
 
-def federation(**options: Any) -> FederatedLoop:
+def make_loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=QUIET, **options)
 
 
-def alone(
+def utility_of_plain_fit(
     make: Callable[[], Any],
     performance: str,
     members: tuple[int, ...],
@@ -193,10 +193,10 @@ def alone(
 ) -> float:
     """The utility by a plain fit of the members, which nothing but this function scores."""
     module = make()
-    dealt = data()
+    dealt = make_data()
     if members:
         cohort = FixedCohort(members) if sampler is None else sampler.among(members)
-        trainer = trainer_for(federation(sampler=cohort), folder, rounds, **trained)
+        trainer = trainer_for(make_loop(sampler=cohort), folder, rounds, **trained)
         with suppress(NoModel):  # a federation that came to nothing has its first model
             trainer.fit(module, dealt)
     return utility_by_hand(module, dealt, performance, folder)
@@ -224,7 +224,7 @@ def utility_by_hand(
     return float((logits.argmax(1) == y).double().mean())
 
 
-def played(
+def fit_with_shadow(
     make: Callable[[], Any],
     performance: str,
     folder: Path,
@@ -236,14 +236,14 @@ def played(
         coalitions="singles", performance=performance, mode=BY_VALIDATION.get(performance), every=1
     )
     options = {} if sampler is None else {"sampler": sampler}
-    loop = federation(metrics={"shadow": metric}, **options)
+    loop = make_loop(metrics={"shadow": metric}, **options)
     module = make()
     trainer_for(
         loop,
         folder,
         ROUNDS,
         **trained,
-    ).fit(module, data(loader=loader))
+    ).fit(module, make_data(loader=loader))
     bound_metric: Any = loop.metrics["shadow"]
     return bound_metric, module
 
@@ -251,10 +251,12 @@ def played(
 @pytest.mark.parametrize("name", KINDS)
 def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, name: str) -> None:
     make, performance = KINDS[name]
-    metric, module = played(make, performance, tmp_path)
+    metric, module = fit_with_shadow(make, performance, tmp_path)
 
     assert metric.members == list(MEMBERS)
-    expected = [alone(make, performance, members, ROUNDS, tmp_path) for members in MEMBERS]
+    expected = [
+        utility_of_plain_fit(make, performance, members, ROUNDS, tmp_path) for members in MEMBERS
+    ]
     torch.testing.assert_close(
         metric.game,
         torch.tensor(expected).double(),
@@ -262,12 +264,16 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
         atol=1e-6,
     )
     if make is not TemperatureAtTheEnd:
-        first_round = [alone(make, performance, members, 1, tmp_path) for members in MEMBERS]
+        first_round = [
+            utility_of_plain_fit(make, performance, members, 1, tmp_path) for members in MEMBERS
+        ]
         expected = torch.tensor(first_round).double()
         torch.testing.assert_close(metric.first_round, expected, rtol=0, atol=1e-6)
     plain = make()
-    trainer_for(federation(), tmp_path, ROUNDS).fit(plain, data())
-    assert torch.equal(vector(module), vector(plain)), "the metric has changed the training"
+    trainer_for(make_loop(), tmp_path, ROUNDS).fit(plain, make_data())
+    assert torch.equal(state_vector(module), state_vector(plain)), (
+        "the metric has changed the training"
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,14 +282,14 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
 )
 def test_logged_value_is_of_all_validation_batches(tmp_path: Path, options: Any) -> None:
     small_batches = Loader(eval_batch_size=8)
-    few_batches, _ = played(
+    few_batches, _ = fit_with_shadow(
         Logs,
         "val_loss",
         tmp_path / "few",
         loader=small_batches,
         **options,
     )
-    all_batches, _ = played(Logs, "val_loss", tmp_path / "all", loader=small_batches)
+    all_batches, _ = fit_with_shadow(Logs, "val_loss", tmp_path / "all", loader=small_batches)
     assert torch.equal(few_batches.game, all_batches.game)
     assert torch.equal(few_batches.first_round, all_batches.first_round)
 
@@ -291,9 +297,9 @@ def test_logged_value_is_of_all_validation_batches(tmp_path: Path, options: Any)
 def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> None:
     measure = "negative_loss"
     sampler = UniformSampler(2)
-    metric, _ = played(WarmsUp, measure, tmp_path, sampler)
+    metric, _ = fit_with_shadow(WarmsUp, measure, tmp_path, sampler)
     expected = [
-        alone(
+        utility_of_plain_fit(
             WarmsUp,
             measure,
             members,
@@ -315,9 +321,12 @@ def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> Non
 def test_coalition_members_train_as_many_steps_as_in_the_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any
 ) -> None:
-    monkeypatch.setitem(globals(), "federation", partial(federation, local_epochs=work))
-    metric, _ = played(WarmsUp, "negative_loss", tmp_path)
-    expected = [alone(WarmsUp, "negative_loss", members, ROUNDS, tmp_path) for members in MEMBERS]
+    monkeypatch.setitem(globals(), "make_loop", partial(make_loop, local_epochs=work))
+    metric, _ = fit_with_shadow(WarmsUp, "negative_loss", tmp_path)
+    expected = [
+        utility_of_plain_fit(WarmsUp, "negative_loss", members, ROUNDS, tmp_path)
+        for members in MEMBERS
+    ]
     torch.testing.assert_close(
         metric.game,
         torch.tensor(expected).double(),
@@ -328,9 +337,9 @@ def test_coalition_members_train_as_many_steps_as_in_the_federation(
 
 def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
     def trainer(cohort: Any) -> Any:
-        return trainer_for(federation(sampler=cohort), tmp_path, ROUNDS)
+        return trainer_for(make_loop(sampler=cohort), tmp_path, ROUNDS)
 
-    utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), data(), "negative_loss")
+    utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), make_data(), "negative_loss")
     masks = torch.tensor(
         [
             [False, False, False],
@@ -343,7 +352,9 @@ def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> 
 
     expected = []
     for members in ((), (1,), (0, 2)):
-        expected.append(alone(TemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path))
+        expected.append(
+            utility_of_plain_fit(TemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path)
+        )
     torch.testing.assert_close(
         utilities,
         torch.tensor(expected).double(),

@@ -8,7 +8,14 @@ import torch
 
 from flsv.sampling import FixedCohort
 from helpers import slow_except
-from helpers.hidden_state import RATE, Base, Kind, averaging, fitted, utility
+from helpers.hidden_state import (
+    RATE,
+    Base,
+    Kind,
+    fit_kind,
+    make_weight_averaging,
+    utility_of_module,
+)
 from helpers.recorded import Recorded
 
 
@@ -59,7 +66,7 @@ class KeepsLosses(Base):
 KINDS: dict[str, Kind] = {
     "a hook that changes the module": Kind(HookChangesWeight),
     "ReduceLROnPlateau": Kind(Plateau),
-    "EMA that validates": Kind(callback=averaging),
+    "EMA that validates": Kind(callback=make_weight_averaging),
     "a reader of logged values": Kind(ReadsLoggedValue),
     "a step that keeps losses": Kind(KeepsLosses),
 }
@@ -83,15 +90,15 @@ def test_training_that_depends_on_validations_has_the_values_of_plain_fits(
     kind = KINDS[name]
     metric = Recorded(coalitions="singles", performance="negative_loss")
     caplog.set_level("INFO", "lightning.pytorch")
-    loop, _ = fitted(kind, tmp_path, metrics={"shadow": metric})
+    loop, _ = fit_kind(kind, tmp_path, metrics={"shadow": metric})
     if name in CAUSES:
         assert f"since training may depend on {CAUSES[name]}" in caplog.text
     caplog.set_level("WARNING", "lightning.pytorch")
     recorded: Any = loop.metrics["shadow"]
     game = dict(zip(recorded.members, recorded.game.flatten().tolist()))
     for client in range(3):
-        _, module = fitted(kind, tmp_path, sampler=FixedCohort([client]))
-        assert game[client,] == pytest.approx(utility(module), abs=1e-6)
+        _, module = fit_kind(kind, tmp_path, sampler=FixedCohort([client]))
+        assert game[client,] == pytest.approx(utility_of_module(module), abs=1e-6)
 
 
 class FailsInValidation(Base):
@@ -113,7 +120,7 @@ def test_validations_that_nothing_sees_are_left_out(
 ) -> None:
     metric = Recorded(coalitions="singles")
     caplog.set_level("INFO", "lightning.pytorch")
-    loop, _ = fitted(Kind(FailsInValidation), tmp_path, metrics={"shadow": metric})
+    loop, _ = fit_kind(Kind(FailsInValidation), tmp_path, metrics={"shadow": metric})
     assert not loop.contributions["shadow"].isnan().any()
     assert "coalitions are trained now" in caplog.text
     assert "They validate" not in caplog.text

@@ -14,10 +14,10 @@ from flsv.core import Strategy
 from flsv.retraining.coalitions_at_sites import NEAR, CoalitionsAtSites, doubtful_own_models
 from flsv.sampling import FullParticipation
 from flsv.testing.metric import Rounds
-from helpers.part_cases import federation
+from helpers.part_cases import make_federation_info
 
 
-def honest(
+def make_honest_moves(
     clients: int = 5, size: int = 400
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return own models, the initial model, the federation's model, and the sums of updates."""
@@ -29,7 +29,7 @@ def honest(
 
 
 def test_own_models_of_honest_clients_are_not_doubted() -> None:
-    assert doubtful_own_models(*honest()) == {}
+    assert doubtful_own_models(*make_honest_moves()) == {}
 
 
 # What client 1 sends as its own move, given all moves [n, P] and noise [P].
@@ -133,7 +133,7 @@ def test_client_that_never_took_part_is_not_doubted() -> None:
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
-    own_models, initial, model, updates = honest()
+    own_models, initial, model, updates = make_honest_moves()
     own_models[1], own_models[3] = model, own_models[4]
     assert doubtful_own_models(own_models, initial, model, updates) == {
         1: "its own model is the federation's",
@@ -142,7 +142,7 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
 
 
 def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
-    own_models, initial, model, updates = honest()
+    own_models, initial, model, updates = make_honest_moves()
     noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
     aside = torch.nn.functional.normalize(noise, dim=0)
     path_length = (model - initial).norm()
@@ -153,7 +153,7 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
 
 
 def test_two_clients_are_not_compared_with_each_other() -> None:
-    own_models, initial, model, updates = honest(2)
+    own_models, initial, model, updates = make_honest_moves(2)
     assert doubtful_own_models(own_models.flip(0), initial, model, updates) == {}
 
 
@@ -179,7 +179,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
             [False, True],
         ]
     )
-    info = replace(federation(Rounds(), num_clients=2), strategies=strategies)
+    info = replace(make_federation_info(Rounds(), num_clients=2), strategies=strategies)
     engine: Any = SimpleNamespace(sites_of=lambda state: None)
 
     coalitions = CoalitionsAtSites(masks, info, engine, saved=None)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from helpers import settings_imported_late, settings_of_a_program as settings
-from helpers.coalitions_by_hand import in_fresh_processes
+from helpers.coalitions_by_hand import forbid_forks
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, data
+from helpers.hidden_state import SEED, make_data
 
 Patch = pytest.MonkeyPatch
 
@@ -71,19 +71,19 @@ KINDS: dict[str, Callable[[Patch], None]] = {
 }
 
 
-def values(folder: Path) -> Tensor:
+def values_of_program(folder: Path) -> Tensor:
     loop = FederatedLoop(
         metrics={"shadow": ShadowShapley(coalitions="singles", performance="negative_loss")},
         seed=SEED,
         reporting=Reporting(table=False, files=False),
     )
-    trainer_for(loop, folder, 3).fit(settings.DependsOnSettings(), data())
+    trainer_for(loop, folder, 3).fit(settings.DependsOnSettings(), make_data())
     return loop.contributions["shadow"]
 
 
 @pytest.fixture(scope="module")
 def plain_values(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
-    return values(tmp_path_factory.mktemp("plain"))
+    return values_of_program(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
@@ -93,7 +93,7 @@ def test_each_change_of_the_program_changes_the_values(
 ) -> None:
     """Else the next test would compare nothing."""
     KINDS[kind](monkeypatch)
-    assert not torch.equal(values(tmp_path), plain_values)
+    assert not torch.equal(values_of_program(tmp_path), plain_values)
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
@@ -101,7 +101,7 @@ def test_fresh_processes_give_the_values_of_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_all(monkeypatch)
-    values_of_forks = values(tmp_path / "forks")
-    in_fresh_processes(monkeypatch)
-    values_of_fresh_processes = values(tmp_path / "fresh")
+    values_of_forks = values_of_program(tmp_path / "forks")
+    forbid_forks(monkeypatch)
+    values_of_fresh_processes = values_of_program(tmp_path / "fresh")
     assert torch.equal(values_of_fresh_processes, values_of_forks)

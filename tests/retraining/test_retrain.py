@@ -21,8 +21,8 @@ from flsv.metrics.coalitions.design import coalition_masks
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Manual, Plateau
-from helpers.coalitions_by_hand import SEED, data
-from helpers.fits import trainer_for, vector
+from helpers.coalitions_by_hand import SEED, make_three_clients
+from helpers.fits import state_vector, trainer_for
 from helpers.forked import Forked
 
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
@@ -35,13 +35,13 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     kind = KINDS[name]
     module = kind.module()
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    initial_vector = vector(module)
+    initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
     trainer = trainer_for(loop, tmp_path, 2)
 
-    rows = flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
+    rows = flsv.retrain(trainer, module, make_three_clients(), "all", seeds=1, **LOSS)
 
-    assert torch.equal(vector(module), initial_vector)
+    assert torch.equal(state_vector(module), initial_vector)
     assert torch.equal(torch.get_rng_state(), generator_state)
     assert trainer.current_epoch == 0
     assert loop.round_index == 0
@@ -75,7 +75,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
         return flsv.retrain(
             trainer,
             module,
-            data(),
+            make_three_clients(),
             "singles",
             seeds=2,
             **LOSS,
@@ -104,7 +104,7 @@ def retrain_on_dask(folder: Path) -> None:
         return flsv.retrain(
             trainer,
             module,
-            data(),
+            make_three_clients(),
             "singles",
             seeds=1,
             **LOSS,
@@ -147,17 +147,17 @@ def test_retrain_refuses_fitted_trainers_and_missing_loops(
         tmp_path,
         1,
     )
-    trainer.fit(Plateau(), data())
+    trainer.fit(Plateau(), make_three_clients())
     with pytest.raises(
         ConfigurationError,
         match="has been fitted for 1 rounds",
     ):
-        flsv.retrain(trainer, Plateau, data())
+        flsv.retrain(trainer, Plateau, make_three_clients())
     with pytest.raises(ConfigurationError, match="no FederatedLoop"):
         flsv.retrain(
             trainer_for(None, tmp_path),
             partial(Plateau),
-            data(),
+            make_three_clients(),
         )
     assert main(["retrain", str(tmp_path)]) != 0
     assert "started from Python" in (message := " ".join(capsys.readouterr().err.split()))

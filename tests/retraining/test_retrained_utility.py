@@ -15,13 +15,13 @@ from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data, toy_sets
-from helpers.fits import trainer_for, vector
+from helpers.fits import state_vector, trainer_for
 from helpers.models import Plain, network
 
 Fits = list[list[int]]
 
 
-def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort], L.Trainer]:
+def make_trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort], L.Trainer]:
     def trainer(cohort: FixedCohort) -> L.Trainer:
         fits.append(cohort.clients)
         return trainer_for(
@@ -31,11 +31,11 @@ def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort
     return trainer
 
 
-def data() -> FederatedDataModule:
+def make_data() -> FederatedDataModule:
     return toy_data(server_val=0.3)
 
 
-def masks(*coalitions: tuple[int, ...]) -> torch.Tensor:
+def make_masks(*coalitions: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([[i in members for i in range(3)] for members in coalitions])
 
 
@@ -44,7 +44,7 @@ def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_pat
 
     class Start(L.Callback):
         def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            starts.append(vector(pl_module))
+            starts.append(state_vector(pl_module))
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
         return trainer_for(
@@ -55,8 +55,8 @@ def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_pat
             limit_val_batches=0,
         )
 
-    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), data(), "auroc")
-    assert all(0 < value < 1 for value in utility(masks((0,), (1, 2), (0, 1, 2))).tolist())
+    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), make_data(), "auroc")
+    assert all(0 < value < 1 for value in utility(make_masks((0,), (1, 2), (0, 1, 2))).tolist())
     assert len(starts) == 3
     assert starts[0].abs().sum() > 0
     assert torch.equal(starts[0], starts[1])
@@ -65,7 +65,7 @@ def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_pat
 
 def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
     fits = Fits()
-    utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
+    utility = RetrainedUtility(make_trainers(tmp_path, fits, rounds=1), Plain(), make_data())
     exact = exact_shapley(utility, utility.num_players)
     assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
     tmc = permutation_shapley(
@@ -77,7 +77,7 @@ def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
 
 
 def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
-    make_trainer = trainers(tmp_path, [])
+    make_trainer = make_trainers(tmp_path, [])
     many = FederatedDataModule(
         toy_sets(),
         SizePartitioner([1.0] * 9),
@@ -91,12 +91,12 @@ def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> No
 
     message = r"metric='f2'\): a value that the module logs"
     with pytest.raises(ConfigurationError, match=message):
-        RetrainedUtility(make_trainer, Plain(), data(), metric="f2")
+        RetrainedUtility(make_trainer, Plain(), make_data(), metric="f2")
 
     without_validation = toy_data(server_val=0.0)
     utility = RetrainedUtility(make_trainer, Plain(), without_validation)
     with pytest.raises(ConfigurationError, match="samples"):
-        utility(masks((0,)))
+        utility(make_masks((0,)))
 
 
 def test_retrained_utility_with_private_layers_is_refused(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_retrained_utility_with_private_layers_is_refused(tmp_path: Path) -> Non
     with pytest.raises(
         ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"
     ):
-        RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))
+        RetrainedUtility(trainer, Plain(network()), make_data())(make_masks((1,)))

@@ -26,21 +26,27 @@ from flsv.sampling import (
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.coalitions_by_hand import SEED, Hand, data, in_fresh_processes, shadow_loop
-from helpers.fits import assert_resumes, fit, trainer_for, vector
+from helpers.coalitions_by_hand import (
+    SEED,
+    CoalitionByHand,
+    forbid_forks,
+    make_shadow_loop,
+    make_three_clients,
+)
+from helpers.fits import assert_resumes, fit, state_vector, trainer_for
 from helpers.models import Plain, adam, network
 from helpers.recorded import Recorded
 
 ROUNDS = 4
 
 
-def uniform(members: Sequence[int], size: int, index: int) -> list[int]:
+def draw_uniform(members: Sequence[int], size: int, index: int) -> list[int]:
     """The first members in a random order of all three clients."""
     order = torch.randperm(3, generator=generator_for(SEED, "cohort", index)).tolist()
     return [client for client in order if client in members][:size]
 
 
-def coins(members: Sequence[int], size: float, index: int) -> list[int]:
+def toss_for_members(members: Sequence[int], size: float, index: int) -> list[int]:
     """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
     draw = generator_for(SEED, "cohort", index)
     while True:
@@ -52,11 +58,11 @@ def coins(members: Sequence[int], size: float, index: int) -> list[int]:
 
 
 def draw_one(members: Any, index: int) -> Any:
-    return uniform(members, 1, index)
+    return draw_uniform(members, 1, index)
 
 
 def toss_coins(members: Any, index: int) -> Any:
-    return coins(members, 1.5, index)
+    return toss_for_members(members, 1.5, index)
 
 
 SAMPLERS: dict[str, Any] = {
@@ -65,7 +71,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
+def utilities_by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
     """Minus the validation loss of each coalition's model."""
     utilities = []
     for mask in coalition_masks("all", 3):
@@ -76,7 +82,7 @@ def by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
                 cohort = draw(members, index)
                 cohorts.append(sorted(cohort))
         net = copy.deepcopy(initial_module.net)
-        hand = Hand(net, initial_module.make_optimizer)
+        hand = CoalitionByHand(net, initial_module.make_optimizer)
         utilities.append(hand.utility(members, cohorts))
     return torch.tensor(utilities, dtype=torch.float64)
 
@@ -94,21 +100,21 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     """In forks, and in fresh processes; the run trains as without them."""
     make_sampler, draw = SAMPLERS[name]
     if copied:
-        in_fresh_processes(monkeypatch)
+        forbid_forks(monkeypatch)
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
     initial_module = copy.deepcopy(module)
     unmeasured_module = copy.deepcopy(module)
     metric = Recorded(coalitions="all", performance="negative_loss")
 
-    loop = shadow_loop(metric, sampler=make_sampler())
-    measured = fit(loop, tmp_path, module, data(), rounds=ROUNDS)
+    loop = make_shadow_loop(metric, sampler=make_sampler())
+    measured = fit(loop, tmp_path, module, make_three_clients(), rounds=ROUNDS)
     reporting = Reporting(table=False)
     loop_alone = FederatedLoop(sampler=make_sampler(), seed=SEED, reporting=reporting)
-    unmeasured = fit(loop_alone, tmp_path, unmeasured_module, data(), rounds=ROUNDS)
+    unmeasured = fit(loop_alone, tmp_path, unmeasured_module, make_three_clients(), rounds=ROUNDS)
 
-    assert torch.equal(vector(unmeasured), vector(measured))
+    assert torch.equal(state_vector(unmeasured), state_vector(measured))
     game = metric.game.flatten()
-    expected = by_hand(initial_module, draw)
+    expected = utilities_by_hand(initial_module, draw)
     assert_near(game, expected)
 
 
@@ -122,11 +128,11 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
     module = Plain(network(batch_norm=False))
     initial_module = copy.deepcopy(module)
     shadow = ShadowShapley(coalitions="all", performance="negative_loss")
-    loop = shadow_loop(shadow, sampler=make_sampler())
+    loop = make_shadow_loop(shadow, sampler=make_sampler())
     masks = coalition_masks("all", 3)
 
     def values_by_hand(cohorts: Any, rounds: int = ROUNDS) -> Tensor:
-        game = by_hand(initial_module, cohorts, rounds)
+        game = utilities_by_hand(initial_module, cohorts, rounds)
         return few_coalitions_shapley(masks, game).values
 
     def retrained(**options: Any) -> Tensor:
@@ -134,7 +140,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
         table = flsv.retrain(
             trainer,
             module,
-            data(),
+            make_three_clients(),
             "all",
             seeds=1,
             metric="negative_loss",
@@ -148,7 +154,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
     assert_near(values_of_everybody, values_by_hand(lambda members, index: members))
     assert not torch.allclose(values_of_everybody, values, rtol=1e-4, atol=1e-5)
 
-    trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
+    trainer_for(loop, tmp_path, ROUNDS).fit(module, make_three_clients())
     metric: Any = loop.metrics["shadow"]
     last_values = metric.recent[-1, :, 0]
     assert_near(last_values.double(), values)
@@ -163,7 +169,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
 
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     def federation() -> FederatedLoop:
-        return shadow_loop(
+        return make_shadow_loop(
             sampler=UniformSampler(1),
             aggregator=FedAdam(0.02),
             uploads=[TopK(0.3)],
@@ -172,7 +178,7 @@ def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     def module() -> Plain:
         return Plain(network(batch_norm=False))
 
-    whole = assert_resumes(federation, tmp_path, module, data)
+    whole = assert_resumes(federation, tmp_path, module, make_three_clients)
 
     # Clients that were never drawn have no value.
     was_drawn = whole.metrics["shadow"].seen > 0
@@ -215,19 +221,19 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
 
     module = Plain(network(batch_norm=False))
     monkeypatch.setattr(Plain, "training_step", step)
-    loop = shadow_loop(ShadowShapley(), sampler=make())
+    loop = make_shadow_loop(ShadowShapley(), sampler=make())
     with pytest.raises(ConfigurationError, match=match):
-        fit(loop, tmp_path, module, data(), 1)
+        fit(loop, tmp_path, module, make_three_clients(), 1)
     with pytest.raises(ConfigurationError, match=match):
-        flsv.retrain(trainer_for(loop, tmp_path, 1), module, data())
+        flsv.retrain(trainer_for(loop, tmp_path, 1), module, make_three_clients())
 
 
 def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:
-    loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
+    loop = make_shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
     with pytest.warns(
         UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"
     ):
-        fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), 1)
     assert loop.contributions["shadow"].isnan().all()
 
 

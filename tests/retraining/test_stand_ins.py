@@ -20,9 +20,9 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.sampling import FixedCohort
 from helpers import slow_except
-from helpers.coalitions_by_hand import in_fresh_processes
+from helpers.coalitions_by_hand import forbid_forks
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, data, utility
+from helpers.hidden_state import SEED, Base, make_data, utility_of_module
 from helpers.recorded import Recorded
 
 ROUNDS = 3
@@ -68,17 +68,17 @@ class ReadsMonitor(L.Callback):
         pl_module.weight = 1 + len(rates) / 10
 
 
-def monitored() -> list[L.Callback]:
+def make_monitoring_callbacks() -> list[L.Callback]:
     monitor = LearningRateMonitor()
     return [ReadsMonitor(monitor), monitor]
 
 
-def best(kind: Any = ModelCheckpoint) -> Any:
+def make_best_kind(kind: Any = ModelCheckpoint) -> Any:
     # The best model is not the last one.
     return lambda: [kind(monitor="val_loss", mode="max")]
 
 
-def stopping(**options: Any) -> Any:
+def make_stopping_kind(**options: Any) -> Any:
     return lambda: [EarlyStopping("val_loss", mode="max", patience=9, **options)]
 
 
@@ -129,14 +129,14 @@ def version_of_the_logger(trainer: Any, folder: Path) -> float:
 
 #: The module or the function that reads, and the callbacks.
 KINDS: dict[str, tuple[Any, ...]] = {
-    "best_model_path": (DeliversBest, best()),
-    "best_model_path of a subclass": (DeliversBest, best(Saves)),
-    "best_model_score": (best_score, best()),
-    "the checkpoints' state": (state_of_checkpoints, best()),
-    "wait_count": (waited, stopping()),
-    "stopped_epoch": (stopped, stopping()),
-    "early stopping that stops": (waited, stopping(stopping_threshold=0.0)),
-    "lrs": (Base, monitored),
+    "best_model_path": (DeliversBest, make_best_kind()),
+    "best_model_path of a subclass": (DeliversBest, make_best_kind(Saves)),
+    "best_model_score": (best_score, make_best_kind()),
+    "the checkpoints' state": (state_of_checkpoints, make_best_kind()),
+    "wait_count": (waited, make_stopping_kind()),
+    "stopped_epoch": (stopped, make_stopping_kind()),
+    "early stopping that stops": (waited, make_stopping_kind(stopping_threshold=0.0)),
+    "lrs": (Base, make_monitoring_callbacks),
     "progress bar": (bars_batches, lambda: [TQDMProgressBar()]),
     "class of the logger": (class_of_the_logger, list),
     "log_dir": (folder_of_the_logger, list),
@@ -152,7 +152,9 @@ NAMED = {
 }
 
 
-def fitted(kind: str, folder: Path, members: Any = None, shadow: bool = False) -> tuple[Any, Any]:
+def fit_members(
+    kind: str, folder: Path, members: Any = None, shadow: bool = False
+) -> tuple[Any, Any]:
     make, callbacks = KINDS[kind]
     is_module = isinstance(make, type)
     module = make() if is_module else Reads(make, folder)
@@ -174,7 +176,7 @@ def fitted(kind: str, folder: Path, members: Any = None, shadow: bool = False) -
         enable_checkpointing=True,
         enable_progress_bar=True,
     )
-    trainer.fit(module, data())
+    trainer.fit(module, make_data())
     return loop, module
 
 
@@ -185,7 +187,7 @@ FAST = ("best_model_path", "lrs", "experiment")
 def test_values_are_those_of_plain_fits_or_the_reader_of_a_callback_is_named(
     kind: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    loop, _ = fitted(kind, tmp_path / "run", shadow=True)
+    loop, _ = fit_members(kind, tmp_path / "run", shadow=True)
     if kind in NAMED:
         assert loop.contributions["shadow"].isnan().all()
         messages = " ".join(str(warning.message) for warning in recwarn)
@@ -194,8 +196,8 @@ def test_values_are_those_of_plain_fits_or_the_reader_of_a_callback_is_named(
 
     expected = []
     for members in (None, (0,), (1,), (2,)):
-        _, plain = fitted(kind, tmp_path / f"plain {members}", members)
-        expected.append(utility(plain))
+        _, plain = fit_members(kind, tmp_path / f"plain {members}", members)
+        expected.append(utility_of_module(plain))
     game: Tensor = loop.metrics["shadow"].game
     utilities = game[1:].flatten()
     wanted = torch.tensor(expected).double()
@@ -211,7 +213,7 @@ def test_values_are_those_of_plain_fits_or_the_reader_of_a_callback_is_named(
 def test_fresh_processes_name_the_reader_of_a_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_fresh_processes(monkeypatch)
+    forbid_forks(monkeypatch)
     with pytest.warns(UserWarning, match="no values. DeliversBest.on_train_end .*best_model_path"):
-        loop, _ = fitted("best_model_path", tmp_path, shadow=True)
+        loop, _ = fit_members("best_model_path", tmp_path, shadow=True)
     assert loop.contributions["shadow"].isnan().all()

@@ -35,7 +35,7 @@ class Game:
                 raise KeyboardInterrupt
             places = [2**client for client in order.members]
             self.trained.append(sum(places))
-            utility = torch.tensor([worth(order.members)], dtype=torch.float64)
+            utility = torch.tensor([utility_of_members(order.members)], dtype=torch.float64)
             yield (
                 order,
                 FitResult(
@@ -46,11 +46,11 @@ class Game:
             )
 
 
-def worth(members: Members) -> float:
+def utility_of_members(members: Members) -> float:
     return float(sum((0.1, 0.2, 1 / 3)[client] for client in members))
 
 
-def train(
+def train_missing(
     game: Game,
     utilities: UtilityStore,
     say: Any = lambda text: None,
@@ -75,38 +75,38 @@ class Two(Ranks):
         return [value, {}]
 
 
-def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
+def make_store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
     return UtilityStore(path, names or ["utility"], {"a": 1}, **options)
 
 
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
-    assert train(Game(), store(whole)) == 8
+    assert train_missing(Game(), make_store(whole)) == 8
     killed = Game(dies_at=4)
     messages: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        train(killed, store(path))
+        train_missing(killed, make_store(path))
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
     second = Game()
-    assert train(second, store(path), messages.append) == 3
+    assert train_missing(second, make_store(path), messages.append) == 3
     assert sorted(killed.trained + second.trained) == list(range(1, 8))
     assert messages[-1] == "seed 0: 8 of 8 coalitions"
     assert path.read_bytes() == whole.read_bytes()
     third = Game()
-    assert train(third, store(path)) == 0
+    assert train_missing(third, make_store(path)) == 0
     assert third.trained == []
     expected = torch.tensor(
-        [[worth(members)] for members in members_of(MASKS)], dtype=torch.float64
+        [[utility_of_members(members)] for members in members_of(MASKS)], dtype=torch.float64
     )
     torch.testing.assert_close(
-        store(path).table(0, MASKS),
+        make_store(path).table(0, MASKS),
         expected,
         rtol=0,
         atol=0,
     )
     # The order in which trainings end does not show in the file.
-    reordered = store(tmp_path / "other.csv")
+    reordered = make_store(tmp_path / "other.csv")
     for members, value in reversed(
         list(
             zip(
@@ -122,8 +122,8 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
 
 def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     game = Game()
-    utilities = store(None, ranks=Two())
-    train(game, utilities)
+    utilities = make_store(None, ranks=Two())
+    train_missing(game, utilities)
     assert len(game.trained) in (3, 4)
     assert len(utilities.coalitions(0)) == len(game.trained) + 1  # and the empty one
 
@@ -142,7 +142,7 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     path = tmp_path / "game.csv"
     names = ["per_class", "val_loss (min)"]
     nan_rows: dict[int, Any] = {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]}
-    written = store(path, *names, rounds=(0, 3))
+    written = make_store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
     written.add(7, (0, 2), rows)
     # What is NaN is held, and not written.
@@ -151,13 +151,13 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
 
-    read = store(path, *names, rounds=(0, 3))
+    read = make_store(path, *names, rounds=(0, 3))
 
     assert read.seeds == [7]
     assert read.rows(7, (0, 2)) == [rows[0], rows[3]]
     assert read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
     with pytest.raises(ConfigurationError, match="has the columns"):
-        store(path, "per_class", "other", rounds=(0, 3))
+        make_store(path, "per_class", "other", rounds=(0, 3))
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
@@ -178,5 +178,5 @@ def test_utility_file_of_other_settings_is_refused_and_unchanged(
     path = tmp_path / "game.csv"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=words):
-        store(path)
+        make_store(path)
     assert path.read_bytes() == content

@@ -10,7 +10,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.sampling import UniformSampler
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, data
+from helpers.hidden_state import SEED, Base, make_data
 
 ROUNDS = 12
 
@@ -32,7 +32,7 @@ def values_by_round(folder: Path, every: int | None, **options: Any) -> dict[int
         reporting=Reporting(table=False, files=False),
         **options,
     )
-    trainer_for(loop, folder, ROUNDS).fit(Base(), data())
+    trainer_for(loop, folder, ROUNDS).fit(Base(), make_data())
     return values
 
 

@@ -25,19 +25,19 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data, in_fresh_processes
-from helpers.fits import trainer_for, vector
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, forbid_forks, make_three_clients
+from helpers.fits import state_vector, trainer_for
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
 
 
-def fitted(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
+def fit_kind(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
     callbacks = [] if kind.callback is None else [kind.callback()]
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
     module = kind.module()
-    trainer.fit(module, data())
+    trainer.fit(module, make_three_clients())
     return loop, module
 
 
@@ -51,7 +51,7 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     metric = Recorded(coalitions="all", performance="negative_loss")
     untrained = kind.module()
 
-    loop, module = fitted(kind, tmp_path, {"shadow": metric})
+    loop, module = fit_kind(kind, tmp_path, {"shadow": metric})
 
     masks = coalition_masks("all", 3)
     by_hand = []
@@ -66,8 +66,8 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     values = few_coalitions_shapley(masks, expected).values
     shadow = loop.contributions["shadow"].double()
     torch.testing.assert_close(shadow, values, rtol=0, atol=1e-5)
-    _, without = fitted(kind, tmp_path, {})
-    assert torch.equal(vector(module), vector(without))
+    _, without = fit_kind(kind, tmp_path, {})
+    assert torch.equal(state_vector(module), state_vector(without))
 
 
 def test_kill_during_coalitions_keeps_finished_ones(
@@ -94,7 +94,7 @@ def test_kill_during_coalitions_keeps_finished_ones(
         trainer = trainer_for(
             federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
         )
-        trainer.fit(kind.module(), data(), ckpt_path=path)
+        trainer.fit(kind.module(), make_three_clients(), ckpt_path=path)
         return (
             federation.history()
             .query("metric == 'shadow'")
@@ -161,7 +161,7 @@ def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path:
     games: list[Tensor] = []
     for module in (Diverges, Manual):
         kind.module = module
-        loop, _ = fitted(
+        loop, _ = fit_kind(
             kind,
             tmp_path,
             {"shadow": Recorded(coalitions="all", performance="negative_loss")},
@@ -182,7 +182,7 @@ class Lucky(Manual):
 
 
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
-    loop, _ = fitted(
+    loop, _ = fit_kind(
         Kind(Lucky),
         tmp_path,
         {"shadow": Recorded(coalitions="all", performance="luck", mode="max")},
@@ -211,18 +211,18 @@ def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
-    loop, _ = fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    loop, _ = fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
-    in_fresh_processes(monkeypatch)
+    forbid_forks(monkeypatch)
     with pytest.raises(
         ConfigurationError, match="since it is a test. But the Trainer, .* cannot be pickled .*lock"
     ):
-        fitted(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+        fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     with pytest.warns(
         UserWarning,
         match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError",
     ):
-        loop, _ = fitted(Kind(callback=Fails), tmp_path, shadow)
+        loop, _ = fit_kind(Kind(callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
 
@@ -240,7 +240,7 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(tmp_path: Path) ->
         "neither its seed nor the state of this process"
     )
     with pytest.warns(UserWarning, match=message):
-        loop, _ = fitted(Kind(Unseeded), tmp_path, {"shadow": ShadowShapley()})
+        loop, _ = fit_kind(Kind(Unseeded), tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
 
 
@@ -260,7 +260,7 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
     with pytest.warns(
         UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"
     ):
-        loop, _ = fitted(kind, tmp_path, {"shadow": ShadowShapley()})
+        loop, _ = fit_kind(kind, tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
 
 

@@ -31,13 +31,13 @@ from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
     SEED,
-    assert_same,
-    batches,
-    buffers_of,
-    copies,
-    plain_sgd,
-    put,
-    unequal_data,
+    assert_same_state,
+    copy_buffers,
+    copy_parameters,
+    load_batches,
+    make_sgd_training,
+    make_unequal_data,
+    set_state,
 )
 from helpers.models import Plain, network
 
@@ -231,7 +231,7 @@ class Counts(ContributionMetric):
         return torch.zeros(5)
 
 
-def loop(**kwargs: Any) -> FederatedLoop:
+def make_loop(**kwargs: Any) -> FederatedLoop:
     parts = {
         "aggregator": FedAvg("uniform"),
         "sampler": PowerOfChoice(M, D),
@@ -242,8 +242,8 @@ def loop(**kwargs: Any) -> FederatedLoop:
     return FederatedLoop(**parts)
 
 
-def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
-    data, server = unequal_data(), copy.deepcopy(net)
+def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
+    data, server = make_unequal_data(), copy.deepcopy(net)
     sizes = torch.tensor([len(data.client_indices(k)) for k in range(len(PROPORTIONS))]).double()
     candidates, cohorts = [], []
     for r in range(ROUNDS):
@@ -261,10 +261,10 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
         models, buffers = [], []
         for k in chosen:
             client = copy.deepcopy(server).train()
-            plain_sgd(LR, momentum=0.0)(client, [list(batches(data, r, k))])
-            models.append(copies(client))
-            buffers.append(buffers_of(client))
-        put(server, [sum(parts) / M for parts in zip(*models)], buffers, [1.0] * M)
+            make_sgd_training(LR, momentum=0.0)(client, [list(load_batches(data, r, k))])
+            models.append(copy_parameters(client))
+            buffers.append(copy_buffers(client))
+        set_state(server, [sum(parts) / M for parts in zip(*models)], buffers, [1.0] * M)
         candidates.append(sorted(draw))
         cohorts.append(chosen)
     return server, candidates, cohorts
@@ -273,16 +273,16 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) -> None:
     net, counts = network(batch_norm=False), Counts()
-    expected, candidates, cohorts = by_hand(net)
+    expected, candidates, cohorts = train_by_hand(net)
     module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
     fit(
-        loop(metrics={"counts": counts}, engine=engine),
+        make_loop(metrics={"counts": counts}, engine=engine),
         tmp_path,
         module,
-        unequal_data(),
+        make_unequal_data(),
         rounds=ROUNDS,
     )
-    assert_same(module.net, expected)
+    assert_same_state(module.net, expected)
     size = sum(p.numel() for p in net.parameters())
     assert [row["cohort"] for row in counts.rows] == cohorts
     assert [row["reached"] for row in counts.rows] == candidates
@@ -296,4 +296,8 @@ def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
         PowerOfChoice(2, 1)
     metrics = {"ssv": SurrogateFederatedShapley()}
     with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
-        fit(loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics), tmp_path, data=unequal_data())
+        fit(
+            make_loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics),
+            tmp_path,
+            data=make_unequal_data(),
+        )

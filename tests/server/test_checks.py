@@ -35,7 +35,7 @@ class NeverTrained(Plain):
         raise AssertionError("training had started")
 
 
-def cssv(head: str | None = None) -> dict[str, Any]:
+def make_cssv_options(head: str | None = None) -> dict[str, Any]:
     return {"cssv": ClassSpecificShapley(head=head)}
 
 
@@ -44,7 +44,7 @@ def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x[..., None]).flatten(1)
 
-    loop = FederatedLoop(metrics=cssv("net"), seed=1)
+    loop = FederatedLoop(metrics=make_cssv_options("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
     assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
@@ -112,13 +112,13 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         ),
         (
             lambda: NeverTrained(WIDE),
-            {"metrics": cssv()},
+            {"metrics": make_cssv_options()},
             "head 'net.0' has 7 rows and the data have 3 classes",
             {},
         ),
         (
             lambda: NeverTrained(NO_LINEAR),
-            {"metrics": cssv()},
+            {"metrics": make_cssv_options()},
             r"metrics \['cssv'\] need a classifier head",
             {},
         ),
@@ -306,7 +306,7 @@ class Another(Height):
     ("options", "message"),
     [
         (
-            {"metrics": {**cssv("b"), "other": ClassSpecificShapley(head="a")}},
+            {"metrics": {**make_cssv_options("b"), "other": ClassSpecificShapley(head="a")}},
             "name different heads",
         ),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),

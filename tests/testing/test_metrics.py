@@ -7,15 +7,15 @@ from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
 from flsv.testing.checks import PartCheck, refused
 from flsv.testing.metric import EVERY, HALF, MetricCase
-from helpers.metric_cases import METRIC_CASES, METRICS, of
-from helpers.part_cases import dealt
+from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
+from helpers.part_cases import parametrize_checks
 
-OF_THE_BENCHMARK = [of(SampleCount()), of(TrainingLoss())]
+OF_THE_BENCHMARK = [checks_of_metric(SampleCount()), checks_of_metric(TrainingLoss())]
 #: That train federations.
 IN_FITS = ("vmap_is_equal", "remote_is_equal", "resumes_in_a_fit", "validation_is_declared")
 
 
-@dealt([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
+@parametrize_checks([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
 def test_every_metric_passes_the_checks_for_metrics(check: PartCheck) -> None:
     check()
 

@@ -20,26 +20,33 @@ from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.training import algorithms
-from helpers.part_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
+from helpers.part_cases import (
+    MORE,
+    FilterCase,
+    PersonalizerCase,
+    SamplerCase,
+    UploadCase,
+    parametrize_checks,
+)
 
 Checks = list[PartCheck]
 
 
-def of(case: Any, part: Any, **options: Any) -> Checks:
+def make_checks(case: Any, part: Any, **options: Any) -> Checks:
     return checks_of(
         case(part, **options), MORE if case in (AggregatorCase, ClientAlgorithmCase) else ()
     )
 
 
 aggregator, personalizer, sampler = (
-    partial(of, AggregatorCase),
-    partial(of, PersonalizerCase),
-    partial(of, SamplerCase),
+    partial(make_checks, AggregatorCase),
+    partial(make_checks, PersonalizerCase),
+    partial(make_checks, SamplerCase),
 )
 algorithm, upload, update_filter = (
-    partial(of, ClientAlgorithmCase),
-    partial(of, UploadCase),
-    partial(of, FilterCase),
+    partial(make_checks, ClientAlgorithmCase),
+    partial(make_checks, UploadCase),
+    partial(make_checks, FilterCase),
 )
 #: Multi-Krum compares three clients at least.
 SHUFFLES = {"clients_permuted_in_a_fit": "buckets are of the clients as they are shuffled"}
@@ -151,7 +158,7 @@ TABLES = (
 )
 
 
-def unlisted(room: ModuleType, base: type, rows: Sequence[Checks]) -> list[type]:
+def unlisted_parts(room: ModuleType, base: type, rows: Sequence[Checks]) -> list[type]:
     """The parts that a package exports and that have no row, without base classes."""
     listed = {checks[0].case.name for checks in rows}
     kinds = [getattr(room, name) for name in room.__all__ if name not in listed]
@@ -163,7 +170,7 @@ def without_a_row() -> list[Checks]:
     """The checks of the parts that have no row, made without arguments."""
     tables = []
     for room, base, case, rows in TABLES:
-        for kind in unlisted(room, base, rows):
+        for kind in unlisted_parts(room, base, rows):
             required = [
                 parameter.name
                 for parameter in inspect.signature(kind).parameters.values()
@@ -177,7 +184,7 @@ def without_a_row() -> list[Checks]:
 PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS, without_a_row()]
 
 
-@dealt(PARTS, IN_FITS)
+@parametrize_checks(PARTS, IN_FITS)
 def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCheck) -> None:
     check()
 
@@ -185,6 +192,6 @@ def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCh
 def test_every_exported_part_is_checked() -> None:
     checked = {checks[0].case.name for table in PARTS for checks in table}
     for room, base, case, rows in TABLES:
-        for kind in unlisted(room, base, rows):
+        for kind in unlisted_parts(room, base, rows):
             row = f"{case.args[0].__name__}: {kind.__name__}(...)"
             assert kind.__name__ in checked, f"{__file__}: add to its tables a row of a {row}"

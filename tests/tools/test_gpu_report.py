@@ -12,7 +12,7 @@ from gpu_report import ALLOWED, CHECKS, Row, convolution, near, ran
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
+def write_gpu_report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
     out = folder / "gpu.csv"
     code = gpu_report.main(["--device", "cpu", "--short", "--out", str(out), "--only", *titles])
     return code, pd.read_csv(out, keep_default_na=False).set_index("what")
@@ -31,7 +31,7 @@ def test_gpu_report_passes_all_checks_on_the_cpu(
     monkeypatch.setattr(bench_round, "IMAGES", 60)
     monkeypatch.setattr(bench_round, "images", lambda total=num_images: images(total))
 
-    code, results = report(tmp_path, *CHECKS)
+    code, results = write_gpu_report(tmp_path, *CHECKS)
     assert code == 0, results
     assert float(results.loc["MLP, 5 clients: ShadowShapley, fits", "found"]) > 1
     assert float(results.loc["round of 4 LeNets, images a second: vmap", "found"]) > 0
@@ -49,7 +49,7 @@ def test_gpu_report_with_a_failed_check_ends_with_status_1(
         raise RuntimeError("and then\nit ended")
 
     monkeypatch.setitem(CHECKS, "ranks", apart)
-    code, checks = report(tmp_path, "machine", "memory", "ranks")
+    code, checks = write_gpu_report(tmp_path, "machine", "memory", "ranks")
     assert code == 1
     assert checks.loc["device", "found"] == "cpu: no GPU"
     assert checks["verdict"].iloc[-4:].tolist() == [

@@ -20,7 +20,7 @@ from helpers.fits import fit
 from helpers.models import Plain
 
 
-def by_hand(module: Plain, batches: Any) -> list[float]:
+def measures_by_hand(module: Plain, batches: Any) -> list[float]:
     """The measures of a module on some samples."""
     module.eval()
     inputs, labels = zip(*batches)
@@ -63,7 +63,7 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
     for client in range(3):
         assert torch.equal(received[client], loop.trained.get(client, initial))
         loop.space.write(module, received[client])
-        expected = by_hand(module, data.test_dataloader())
+        expected = measures_by_hand(module, data.test_dataloader())
         for models in ("received", "trained"):
             scores = own_models.scores[models]
             scores_of_client = [scores[measure][client].item() for measure in MEASURES]

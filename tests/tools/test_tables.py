@@ -30,7 +30,7 @@ blocks:
     files: [digits.yaml]
     set: {data.source: "{source}", lr: "{rate}", b: 3}
     rules:
-      - {if: {row: p*}, unset: [b], measure: "tools.test_tables:marked"}
+      - {if: {row: p*}, unset: [b], measure: "tools.test_tables:run_cell"}
       - {if: {row: FedAvg, rate: 1}, drop: true}
 tables: [{title: Accuracy, value: accuracy}]
 """
@@ -59,7 +59,7 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
         "data.splits.max_samples": 300,
         "a": 1,
     }
-    assert cell.measure == "tools.test_tables:marked"
+    assert cell.measure == "tools.test_tables:run_cell"
     assert small_cells["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
     epochs = [shortened(table, cell).overrides["e"] for cell in list(small_cells.values())[:2]]
     assert epochs == [1, 2]
@@ -196,7 +196,7 @@ def test_a_cell_of_every_table_runs_and_is_reported(name):
 # ---- what is kept
 
 
-def marked(cell: Cell, root: str) -> Measured:
+def run_cell(cell: Cell, root: str) -> Measured:
     if cell.row == "bad":
         raise ValueError("no such thing")
     with Path(root, "ran.txt").open("a") as file:
@@ -204,11 +204,11 @@ def marked(cell: Cell, root: str) -> Measured:
     return {"value": 10.0 * cell.seed + len(cell.row)}
 
 
-def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
+def make_cells(*rows: str, seeds: int = 1) -> list[Cell]:
     made_up_cells = []
     for seed in range(seeds):
         for n, row in enumerate(rows):
-            cell = Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "tools.test_tables:marked")
+            cell = Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "tools.test_tables:run_cell")
             made_up_cells.append(cell)
     return made_up_cells
 
@@ -217,7 +217,7 @@ def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is
     tmp_path, monkeypatch
 ):
     path = tmp_path / "kept.jsonl"
-    two_seeds = made_up("one", "three", seeds=2)
+    two_seeds = make_cells("one", "three", seeds=2)
 
     results = finish(two_seeds, Kept(path), str(tmp_path), workers=1)
     assert results["three", "c", 1] == {"value": 15.0}
@@ -230,7 +230,7 @@ def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is
 
     # Other sources are another cell.
     monkeypatch.setattr(cells, "source_version", lambda: "another")
-    assert Kept(path).find(made_up("one")[0]) is None
+    assert Kept(path).find(make_cells("one")[0]) is None
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):
@@ -238,19 +238,19 @@ def test_failing_cell_does_not_stop_the_others(tmp_path):
     with pytest.raises(
         RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
     ):
-        finish(made_up("one", "bad", "last"), Kept(path), str(tmp_path), workers=1)
+        finish(make_cells("one", "bad", "last"), Kept(path), str(tmp_path), workers=1)
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
 
 
 def test_two_cells_of_one_key_are_refused(tmp_path):
     with pytest.raises(ValueError, match="the same row, column and seed"):
-        finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
+        finish(make_cells("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
 
 def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     path = tmp_path / "made_up.yaml"
     path.write_text(
-        "asked: [large]\nmeasure: tools.test_tables:marked\n"
+        "asked: [large]\nmeasure: tools.test_tables:run_cell\n"
         "blocks: [{axes: {column: [small, large], row: [a, bb]}, files: [fedavg.yaml]}]\n"
         "tables: [{title: Values, value: value, minus: {bb: [a]}}]\n"
     )

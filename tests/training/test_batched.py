@@ -40,7 +40,7 @@ class Penalized(Step):
         return super().training_step(batch) + slope.square().sum()
 
 
-def mlp(*between: nn.Module) -> nn.Module:
+def make_mlp(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
 
 
@@ -88,11 +88,11 @@ class Counting(nn.Module):
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def sgd(**options: Any) -> Make:
+def make_sgd(**options: Any) -> Make:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def groups(parameters: Any) -> torch.optim.Optimizer:
+def make_two_groups(parameters: Any) -> torch.optim.Optimizer:
     weight, *others_parameters = parameters
     return torch.optim.SGD(
         [
@@ -103,39 +103,44 @@ def groups(parameters: Any) -> torch.optim.Optimizer:
     )
 
 
-def named(name: str) -> Make:
+def make_optimizer(name: str) -> Make:
     return lambda parameters: getattr(torch.optim, name)(parameters)
 
 
-slow = sgd(lr=0.001)
+slow = make_sgd(lr=0.001)
 #: The module, a sample's shape, the optimizer, and the largest norm of a gradient.
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | None]] = {
-    **{name: (mlp, (4,), named(name), None) for name in ELEMENTWISE},
-    "nesterov": (mlp, (4,), sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
-    "AMSGrad": (mlp, (4,), lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01), None),
-    "foreach": (mlp, (4,), lambda p: torch.optim.AdamW(p, foreach=True), None),
-    "groups": (mlp, (4,), groups, None),
-    "norms that are clipped": (mlp, (4,), sgd(), 0.2),
-    "norms that are small": (mlp, (4,), sgd(), 100.0),
-    "batch norm": (lambda: mlp(nn.BatchNorm1d(8)), (4,), sgd(), None),
-    "a weight in the loss": (lambda: Decayed(mlp()), (4,), sgd(), None),
-    "a gradient in the loss": (lambda: Penalized(mlp()), (4,), sgd(), None),
-    "linear of sequences": (lambda: nn.Linear(4, 3), (6, 4), sgd(), None),
-    "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), sgd(), None),
-    "tied": (Tied, (4,), sgd(), None),
-    "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), sgd(), None),
+    **{name: (make_mlp, (4,), make_optimizer(name), None) for name in ELEMENTWISE},
+    "nesterov": (make_mlp, (4,), make_sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
+    "AMSGrad": (
+        make_mlp,
+        (4,),
+        lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01),
+        None,
+    ),
+    "foreach": (make_mlp, (4,), lambda p: torch.optim.AdamW(p, foreach=True), None),
+    "groups": (make_mlp, (4,), make_two_groups, None),
+    "norms that are clipped": (make_mlp, (4,), make_sgd(), 0.2),
+    "norms that are small": (make_mlp, (4,), make_sgd(), 100.0),
+    "batch norm": (lambda: make_mlp(nn.BatchNorm1d(8)), (4,), make_sgd(), None),
+    "a weight in the loss": (lambda: Decayed(make_mlp()), (4,), make_sgd(), None),
+    "a gradient in the loss": (lambda: Penalized(make_mlp()), (4,), make_sgd(), None),
+    "linear of sequences": (lambda: nn.Linear(4, 3), (6, 4), make_sgd(), None),
+    "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), make_sgd(), None),
+    "tied": (Tied, (4,), make_sgd(), None),
+    "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), make_sgd(), None),
     "attention": (
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
         (3, 4),
-        sgd(),
+        make_sgd(),
         None,
     ),
-    "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), sgd(), None),
+    "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), make_sgd(), None),
     "buffers": (Counting, (4,), slow, None),
 }
 
 
-def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
     """The module, other states of it for every model, and their batches."""
     torch.manual_seed(0)
     make, shape, *_ = CASES[name]
@@ -160,7 +165,7 @@ def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]
     return module, states, batches
 
 
-def one_by_one(
+def train_one_by_one(
     module: nn.Module,
     states: dict[str, Tensor],
     batches_by_model: list[list[Tensor]],
@@ -188,7 +193,7 @@ def one_by_one(
 
 @pytest.mark.parametrize("name", CASES)
 def test_batched_training_of_models_equals_training_each_model_alone(name: str) -> None:
-    module, states, batches = setting(name)
+    module, states, batches = make_setting(name)
     _, _, make, limit = CASES[name]
     shortened = None if limit is None else partial(clip, limit=limit)
     initial_state = copy.deepcopy(module.state_dict())
@@ -199,7 +204,7 @@ def test_batched_training_of_models_equals_training_each_model_alone(name: str) 
     training = RowTraining(module, optimizer, shortened)
     trained, losses = training.train(initial_states, batches)
 
-    expected = one_by_one(module, states, batches, make, limit)
+    expected = train_one_by_one(module, states, batches, make, limit)
     for i, (model, loss) in enumerate(expected):
         for key, tensor in trained.items():
             torch.testing.assert_close(
@@ -215,13 +220,13 @@ def test_batched_training_of_models_equals_training_each_model_alone(name: str) 
 
 
 def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> None:
-    module, states, batches = setting("SGD")
+    module, states, batches = make_setting("SGD")
     module.spare = nn.Parameter(torch.ones(3))
     module.net[0].requires_grad_(False)
     fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
     module.net[0].load_state_dict(fixed)
     spare = torch.ones(len(STEPS), 3)
-    optimizer = sgd(weight_decay=0.1)(module.parameters())
+    optimizer = make_sgd(weight_decay=0.1)(module.parameters())
     training = RowTraining(module, optimizer, frozen={"spare"})
     initial_states = {name: tensor.clone() for name, tensor in states.items()}
 
@@ -234,7 +239,7 @@ def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> 
     for name, tensor in fixed.items():
         states[f"net.0.{name}"] = tensor.expand(len(STEPS), *tensor.shape)
     del module.spare
-    expected = one_by_one(module, states, batches, sgd(weight_decay=0.1), None)
+    expected = train_one_by_one(module, states, batches, make_sgd(weight_decay=0.1), None)
     for i, (model, _) in enumerate(expected):
         for key, tensor in trained.items():
             torch.testing.assert_close(

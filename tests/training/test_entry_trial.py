@@ -36,7 +36,7 @@ class Average:
         self.layer.weight.data *= 0.9
 
 
-def counter() -> Callable[[], int]:
+def make_counter() -> Callable[[], int]:
     count = 0
 
     def step() -> int:
@@ -62,14 +62,14 @@ class Holds(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def constants() -> list[Any]:
+def make_constants() -> list[Any]:
     layer = nn.Linear(2, 2)
     function = partial(max, 1)
     return [layer, np.random.RandomState(1), function]
 
 
 HIDDEN: dict[str, Callable[[], Any]] = {
-    "closure": counter,
+    "closure": make_counter,
     "iterator": itertools.count,
     "library": AverageMeter,
     "objects in a list": lambda: [Average()],
@@ -77,7 +77,7 @@ HIDDEN: dict[str, Callable[[], Any]] = {
     "class": lambda: None,
     "new": lambda: Normal(0.0, 1.0),
     "namespace": lambda: SimpleNamespace(count=0),
-    "constant": constants,
+    "constant": make_constants,
 }
 
 
@@ -157,7 +157,7 @@ class Averages(Plain):
 
 @pytest.mark.parametrize(
     ("hidden", "name"),
-    [(AverageMeter, "optimizers.0.hidden"), (counter, "optimizers.0.hidden.count")],
+    [(AverageMeter, "optimizers.0.hidden"), (make_counter, "optimizers.0.hidden.count")],
 )
 def test_what_passes_in_an_optimizer_is_named(
     tmp_path: Path, hidden: Callable[[], Any], name: str

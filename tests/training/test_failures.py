@@ -14,7 +14,7 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.federation.lightning_fit import LightningFit
 from helpers.data import toy_sets
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, loop_of
 from helpers.tasks import Items
 
@@ -48,7 +48,7 @@ class Failing(Plain):
         return None
 
 
-def federation() -> FederatedLoop:
+def make_loop() -> FederatedLoop:
     return FederatedLoop(seed=1)
 
 
@@ -56,8 +56,10 @@ def federation() -> FederatedLoop:
 def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     """The global model after each round of a fit without failures."""
     models: list[Tensor] = []
-    look = LambdaCallback(on_train_epoch_end=lambda trainer, module: models.append(vector(module)))
-    fit(federation(), tmp_path_factory.mktemp("whole"), callbacks=[look])
+    look = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
+    )
+    fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[look])
     return models
 
 
@@ -71,7 +73,7 @@ def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor
 def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     tmp_path: Path, models_after_rounds: list[Tensor], where: str, failure: BaseException
 ) -> None:
-    loop, module = federation(), Failing(failure, where)
+    loop, module = make_loop(), Failing(failure, where)
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
@@ -82,13 +84,13 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     notes = getattr(error.value, "__notes__", [])
     assert PLACE in "\n".join([str(error.value), *notes])
     assert loop.round_index == ROUND
-    assert torch.equal(vector(module), models_after_rounds[ROUND - 1])
+    assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
     for checkpoint in ("last.ckpt", "exception.ckpt"):
-        resumed = fit(federation(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
-        assert torch.equal(vector(resumed), models_after_rounds[-1]), checkpoint
+        resumed = fit(make_loop(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
+        assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
 
 
-def with_types(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
+def make_typed_data(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
     """Two clients whose samples have these types, as they were stored."""
     x, y = toy_sets()[0].tensors
     inputs_stored = (10 * x).to(inputs)
@@ -113,9 +115,9 @@ def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(
     labels = torch.int64
     if kind == "small labels":
         labels = torch.int32
-    data = with_types(inputs, labels)
+    data = make_typed_data(inputs, labels)
     with pytest.raises(RuntimeError) as error:
-        fit(federation(), tmp_path, Plain(), data, rounds=1)
+        fit(make_loop(), tmp_path, Plain(), data, rounds=1)
 
     notes = "\n".join(error.value.__notes__)
     assert re.search(r"'Boston'.* round 1", notes)
@@ -134,7 +136,7 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
         batch_size=8,
     )
     with pytest.raises(RuntimeError) as error:
-        fit(federation(), tmp_path, Plain(), data, rounds=1, num_sanity_val_steps=1)
+        fit(make_loop(), tmp_path, Plain(), data, rounds=1, num_sanity_val_steps=1)
 
     notes = "\n".join(error.value.__notes__)
     assert re.search(r"at the server.* torch\.int32", notes)
@@ -153,15 +155,15 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
     tmp_path: Path, models_after_rounds: list[Tensor], where: str, match: str
 ) -> None:
-    loop, module = federation(), Failing(StopIteration("mine"), where)
+    loop, module = make_loop(), Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND
-    assert torch.equal(vector(module), models_after_rounds[ROUND - 1])
+    assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
 
 
 def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> None:
-    samples, bad, loop, module = toy_sets()[0], [-1], federation(), Plain()
+    samples, bad, loop, module = toy_sets()[0], [-1], make_loop(), Plain()
 
     def item(index: int) -> Any:
         if index == bad[0] and loop.round_index == ROUND:
@@ -185,7 +187,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> 
     ):
         fit(loop, tmp_path, module, data)
     assert loop.round_index == ROUND
-    assert vector(module).isfinite().all()
+    assert state_vector(module).isfinite().all()
 
 
 def test_fit_whose_restoring_fails_still_releases_its_folder(
@@ -197,5 +199,5 @@ def test_fit_whose_restoring_fails_still_releases_its_folder(
     with monkeypatch.context() as patched:
         patched.setattr(LightningFit, "discard", broken)
         with pytest.raises(ZeroDivisionError, match="half a model"):
-            fit(federation(), tmp_path, Failing(ValueError("mine"), "training_step"))
-    assert fit(federation(), tmp_path, rounds=1).trainer.current_epoch == 1
+            fit(make_loop(), tmp_path, Failing(ValueError("mine"), "training_step"))
+    assert fit(make_loop(), tmp_path, rounds=1).trainer.current_epoch == 1

@@ -34,51 +34,54 @@ class Twice(nn.Module):
         return self.tied(self.layer(self.layer(x)).relu())
 
 
-def floats(*shape: int) -> Callable[[], Tensor]:
+def draw_floats(*shape: int) -> Callable[[], Tensor]:
     return lambda: torch.randn(B, *shape, dtype=torch.float64)
 
 
-def words() -> Tensor:
+def draw_words() -> Tensor:
     return torch.randint(0, 6, (B, 4))
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (
         lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3, bias=False)),
-        floats(4),
+        draw_floats(4),
     ),
     "linear on tokens": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
-        floats(7, 4),
+        draw_floats(7, 4),
     ),
-    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2), floats(2, 6)),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2), draw_floats(2, 6)),
     "conv2d": (
         lambda: nn.Sequential(
             nn.Conv2d(2, 4, 3, stride=2, dilation=2),
             nn.ReLU(),
             nn.Conv2d(4, 3, 2, padding=1, padding_mode="circular"),
         ),
-        floats(2, 9, 9),
+        draw_floats(2, 9, 9),
     ),
-    "conv3d": (lambda: nn.Conv3d(1, 2, 2), floats(1, 3, 3, 3)),
-    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), floats(2, 3, 3)),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), draw_floats(1, 3, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), draw_floats(2, 3, 3)),
     "embedding": (
         lambda: nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)),
-        words,
+        draw_words,
     ),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), floats(4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4)), floats(2, 4, 4)),
-    "rms norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), floats(4)),
-    "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), floats(2, 3, 3)),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), draw_floats(4)),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4)),
+        draw_floats(2, 4, 4),
+    ),
+    "rms norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), draw_floats(4)),
+    "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), draw_floats(2, 3, 3)),
     "batch norm that rests": (
         lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval()),
-        floats(4),
+        draw_floats(4),
     ),
-    "tied": (Twice, floats(4)),
+    "tied": (Twice, draw_floats(4)),
 }
 
 
-def setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
+def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
     torch.manual_seed(1)
     make, inputs = MODULES[name]
     module = nn.Sequential(make(), Last()).double()
@@ -86,7 +89,7 @@ def setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
     return module, inputs(), torch.arange(B) % 3, g
 
 
-def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) -> Tensor:
+def products_one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) -> Tensor:
     """<g, gradient of sample z's own loss>."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
@@ -99,8 +102,8 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) ->
 
 @pytest.mark.parametrize("name", MODULES)
 def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name: str) -> None:
-    module, x, y, g = setting(name)
-    expected = one_by_one(module, x, y, g) / B
+    module, x, y, g = make_setting(name)
+    expected = products_one_by_one(module, x, y, g) / B
     ghost = GhostProducts(module, g)
     ghost.watch(B)
     F.cross_entropy(module(x), y).backward()
@@ -117,12 +120,12 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
 
 
 def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
-    module, x, y, g = setting("linear")
+    module, x, y, g = make_setting("linear")
     frozen = "0.0.weight"
     missing = "0.2.weight"
     module.get_parameter(frozen).requires_grad_(False)
     del g[missing]
-    expected = one_by_one(
+    expected = products_one_by_one(
         module,
         x,
         y,
@@ -167,7 +170,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
 def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
-    module, x, y, g = setting(name)
+    module, x, y, g = make_setting(name)
     ghost = GhostProducts(module, g)
     expected, buffer = [], torch.empty_like(x)
     for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
@@ -179,7 +182,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
         buffer.copy_(x.roll(len(expected), 0))
         targets = y[:size]
         if watched:
-            expected.append(one_by_one(module, buffer[:size].clone(), targets, g))
+            expected.append(products_one_by_one(module, buffer[:size].clone(), targets, g))
             ghost.watch(size)
         F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), torch.cat(expected))

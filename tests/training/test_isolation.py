@@ -45,7 +45,7 @@ class Remembers(Plain):
         return loss + 0.01 * self.grown.sum()
 
 
-def augmented() -> FederatedDataModule:
+def make_augmented_data() -> FederatedDataModule:
     """Noise from the global random state, drawn sample by sample in this process."""
     train, test = toy_sets()
     x, y = train.tensors
@@ -70,7 +70,7 @@ def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
             loop,
             tmp_path / str(len(cohort)),
             Remembers(),
-            augmented(),
+            make_augmented_data(),
             rounds=1,
         )
         models.append(recorder.rounds[0][2])

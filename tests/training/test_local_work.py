@@ -17,8 +17,8 @@ from flsv.training.algorithms import FedRep
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import assert_resumes, fit, pair
-from helpers.loops_by_hand import SEED, KeepsRounds, without_batch_norm
+from helpers.fits import assert_resumes, fit, fit_by_both_engines
+from helpers.loops_by_hand import SEED, KeepsRounds, make_network_without_norm
 from helpers.models import Plain, Plainest
 
 SIZES, SGD = (7, 2, 1), partial(torch.optim.SGD, lr=0.1)
@@ -34,14 +34,14 @@ CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
 ]
 
 
-def by_hand(
+def train_by_hand(
     data: FederatedDataModule,
     round: Round,
     client: int,
     passes: list[int],
     window: int,
 ) -> tuple[Tensor, int]:
-    model = without_batch_norm()
+    model = make_network_without_norm()
     steps = 0
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
@@ -65,7 +65,7 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
     tmp_path: Path, work: Any, window: int, limit: Any, passes: list[list[int]]
 ) -> None:
     data = toy_data(SIZES)
-    aggregator, module = KeepsRounds(), Plain(without_batch_norm(), MOMENTUM)
+    aggregator, module = KeepsRounds(), Plain(make_network_without_norm(), MOMENTUM)
     loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
     trained = {"accumulate_grad_batches": window, "limit_train_batches": limit}
     fit(loop, tmp_path, module, data, rounds=2, **trained)
@@ -73,7 +73,7 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
         shares = data.num_samples / data.num_samples.sum()
         models = []
         for client in range(3):
-            model, steps = by_hand(data, round, client, passes[client], window)
+            model, steps = train_by_hand(data, round, client, passes[client], window)
             assert torch.equal(round.client_vectors[client], model)
             assert round.num_steps[client] == steps
             models.append(model - round.global_vector)
@@ -115,7 +115,7 @@ def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(
 def test_many_clients_at_once_train_as_long_as_one_after_the_other(
     tmp_path: Path, work: Any
 ) -> None:
-    pair(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
+    fit_by_both_engines(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
 
 
 @pytest.mark.parametrize(

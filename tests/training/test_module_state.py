@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flsv.federation import FederatedLoop
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import assert_resumes, fit, vector
+from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Plain, network, sgd
 
 SEED, ROUNDS = 3, 3
@@ -36,7 +36,7 @@ class Slots:
         self.scale = 1.0
 
 
-def scale_by(samples: Tensor) -> float:
+def factor_of_samples(samples: Tensor) -> float:
     mean = samples.mean()
     return 1 + float(mean.abs())
 
@@ -148,7 +148,7 @@ class Memory(Remembers):
 
     def remember(self, batch: Any) -> float:
         self.holder.samples.append(batch[0])
-        return scale_by(torch.cat(self.holder.samples))
+        return factor_of_samples(torch.cat(self.holder.samples))
 
 
 class NestedMemory(Remembers):
@@ -158,7 +158,7 @@ class NestedMemory(Remembers):
 
     def remember(self, batch: Any) -> float:
         self.memory["a"]["b"].append(batch[0])
-        return scale_by(torch.cat(self.memory["a"]["b"]))
+        return factor_of_samples(torch.cat(self.memory["a"]["b"]))
 
 
 class Ring(Remembers):
@@ -176,7 +176,7 @@ class Ring(Remembers):
             self.position = (self.position + 1) % 5
             self.is_full = self.is_full or self.position == 0
         length = 5 if self.is_full else self.position
-        return scale_by(self.samples[:length])
+        return factor_of_samples(self.samples[:length])
 
 
 KINDS = (
@@ -185,7 +185,7 @@ KINDS = (
 )
 
 
-def by_hand(make: Callable[[], Remembers]) -> Remembers:
+def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
     """The global model, with the state of the first client."""
     data = toy_data()
     data.setup("fit")
@@ -201,12 +201,12 @@ def by_hand(make: Callable[[], Remembers]) -> Remembers:
                 model.training_step(batch, 0).backward()
                 optimizer.step()
             clients.append(model)
-        server = average(clients, data.num_samples)
+        server = average_states(clients, data.num_samples)
     return server
 
 
 @torch.no_grad()
-def average(clients: list[Any], num_samples: Tensor) -> Any:
+def average_states(clients: list[Any], num_samples: Tensor) -> Any:
     server = copy.deepcopy(clients[0])
     shares = num_samples / num_samples.sum()
     means = dict(server.named_parameters())
@@ -224,8 +224,8 @@ def test_clients_do_not_see_each_others_state(
     make: Callable[[], Remembers],
 ) -> None:
     module = fit(FederatedLoop(seed=SEED), tmp_path, make())
-    model = vector(by_hand(make))
-    difference = vector(module) - model
+    model = state_vector(train_by_hand(make))
+    difference = state_vector(module) - model
     assert difference.abs().max() < 1e-6
 
 

@@ -17,7 +17,7 @@ from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import FEATURES, toy_data
-from helpers.fits import fit, vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 
@@ -49,7 +49,7 @@ class MaskedByHand(Masked):
     training_step = Plain.training_step
 
 
-def game() -> FederatedLoop:
+def make_game_loop() -> FederatedLoop:
     return FederatedLoop(
         metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
     )
@@ -57,7 +57,7 @@ def game() -> FederatedLoop:
 
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path: Path) -> None:
     masked, by_hand = modules = [Masked(), MaskedByHand()]
-    loops = [game(), game()]
+    loops = [make_game_loop(), make_game_loop()]
 
     for loop, module in zip(loops, modules):
         fit(loop, tmp_path, module, toy_data(server_val=0.2))
@@ -83,7 +83,7 @@ class Observer(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def broken() -> Plain:
+def make_broken_module() -> Plain:
     module = Plain()
     with torch.no_grad():
         module.net[0].weight[0, 0] = torch.nan
@@ -128,7 +128,7 @@ class WithOwnSchedule(Plain):
             r"\['largest'\] held infinite values or NaN when training started, and training has changed",
         ),
         (
-            broken,
+            make_broken_module,
             {},
             r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts",
         ),
@@ -244,7 +244,7 @@ def test_trial_forward_changes_neither_module_nor_generator(
             module = Restless()
             torch.manual_seed(5)
             fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
-            runs.append((module, vector(module)))
+            runs.append((module, state_vector(module)))
     (tried, tried_model), (untried, untried_model) = runs
     assert tried.modes == untried.modes
     assert tried.calls_before == untried.calls_before

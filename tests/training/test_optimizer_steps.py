@@ -18,7 +18,7 @@ from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedP
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import KeepUpdates, assert_resumes, fit, vector
+from helpers.fits import KeepUpdates, assert_resumes, fit, state_vector
 from helpers.models import Plain, network
 
 SEED, ROUNDS, EPOCHS = 3, 3, 2
@@ -109,15 +109,15 @@ class Averaged:
         return loss
 
 
-def momentum(parameters: Any) -> torch.optim.Optimizer:
+def make_momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 NESTED: dict[str, Make] = {
-    "sam": lambda parameters: SAM(parameters, momentum),
-    "lookahead": lambda parameters: Lookahead(momentum(parameters), k=2),
-    "own wrapper": lambda parameters: Averaged(momentum(parameters)),
-    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, momentum), k=3),
+    "sam": lambda parameters: SAM(parameters, make_momentum_sgd),
+    "lookahead": lambda parameters: Lookahead(make_momentum_sgd(parameters), k=2),
+    "own wrapper": lambda parameters: Averaged(make_momentum_sgd(parameters)),
+    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, make_momentum_sgd), k=3),
 }
 
 
@@ -218,7 +218,7 @@ class Holding(Stepping):
 # ---- by hand
 
 
-def by_hand(
+def fedavg_by_hand(
     make: Make,
     prox: float = 0.0,
     keep: bool = False,
@@ -238,14 +238,16 @@ def by_hand(
             for epoch in range(EPOCHS):
                 stream = generator_for(SEED, "shuffle", round_index, client, epoch)
                 for batch in data.client_loader(client, "train", generator=stream):
-                    closure = partial(evaluate, model, optimizers[client], batch, server, prox)
+                    closure = partial(
+                        evaluate_closure, model, optimizers[client], batch, server, prox
+                    )
                     optimizers[client].step(closure)
-        server = average(clients, data.num_samples)
+        server = average_models(clients, data.num_samples)
     return server
 
 
 @torch.no_grad()
-def average(clients: Any, num_samples: Tensor) -> nn.Module:
+def average_models(clients: Any, num_samples: Tensor) -> nn.Module:
     server = copy.deepcopy(clients[0])
     shares = num_samples / num_samples.sum()
     parameters_of_clients = zip(*(client.parameters() for client in clients))
@@ -256,7 +258,7 @@ def average(clients: Any, num_samples: Tensor) -> nn.Module:
     return server
 
 
-def evaluate(
+def evaluate_closure(
     model: Any,
     optimizer: Any,
     batch: Any,
@@ -277,14 +279,14 @@ def evaluate(
 
 
 def assert_as_by_hand(module: Plain, expected: nn.Module) -> None:
-    assert_equal(vector(module.net), vector(expected))
+    assert_equal(state_vector(module.net), state_vector(expected))
 
 
 def assert_equal(model: Tensor, expected_model: Tensor) -> None:
     torch.testing.assert_close(model, expected_model, rtol=1e-6, atol=1e-6)
 
 
-def loop(**kwargs: Any) -> FederatedLoop:
+def make_seeded_loop(**kwargs: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **kwargs)
 
 
@@ -299,8 +301,8 @@ def test_nested_optimizers_are_swapped_between_clients(
     policy: Any,
 ) -> None:
     module = Stepping(NESTED[name])
-    fit(loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, by_hand(NESTED[name], keep=policy == "persist"))
+    fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
+    assert_as_by_hand(module, fedavg_by_hand(NESTED[name], keep=policy == "persist"))
 
 
 @pytest.mark.parametrize("created_in", ["on_fit_start", "first batch"])
@@ -312,10 +314,10 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     policy: Any,
     created_in: str,
 ) -> None:
-    make = {"plain": momentum, **NESTED}[name]
+    make = {"plain": make_momentum_sgd, **NESTED}[name]
     module = Holding(make, created_in)
-    fit(loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, by_hand(make, keep=policy == "persist"))
+    fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
+    assert_as_by_hand(module, fedavg_by_hand(make, keep=policy == "persist"))
 
 
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
@@ -323,7 +325,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(
     tmp_path: Path,
     name: str,
 ) -> None:
-    make_loop = partial(loop, optimizer_state="persist")
+    make_loop = partial(make_seeded_loop, optimizer_state="persist")
     assert_resumes(make_loop, tmp_path, partial(Stepping, NESTED[name]))
 
 
@@ -348,10 +350,10 @@ def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(
         return torch.optim.SGD(parameters, lr=0.1)
 
     expected = Stepping(make)
-    fit(loop(**ALGORITHMS[name]()), tmp_path / "automatic", expected)
+    fit(make_seeded_loop(**ALGORITHMS[name]()), tmp_path / "automatic", expected)
     module = Stepping(make, stepped_by)
-    fit(loop(**ALGORITHMS[name]()), tmp_path / stepped_by, module)
-    assert_equal(vector(module), vector(expected))
+    fit(make_seeded_loop(**ALGORITHMS[name]()), tmp_path / stepped_by, module)
+    assert_equal(state_vector(module), state_vector(expected))
 
 
 @pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
@@ -361,10 +363,10 @@ def test_fedprox_corrects_every_gradient_of_nested_optimizers_once(
     name: str,
     stepped_by: str,
 ) -> None:
-    make = {"plain": momentum, **NESTED}[name]
+    make = {"plain": make_momentum_sgd, **NESTED}[name]
     module = Stepping(make, stepped_by)
-    fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
-    assert_as_by_hand(module, by_hand(make, prox=1.0))
+    fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
+    assert_as_by_hand(module, fedavg_by_hand(make, prox=1.0))
 
 
 class CountsSteps(KeepUpdates):
@@ -387,7 +389,7 @@ def test_steps_of_nested_optimizers_are_counted_once(
     aggregator = CountsSteps()
     data = toy_data()
     module = Stepping(NESTED[name], stepped_by)
-    fit(loop(aggregator=aggregator), tmp_path, module, data, rounds=1)
+    fit(make_seeded_loop(aggregator=aggregator), tmp_path, module, data, rounds=1)
 
     steps = []
     for client in range(data.num_clients):
@@ -398,11 +400,11 @@ def test_steps_of_nested_optimizers_are_counted_once(
 
 def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path: Path) -> None:
     module = Stepping(NESTED["sam"], "second step")
-    fit(loop(), tmp_path, module)
-    assert_as_by_hand(module, by_hand(NESTED["sam"]))
+    fit(make_seeded_loop(), tmp_path, module)
+    assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
     with pytest.raises(ConfigurationError, match=r"its SGD takes a step outside of SAM.step"):
         fit(
-            loop(client_algorithm=FedProx(1.0)),
+            make_seeded_loop(client_algorithm=FedProx(1.0)),
             tmp_path,
             Stepping(NESTED["sam"], "second step"),
         )
@@ -432,15 +434,15 @@ class PublicSAM(SAM):
 
 def test_step_by_a_gradient_from_before_it_is_refused_where_it_escapes(tmp_path: Path) -> None:
     def make(parameters: Any) -> SAM:
-        return PublicSAM(parameters, momentum)
+        return PublicSAM(parameters, make_momentum_sgd)
 
     module = GradientFromBefore(make, "public")
-    fit(loop(), tmp_path, module)
-    assert_as_by_hand(module, by_hand(NESTED["sam"]))
+    fit(make_seeded_loop(), tmp_path, module)
+    assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
 
     module = GradientFromBefore(make, "public")
     with pytest.raises(ConfigurationError, match="by gradients from before the step"):
-        fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
+        fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
 class Stepless(Plain):
@@ -485,12 +487,12 @@ def test_sparse_gradients_train_as_dense_ones(
     arguments = ALGORITHMS.get(name, lambda: ditto)
     dense, sparse = Words(sparse=False), Words(sparse=True)
     for module in (dense, sparse):
-        fit(loop(**arguments()), tmp_path, module)
-    assert_equal(vector(sparse), vector(dense))
+        fit(make_seeded_loop(**arguments()), tmp_path, module)
+    assert_equal(state_vector(sparse), state_vector(dense))
 
 
 def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path: Path) -> None:
     module = Words(sparse=True)
     module.make_optimizer = lambda _: torch.optim.SparseAdam([module.words.weight])
     with pytest.raises(ConfigurationError, match="SparseAdam takes sparse gradients only"):
-        fit(loop(client_algorithm=FedProx(1.0)), tmp_path, module)
+        fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)

@@ -19,28 +19,28 @@ from flsv.sampling import FixedCohort, UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import Stop, fit, trainer_for, vector
+from helpers.fits import StopInRound, fit, state_vector, trainer_for
 from helpers.loops_by_hand import Batches
 from helpers.models import Plain, network
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def linear(optimizer: Any, steps: int) -> Any:
+def make_linear(optimizer: Any, steps: int) -> Any:
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def one_cycle(optimizer: Any, steps: int) -> Any:
+def make_one_cycle(optimizer: Any, steps: int) -> Any:
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def warm_then_cosine(optimizer: Any, steps: int) -> Any:
+def make_warmup_and_cosine(optimizer: Any, steps: int) -> Any:
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def stairs(optimizer: Any, steps: int) -> Any:
+def make_stairs(optimizer: Any, steps: int) -> Any:
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
@@ -105,7 +105,9 @@ class OneClient(L.LightningDataModule):
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
-def alone(module: Scheduled, client: int, folder: Path, **kwargs: Any) -> list[tuple[float, float]]:
+def rates_of_client_alone(
+    module: Scheduled, client: int, folder: Path, **kwargs: Any
+) -> list[tuple[float, float]]:
     trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs).fit(
         module, OneClient(client)
     )
@@ -113,13 +115,13 @@ def alone(module: Scheduled, client: int, folder: Path, **kwargs: Any) -> list[t
 
 
 KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
-    "linear": (lambda: Scheduled(linear), {}),
-    "warm, then cosine": (lambda: Scheduled(warm_then_cosine), {}),
-    "every second step": (lambda: Scheduled(linear, frequency=2), {}),
-    "accumulation": (lambda: Scheduled(linear), {"accumulate_grad_batches": 2}),
-    "limited": (lambda: Scheduled(one_cycle), {"limit_train_batches": 0.5}),
-    "by hand": (lambda: Scheduled(linear, manual="batch"), {}),
-    "by hand, once an epoch": (lambda: Scheduled(stairs, manual="last batch"), {}),
+    "linear": (lambda: Scheduled(make_linear), {}),
+    "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
+    "every second step": (lambda: Scheduled(make_linear, frequency=2), {}),
+    "accumulation": (lambda: Scheduled(make_linear), {"accumulate_grad_batches": 2}),
+    "limited": (lambda: Scheduled(make_one_cycle), {"limit_train_batches": 0.5}),
+    "by hand": (lambda: Scheduled(make_linear, manual="batch"), {}),
+    "by hand, once an epoch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
 }
 
 
@@ -135,16 +137,18 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
         len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS
     )  # they differ in steps
     for client in range(CLIENTS):
-        assert module.rates[client] == alone(alones[client], client, tmp_path, **kwargs)
+        assert module.rates[client] == rates_of_client_alone(
+            alones[client], client, tmp_path, **kwargs
+        )
     # Others, who never take part, keep the first one's data the same.
     loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
     federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
-    assert torch.equal(vector(federated), vector(alones[0]))
+    assert torch.equal(state_vector(federated), state_vector(alones[0]))
 
 
 def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
-    ends_at_zero(fit(loop, tmp_path, Scheduled(linear), rounds=5))
+    ends_at_zero(fit(loop, tmp_path, Scheduled(make_linear), rounds=5))
 
 
 def ends_at_zero(module: Scheduled) -> None:
@@ -164,16 +168,18 @@ class Opinionated(FixedCohort):
 
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=Opinionated([0]), seed=SEED)
-    module = fit(loop, tmp_path, Scheduled(one_cycle), rounds=2)
+    module = fit(loop, tmp_path, Scheduled(make_one_cycle), rounds=2)
     assert list(module.rates) == [0]
     rates = module.rates[0]
     assert module.trainer.estimated_stepping_batches != 2 * len(rates)  # ours again, after the fit
-    of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(make_one_cycle), rounds=2)
     assert of_all_clients.rates[0] == rates
 
 
 def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) -> None:
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(stairs, manual="epoch"), rounds=5)
+    module = fit(
+        FederatedLoop(seed=SEED), tmp_path, Scheduled(make_stairs, manual="epoch"), rounds=5
+    )
     expected = (0.1, 0.1, 0.05, 0.05, 0.025)
     for rates in module.rates.values():
         steps = len(rates) // 5
@@ -206,9 +212,9 @@ class Foreign(Plain):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
+        (lambda: OfRounds(make_stairs, manual="batch"), "StepLR is stepped while a client trains"),
         (
-            lambda: Hidden(stairs, manual="batch"),
+            lambda: Hidden(make_stairs, manual="batch"),
             "scheduler is a learning-rate scheduler that configure_opti",
         ),
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
@@ -242,7 +248,7 @@ class Asking(Scheduled):
 
     def __init__(self, ways: list[Callable[[Any], float]]) -> None:
         super().__init__(
-            lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs)
+            lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
         self.ways = ways
 
@@ -328,7 +334,7 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: boo
         saver: Any = OnExceptionCheckpoint(tmp_path)
     else:
         saver = ModelCheckpoint(tmp_path, "on_exception")
-    callbacks = [Stop(2, 9, RuntimeError), saver]
+    callbacks = [StopInRound(2, 9, RuntimeError), saver]
     stopped = {"callbacks": callbacks, "enable_checkpointing": True}
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
@@ -340,7 +346,7 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: boo
         rounds=4,
         ckpt_path=tmp_path / "on_exception.ckpt",
     )
-    assert torch.equal(vector(resumed), vector(whole))
+    assert torch.equal(state_vector(resumed), state_vector(whole))
     for client, rates in half.rates.items():
         assert rates == whole.rates[client][-len(rates) :]
         assert len(rates) == len(whole.rates[client]) // 2

@@ -140,7 +140,7 @@ SEED = 4
 # ---- error feedback
 
 
-def context(
+def make_context(
     client: int = 0,
     entries: int = 40,
     state: Any = None,
@@ -163,7 +163,7 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
 
         compressed = TopK(0.1).apply(
             with_buffers,
-            context(state=state, round_index=round_index),
+            make_context(state=state, round_index=round_index),
         )
 
         assert torch.equal(update, original)
@@ -181,8 +181,8 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
 def test_two_compressions_keep_their_errors_apart() -> None:
     state: dict[str, Tensor] = {}
 
-    compressed = TopK(0.5).apply(UPDATES[0], context(state=state))
-    TopK(0.1).apply(compressed, context(state=state, position=1))
+    compressed = TopK(0.5).apply(UPDATES[0], make_context(state=state))
+    TopK(0.1).apply(compressed, make_context(state=state, position=1))
 
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
@@ -215,7 +215,7 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
 def test_compressed_traffic_counts_indices_and_values() -> None:
     whole = Traffic(110, 440.0)
     sent = torch.zeros(110)
-    upload_context = context(entries=100)
+    upload_context = make_context(entries=100)
 
     single = TopK(0.05).traffic(whole, sent, upload_context)
     double = TopK(0.05).traffic(whole, sent.double(), upload_context)

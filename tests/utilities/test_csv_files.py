@@ -14,13 +14,13 @@ from flsv.utilities.csv_files import csv_text, read_rows, save_table
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
 
-def cells(path: Path) -> set[str]:
+def read_cells(path: Path) -> set[str]:
     """As a spreadsheet gets them."""
     with path.open(newline="", encoding="utf-8") as file:
         return set(itertools.chain(*csv.reader(file)))
 
 
-def runs(cell: str) -> bool:
+def is_formula(cell: str) -> bool:
     """Whether a spreadsheet takes it for a formula; what is a number alone is one."""
     try:
         float(cell)
@@ -35,7 +35,7 @@ def runs(cell: str) -> bool:
 def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, texts):
     path = tmp_path_factory.getbasetemp() / "texts.csv"
     path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
-    assert not any(map(runs, cells(path)))
+    assert not any(map(is_formula, read_cells(path)))
     assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [
         [" ".join(text.split()) for text in texts]
     ]
@@ -50,7 +50,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
     save_table(tmp_path / "retrained.csv", table)
 
     for path in tmp_path.glob("*.csv"):
-        assert not any(map(runs, cells(path))), path
+        assert not any(map(is_formula, read_cells(path))), path
         table_rows = [row for _, row in read_rows(path, {})]
         names = [row["client_name"] for row in table_rows if "client_name" in row]
         assert names == list(NAMES)

@@ -72,23 +72,23 @@ def public_classes(packages: Sequence[str]) -> list[type]:
     )
 
 
-def public() -> list[type]:
+def declared_classes() -> list[type]:
     return [cls for cls in public_classes(PACKAGES) if hasattr(cls.__init__, "__wrapped__")]
 
 
-def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def alternatives_of(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """Types of a union, each with its markers."""
     if get_origin(hint) in (Union, types.UnionType):
         for part in get_args(hint):
-            yield from alternatives(part)
+            yield from alternatives_of(part)
     elif get_origin(hint) is Annotated:
         base, *markers = get_args(hint)
-        yield from ((kind, tuple(markers)) for kind, _ in alternatives(base))
+        yield from ((kind, tuple(markers)) for kind, _ in alternatives_of(base))
     else:
         yield hint, ()
 
 
-def edge(kind: type, marker: Any) -> tuple[float, float]:
+def values_around_bound(kind: type, marker: Any) -> tuple[float, float]:
     """The last value that a bound does not admit, and the first that it does."""
     (bound,) = dataclasses.astuple(marker)
     step = 1 if kind is int else STEP
@@ -104,16 +104,20 @@ def edge(kind: type, marker: Any) -> tuple[float, float]:
 OF_THE_OTHER_KIND = (0, 1)
 
 
-def beyond(hint: Any) -> Iterator[Any]:
+def values_beyond(hint: Any) -> Iterator[Any]:
     """Values that no alternative admits."""
-    kinds = dict(alternatives(hint))
+    kinds = dict(alternatives_of(hint))
     values: list[Any] = []
     for kind, markers in kinds.items():
         if kind in (int, float):
             values += [math.nan, math.inf, -math.inf]
             if kind is int:
                 values.append(1.5)
-            values += [edge(kind, marker)[0] for marker in markers if not isinstance(marker, str)]
+            values += [
+                values_around_bound(kind, marker)[0]
+                for marker in markers
+                if not isinstance(marker, str)
+            ]
     for value in values:
         if value not in OF_THE_OTHER_KIND or not {int, float} <= kinds.keys():
             yield value
@@ -121,25 +125,29 @@ def beyond(hint: Any) -> Iterator[Any]:
         yield "nonsense"
 
 
-def at_bounds(hint: Any) -> Iterator[Any]:
+def values_at_bounds(hint: Any) -> Iterator[Any]:
     """Values that are just admitted."""
-    for kind, markers in alternatives(hint):
-        yield from (edge(kind, marker)[1] for marker in markers if not isinstance(marker, str))
+    for kind, markers in alternatives_of(hint):
+        yield from (
+            values_around_bound(kind, marker)[1]
+            for marker in markers
+            if not isinstance(marker, str)
+        )
         yield from get_args(kind) if get_origin(kind) is Literal else [True] if kind is bool else []
 
 
 CASES = [
     (cls, name, hint)
-    for cls in public()
+    for cls in declared_classes()
     for name, (hint, _) in checked_parameters(cls.__init__).items()
 ]
 
 
-def arguments(cls: type) -> dict[str, Any]:
+def required_arguments(cls: type) -> dict[str, Any]:
     plain = {}
     for name, (hint, default) in checked_parameters(cls.__init__).items():
         if default is inspect.Parameter.empty:
-            plain[name] = next(at_bounds(hint), 1.0)
+            plain[name] = next(values_at_bounds(hint), 1.0)
     return {**plain, **NEEDED.get(cls.__name__, {})}
 
 
@@ -147,21 +155,23 @@ def arguments(cls: type) -> dict[str, Any]:
     ("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) -> None:
-    for value in beyond(hint):
+    for value in values_beyond(hint):
         with pytest.raises(ConfigurationError) as error:
-            cls(**{**arguments(cls), name: value})
+            cls(**{**required_arguments(cls), name: value})
         assert str(error.value).startswith(f"{cls.__name__}({name}={value!r}): expected ")
-    for value in at_bounds(hint):
+    for value in values_at_bounds(hint):
         check_argument(cls.__name__, name, value, hint)
         with contextlib.suppress(ConfigurationError):  # beside the other arguments it may be wrong
-            cls(**{**arguments(cls), name: value})
+            cls(**{**required_arguments(cls), name: value})
 
 
-@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, ValidatedArguments)])
+@pytest.mark.parametrize(
+    "cls", [cls for cls in declared_classes() if issubclass(cls, ValidatedArguments)]
+)
 def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type) -> None:
     """A resumed run, a table of runs and run.json go by it."""
     options = {
-        name: [*at_bounds(hint), 0.25, 2, 3, 4]
+        name: [*values_at_bounds(hint), 0.25, 2, 3, 4]
         for name, (hint, _) in checked_parameters(cls.__init__).items()
     }
     if "metric" in inspect.signature(cls).parameters:
@@ -173,7 +183,7 @@ def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type)
             with contextlib.suppress(
                 ConfigurationError
             ):  # where it is not admitted, or not beside the others
-                part = cls(**{**arguments(cls), name: value})
+                part = cls(**{**required_arguments(cls), name: value})
                 assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
 
 

@@ -35,7 +35,7 @@ NAMES = [
 ]
 
 
-def pictures(folder: Path) -> list[str]:
+def picture_files(folder: Path) -> list[str]:
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
@@ -81,7 +81,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
     ):
         assert failure in warned
     assert loop.round_index == 2
-    assert pictures(tmp_path / "run") == ["Contributions/good"]
+    assert picture_files(tmp_path / "run") == ["Contributions/good"]
 
 
 def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
@@ -96,4 +96,4 @@ def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
     with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
         client.ask(write_artifacts, tmp_path, 0)
     assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
-    assert pictures(tmp_path / "pictures") == ["good"]
+    assert picture_files(tmp_path / "pictures") == ["good"]

@@ -35,7 +35,7 @@ def answer_of_fork(folder: Path, work: Callable[[], str]) -> str:
     return str(answer)
 
 
-def append(path: Path) -> str:
+def append_line(path: Path) -> str:
     with path.open("a") as file:
         file.write("fork")
     return path.read_text()
@@ -54,9 +54,9 @@ def test_writes_by_absolute_and_relative_paths_stay_with_the_fork(
 ) -> None:
     monkeypatch.chdir(folder)
 
-    absolute = answer_of_fork(folder, lambda: append(folder / "file"))
+    absolute = answer_of_fork(folder, lambda: append_line(folder / "file"))
     (folder / "memory").rmdir()
-    relative = answer_of_fork(folder, lambda: append(Path("file")))
+    relative = answer_of_fork(folder, lambda: append_line(Path("file")))
 
     assert absolute == relative == "parent, fork"
     assert (folder / "file").read_text() == "parent, "
@@ -148,7 +148,7 @@ def test_a_user_without_rights_has_a_view_in_folders_below_those_of_others(
 
     monkeypatch.setattr(own_files, "_enter_new_mount_namespace", enter_as_nobody)
 
-    answer = answer_of_fork(folder, lambda: append(work / "file"))
+    answer = answer_of_fork(folder, lambda: append_line(work / "file"))
 
     assert answer == "parent, fork"
     assert (work / "file").read_text() == "parent, "

@@ -75,7 +75,7 @@ def install(site: Path, module: str, entries: str) -> None:
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def installed_package(tmp_path, monkeypatch):
     """As its installation leaves it."""
     install(tmp_path / "site", "flsv_mything", ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
@@ -89,7 +89,7 @@ def package(tmp_path, monkeypatch):
     gc.collect()  # a class that is gone is no subclass any more
 
 
-def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypatch):
+def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
@@ -110,7 +110,7 @@ def test_plugin_is_found_by_its_class_name_in_a_file(package, tmp_path, monkeypa
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(package, tmp_path):
+def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(installed_package, tmp_path):
     install(
         tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"
     )

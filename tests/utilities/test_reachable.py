@@ -63,60 +63,60 @@ class Images(Dataset):
         return 3
 
 
-def closure(value):
+def make_closure(value):
     def draw():
         return value
 
     return draw
 
 
-def decorated(value):
-    @wraps(closure)
+def make_decorated(value):
+    @wraps(make_closure)
     def outer(*args, noise=value):
         return noise
 
     return outer
 
 
-def stream(value):
+def make_stream(value):
     yield value
     yield value
 
 
-def of_class(value):
+def make_class_attribute(value):
     kind = type("Randomized", (OfClass,), {"shared": value})
     return type("Derived", (kind,), {})()
 
 
-def decorated_method(value):
-    return type("Decorated", (), {"draw": closure(value)})()
+def make_decorated_method(value):
+    return type("Decorated", (), {"draw": make_closure(value)})()
 
 
-def module(value):
+def make_module(value):
     layer = nn.Linear(1, 1)
     layer.noise = value
     return nn.Sequential(nn.Sequential(layer))
 
 
-def hooked(value):
+def make_hooked(value):
     layer = nn.Linear(1, 1)
     layer.register_forward_hook(Holder(value))
     return layer
 
 
-def on_tensor(value):
+def make_tensor_attribute(value):
     tensor = torch.zeros(1)
     tensor.note = value
     return tensor
 
 
-def object_array(value):
+def make_object_array(value):
     array = np.empty(2, dtype=object)
     array[0] = value
     return array
 
 
-def cached(value):
+def make_cached(value):
     @lru_cache
     def draw(_):
         return value
@@ -125,13 +125,13 @@ def cached(value):
     return draw
 
 
-def cycle(value):
+def make_cycle(value):
     entries = [value]
     entries.append({"again": entries})
     return entries
 
 
-def deep(value):
+def make_deep(value):
     for _ in range(5000):
         value = [value]
     return value
@@ -142,8 +142,8 @@ HOLDERS = {
     "slots": Slots,
     "slots of a base": SlotsOfBase,
     "dataclass": Record,
-    "class": of_class,
-    "decorated method": decorated_method,
+    "class": make_class_attribute,
+    "decorated method": make_decorated_method,
     "list": lambda value: [0, [value]],
     "tuple": lambda value: (0, (value,)),
     "dict": lambda value: {"a": {1: value}},
@@ -155,21 +155,21 @@ HOLDERS = {
     "partial": lambda value: partial(max, partial(min, default=value)),
     "method": lambda value: Holder(value).draw,
     "method of C": lambda value: [value].append,
-    "closure": closure,
-    "default": decorated,
-    "property": lambda value: property(closure(value)),
-    "cache": cached,
+    "closure": make_closure,
+    "default": make_decorated,
+    "property": lambda value: property(make_closure(value)),
+    "cache": make_cached,
     "iterator": lambda value: iter([value]),
     "itertools": lambda value: itertools.cycle([value]),
-    "map": lambda value: map(closure(value), [1]),
-    "generator": stream,
-    "module": module,
-    "hook": hooked,
-    "tensor": on_tensor,
-    "array": object_array,
-    "subset": lambda value: Subset(ConcatDataset([Images(partial(closure(value)))]), [0]),
-    "cycle": cycle,
-    "depth": deep,
+    "map": lambda value: map(make_closure(value), [1]),
+    "generator": make_stream,
+    "module": make_module,
+    "hook": make_hooked,
+    "tensor": make_tensor_attribute,
+    "array": make_object_array,
+    "subset": lambda value: Subset(ConcatDataset([Images(partial(make_closure(value)))]), [0]),
+    "cycle": make_cycle,
+    "depth": make_deep,
 }
 GENERATORS = {
     "torch": torch.Generator,

@@ -18,15 +18,15 @@ from flsv.utilities.supervisor import ChildFailed, GoOn, answer, supervise
 ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
 
 
-def command(code: str) -> tuple[list[str], bytes]:
+def make_command(code: str) -> tuple[list[str], bytes]:
     return [sys.executable, "-c", ANSWERS + code], b""
 
 
-def killed() -> None:
+def kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def prints() -> int:
+def print_lines() -> int:
     for _ in range(200):
         print("x" * 10_000)
     os.write(2, b"y" * 1_000_000)
@@ -41,21 +41,21 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "hangs": lambda: time.sleep(600),
         "spins": lambda: [None for _ in iter(int, 1)],
         "waits": lambda: subprocess.call([sys.executable, "-c", "sum(range(3 * 10**7))"]),
-        "command hangs": command("import time; time.sleep(600)"),
+        "command hangs": make_command("import time; time.sleep(600)"),
         "fork": lambda: torch.ones(3),
         "raises": lambda: 1 / 0,
-        "killed": killed,
+        "killed": kill_process,
         "exits": lambda: sys.exit(3),
         "ends": lambda: os._exit(4),
         "cannot be sent": lambda: lambda: 1,
-        "prints": prints,
+        "prints": print_lines,
         "large": lambda: bytes(50_000_000),
-        "command": command("answer(sum(range(5)))"),
-        "large command": command("answer(bytes(50_000_000))"),
-        "fails": command("fail('no clients')"),
-        "silent": command("print('last words')"),
-        "command raises": command("print('x' * 10**7); 1 / 0"),
-        "command is killed": command("import os; os.kill(os.getpid(), 11)"),
+        "command": make_command("answer(sum(range(5)))"),
+        "large command": make_command("answer(bytes(50_000_000))"),
+        "fails": make_command("fail('no clients')"),
+        "silent": make_command("print('last words')"),
+        "command raises": make_command("print('x' * 10**7); 1 / 0"),
+        "command is killed": make_command("import os; os.kill(os.getpid(), 11)"),
     }
     time_at_start = time.monotonic()
     results = dict(supervise(tasks.items(), jobs=3, limit_s=20))
@@ -147,14 +147,14 @@ finally:
 """
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.1)
@@ -176,15 +176,15 @@ def test_all_children_end_with_their_parent(
     def named(name: str) -> list[int]:
         return [int(path.name.split("-")[1]) for path in tmp_path.glob(f"{name}-*")]
 
-    assert until(
+    assert wait_until(
         lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0)
     )
     parent.send_signal(number)
     parent.wait(30)
     ours = named("child") + (named("worker") if number != signal.SIGKILL else [])
-    assert until(lambda: not any(map(alive, ours))), "children are left"
+    assert wait_until(lambda: not any(map(is_alive, ours))), "children are left"
     for pid in named("worker"):  # a child that is killed cannot end what it has started itself
-        if alive(pid):
+        if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
     for name in ("atexit", "finally"):
         assert named(name) == ([] if number == signal.SIGKILL else [parent.pid])

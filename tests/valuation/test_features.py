@@ -16,7 +16,7 @@ from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
 # Backbones
 
 
-def images(
+def make_images(
     channels: int = 1,
     side: int = 28,
 ) -> torch.Tensor:
@@ -40,7 +40,7 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
         "resnet10t",
         pretrained=True,
         options=options,
-    )(images(side=32))
+    )(make_images(side=32))
 
     headless = timm.create_model("resnet10t", num_classes=0, in_chans=1).eval()
     for name in ("fc.weight", "fc.bias"):
@@ -48,14 +48,14 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
     headless.load_state_dict(weights)
     torch.testing.assert_close(
         features,
-        headless(images(side=32)).detach(),
+        headless(make_images(side=32)).detach(),
     )
 
 
 def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> None:
     state = torch.get_rng_state()
 
-    features = [Backbone("lenet5", seed=seed)(images()) for seed in (0, 0, 1)]
+    features = [Backbone("lenet5", seed=seed)(make_images()) for seed in (0, 0, 1)]
 
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(features[0], features[1])
@@ -63,18 +63,18 @@ def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alon
 
 
 def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
-    features = Backbone("torchvision:resnet18", image_size=40)(images(3, side=16))
+    features = Backbone("torchvision:resnet18", image_size=40)(make_images(3, side=16))
 
     assert features.shape == (3, 512)
     assert not any(isinstance(layer, nn.Linear) for layer in squeezenet1_0().modules())
     with pytest.raises(ConfigurationError, match="no linear layer"):
-        Backbone("torchvision:squeezenet1_0", image_size=64)(images(3))
+        Backbone("torchvision:squeezenet1_0", image_size=64)(make_images(3))
 
 
 # Principal components
 
 
-def draw(samples: int, seed: int = 0) -> torch.Tensor:
+def draw_samples(samples: int, seed: int = 0) -> torch.Tensor:
     x = torch.randn(
         samples,
         1,
@@ -86,7 +86,7 @@ def draw(samples: int, seed: int = 0) -> torch.Tensor:
     return x * scales + 2
 
 
-def sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def make_sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Clients' samples, of no class."""
     return [(part, torch.zeros(len(part), dtype=torch.long)) for part in x.split(sizes)]
 
@@ -94,11 +94,11 @@ def sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("by_moments", [False, True])
 def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
     pca = PCA(4)
-    fitted_on = draw(90)
-    transformed = draw(30, seed=1)
+    fitted_on = draw_samples(90)
+    transformed = draw_samples(30, seed=1)
 
     if by_moments:
-        pca.fit(None, clients_of(sets(fitted_on, 50, 0, 39, 1)))
+        pca.fit(None, clients_of(make_sets(fitted_on, 50, 0, 39, 1)))
     else:
         pca.fit(fitted_on, [])
     components = pca(transformed).double()
@@ -118,14 +118,14 @@ def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
 
 @pytest.mark.parametrize("by_moments", [False, True])
 def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
-    x = draw(60)
+    x = draw_samples(60)
     broken = x.clone()
     broken[7, 0, 0, 0] = float("nan")
     is_finite = torch.arange(60) != 7
 
     pca = PCA(3)
     if by_moments:
-        pca.fit(None, clients_of(sets(broken, 60)))
+        pca.fit(None, clients_of(make_sets(broken, 60)))
     else:
         pca.fit(broken, [])
     clean = PCA(3)
@@ -144,10 +144,10 @@ def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
 
 def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
-        PCA().fit(None, clients_of(sets(draw(0), 0)))
+        PCA().fit(None, clients_of(make_sets(draw_samples(0), 0)))
 
     pca = PCA(2)
-    pca.fit(draw(20), [])
+    pca.fit(draw_samples(20), [])
     with pytest.raises(ConfigurationError, match="of 20 numbers, and got 1"):
         pca(torch.zeros(3, 1))
 

@@ -20,7 +20,7 @@ from flsv.valuation.questions import BINS, deviations
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
 
-def draw(
+def draw_samples(
     samples: int,
     seed: int,
     noise: float = 1.0,
@@ -35,15 +35,15 @@ def draw(
     return x, y
 
 
-def no_samples() -> tuple[Tensor, Tensor]:
+def make_no_samples() -> tuple[Tensor, Tensor]:
     return torch.zeros(0, 5), torch.zeros(0).long()
 
 
-def not_a_number(samples: int) -> Tensor:
+def make_nan_inputs(samples: int) -> Tensor:
     return torch.full((samples, 5), torch.nan)
 
 
-def value(
+def value_clients(
     sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any
 ) -> Any:
     """The valuation of these clients' samples, and the clients."""
@@ -61,7 +61,7 @@ def value(
     return valuation, clients
 
 
-def exact(a: Any, b: Any, weight: float) -> float:
+def distance_by_pot(a: Any, b: Any, weight: float) -> float:
     """POT on the paper's stacked vectors [x; m_y; s_y], in NumPy."""
     stacked = []
     for samples, labels in (a, b):
@@ -85,17 +85,17 @@ def exact(a: Any, b: Any, weight: float) -> float:
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
-    server = draw(45, 0)
+    server = draw_samples(45, 0)
     sets = [
-        draw(45, 1),
-        draw(
+        draw_samples(45, 1),
+        draw_samples(
             45,
             2,
             noise=3.0,
         ),
     ]
 
-    valuation, _ = value(
+    valuation, _ = value_clients(
         sets,
         server,
         judge=False,
@@ -105,7 +105,7 @@ def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> No
         allow_reconstruction=True,
     )
 
-    distances = torch.tensor([exact(client, server, weight) for client in sets]).float()
+    distances = torch.tensor([distance_by_pot(client, server, weight) for client in sets]).float()
     shares = (1 / distances) / (1 / distances).sum()
     torch.testing.assert_close(
         valuation.distances,
@@ -123,13 +123,13 @@ def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> No
 
 
 def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
-    sets = [draw(40, seed) for seed in (1, 2, 3)]
-    server = draw(30, 0)
+    sets = [draw_samples(40, seed) for seed in (1, 2, 3)]
+    server = draw_samples(30, 0)
 
-    by_one_worker, _ = value(sets, server, support=8, workers=1)
-    by_three_workers, _ = value(sets, server, support=8, workers=3)
-    of_two_clients, _ = value(sets[:2], server, support=8)
-    of_another_seed, _ = value(sets, server, support=8, seed=1)
+    by_one_worker, _ = value_clients(sets, server, support=8, workers=1)
+    by_three_workers, _ = value_clients(sets, server, support=8, workers=3)
+    of_two_clients, _ = value_clients(sets[:2], server, support=8)
+    of_another_seed, _ = value_clients(sets, server, support=8, seed=1)
 
     assert torch.equal(by_one_worker.distances, by_three_workers.distances)
     assert torch.equal(by_one_worker.flagged, by_three_workers.flagged)
@@ -141,16 +141,16 @@ def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
 
 
 def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -> None:
-    x, y = draw(150, 1)
+    x, y = draw_samples(150, 1)
     mislabeled = torch.zeros(150, dtype=torch.bool)
     mislabeled[::10] = True
-    sets = [(x, torch.where(mislabeled, (y + 1) % 3, y)), draw(90, 2)]
+    sets = [(x, torch.where(mislabeled, (y + 1) % 3, y)), draw_samples(90, 2)]
 
     auroc = {}
     for weight in (0.0, 1.0):
-        _, clients = value(
+        _, clients = value_clients(
             sets,
-            draw(90, 0),
+            draw_samples(90, 0),
             label_weight=weight,
         )
         gradients = clients[0].ask(sample_values).gradients
@@ -161,7 +161,7 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
 
 
 def test_noisy_samples_are_flagged_and_counted() -> None:
-    x, y = draw(150, 1)
+    x, y = draw_samples(150, 1)
     noisy = torch.arange(150) < 30
     noise = torch.randn(
         30,
@@ -170,9 +170,9 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     )
     x[noisy] += 4 * noise
 
-    valuation, clients = value(
-        [(x, y), draw(90, 2)],
-        draw(90, 0),
+    valuation, clients = value_clients(
+        [(x, y), draw_samples(90, 2)],
+        draw_samples(90, 0),
         label_weight=0.0,
     )
 
@@ -191,12 +191,12 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
 
 
 def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
-    x, y = draw(91, 1)
+    x, y = draw_samples(91, 1)
     one_class = [y == label for label in range(3)]
     for calibration, groups in [("client", [y >= 0]), ("class", one_class)]:
-        _, clients = value(
-            [(x, y), draw(30, 2)],
-            draw(30, 0),
+        _, clients = value_clients(
+            [(x, y), draw_samples(30, 2)],
+            draw_samples(30, 0),
             calibration=calibration,
         )
         gradients = clients[0].ask(sample_values).gradients
@@ -252,7 +252,7 @@ def no_model(batches: Any) -> Any:
 def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     crossed: list[Any] = []
     clients: list[Customs] = []
-    for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
+    for number, (x, y) in enumerate((draw_samples(40, 1), draw_samples(40, 2))):
         sealed = [
             (
                 x.as_subclass(Sealed),
@@ -271,10 +271,10 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
         client.crossed = crossed
         clients.append(client)
     with pytest.raises(AssertionError, match="outside of the client"):
-        _ = draw(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
+        _ = draw_samples(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
     with pytest.raises(PermissionError):
         _ = client_data.memory
-    server = server_of(*draw(30, 0)) if with_validation else None
+    server = server_of(*draw_samples(30, 0)) if with_validation else None
 
     valuation = FedBary(
         PCA(3),
@@ -295,20 +295,20 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
 
 def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
-    server = draw(60, 0)
-    sets = [draw(300, 1), draw(60, 2), no_samples()]
-    broken = draw(60, 2)
+    server = draw_samples(60, 0)
+    sets = [draw_samples(300, 1), draw_samples(60, 2), make_no_samples()]
+    broken = draw_samples(60, 2)
     broken[0][:20] = torch.nan
 
-    by_default, _ = value(sets, server, judge=False)
-    by_name, _ = value(sets, server, judge=False, support=29)
-    of_large_clients, _ = value(
-        [draw(300, 1), draw(203, 2)],
+    by_default, _ = value_clients(sets, server, judge=False)
+    by_name, _ = value_clients(sets, server, judge=False, support=29)
+    of_large_clients, _ = value_clients(
+        [draw_samples(300, 1), draw_samples(203, 2)],
         server,
         judge=False,
     )
-    of_a_broken_client, _ = value(
-        [draw(300, 1), broken],
+    of_a_broken_client, _ = value_clients(
+        [draw_samples(300, 1), broken],
         server,
         judge=False,
     )
@@ -320,36 +320,36 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     assert of_a_broken_client.support == 19
 
 
-@pytest.mark.parametrize("validation", [draw(30, 0), None])
+@pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
-    sets = [draw(90, 1), draw(60, 2)]
+    sets = [draw_samples(90, 1), draw_samples(60, 2)]
 
     with pytest.raises(
         ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"
     ):
-        value(sets, validation, support=30)
-    allowed, _ = value(sets, validation, support=60, judge=False, allow_reconstruction=True)
+        value_clients(sets, validation, support=30)
+    allowed, _ = value_clients(sets, validation, support=60, judge=False, allow_reconstruction=True)
     assert allowed.support == 60
 
     with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
         FedBary(part="labels", label_weight=0.0)
     with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
-        value([draw(90, 1), draw(2, 2)], validation)
+        value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 
 # Edges
 
 
 def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
-    x, y = draw(31, 1)
+    x, y = draw_samples(31, 1)
     labels = y.clone()
     labels[0] = 7
-    x_of_all, y_of_all = draw(30, 2)
+    x_of_all, y_of_all = draw_samples(30, 2)
     of_one_class = (x_of_all[y_of_all == 0], y_of_all[y_of_all == 0])
 
-    valuation, clients = value(
+    valuation, clients = value_clients(
         [(x, labels), of_one_class],
-        draw(30, 0),
+        draw_samples(30, 0),
         support=4,
     )
 
@@ -359,28 +359,30 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
 
 
 def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> None:
-    server = draw(20, 0)
+    server = draw_samples(20, 0)
 
-    valuation, _ = value([draw(20, 1), no_samples(), draw(20, 2)], server)
+    valuation, _ = value_clients(
+        [draw_samples(20, 1), make_no_samples(), draw_samples(20, 2)], server
+    )
 
     assert valuation.distances[1].isnan()
     assert valuation.shares[1].isnan()
     assert valuation.flagged_shares[1].isnan()
     assert valuation.shares[[0, 2]].sum().item() == pytest.approx(1)
     with pytest.raises(ConfigurationError, match="no client has a sample"):
-        value([no_samples(), no_samples()], server)
+        value_clients([make_no_samples(), make_no_samples()], server)
 
 
 def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> None:
-    x, y = draw(40, 1)
+    x, y = draw_samples(40, 1)
     infinite = torch.full((1, 5), torch.inf)
-    broken = torch.cat([x, not_a_number(2), infinite])
+    broken = torch.cat([x, make_nan_inputs(2), infinite])
     labels = torch.cat([y, torch.tensor([0, 1, 2])])
-    client_1 = draw(30, 2)
-    server = draw(30, 0)
+    client_1 = draw_samples(30, 2)
+    server = draw_samples(30, 0)
 
-    clean, _ = value([(x, y), client_1], server)
-    valuation, clients = value([(broken, labels), client_1], server)
+    clean, _ = value_clients([(x, y), client_1], server)
+    valuation, clients = value_clients([(broken, labels), client_1], server)
 
     assert torch.equal(valuation.distances, clean.distances)
     assert valuation.broken.tolist() == [3, 0]
@@ -392,26 +394,26 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> No
 
 def test_client_or_server_without_a_finite_sample() -> None:
     labels = torch.tensor([0, 1, 2, 0])
-    client_1 = draw(30, 2)
-    server = draw(30, 0)
-    x_of_server, _ = draw(30, 0)
+    client_1 = draw_samples(30, 2)
+    server = draw_samples(30, 0)
+    x_of_server, _ = draw_samples(30, 0)
     x_of_server[3, 2] = torch.nan
 
-    valuation, clients = value([(not_a_number(4), labels), client_1], server)
+    valuation, clients = value_clients([(make_nan_inputs(4), labels), client_1], server)
     assert valuation.distances[0].isnan()
     assert valuation.flagged_shares[0] == 1
     assert clients[0].ask(sample_values).flagged.all()
 
-    by_a_broken_sample, _ = value([client_1], (x_of_server, server[1]))
+    by_a_broken_sample, _ = value_clients([client_1], (x_of_server, server[1]))
     assert by_a_broken_sample.distances.isfinite().all()
     with pytest.raises(ConfigurationError, match="validation set is finite"):
-        value([client_1], (not_a_number(4), labels))
+        value_clients([client_1], (make_nan_inputs(4), labels))
 
 
 @pytest.mark.parametrize("at_server", [True, False])
 def test_participants_with_different_feature_counts_are_refused_by_name(at_server: bool) -> None:
     six_features = (torch.zeros(20, 6), torch.zeros(20).long())
-    sets = [draw(20, 1), draw(20, 2)]
+    sets = [draw_samples(20, 1), draw_samples(20, 2)]
     server = None
     if at_server:
         server = six_features
@@ -422,7 +424,7 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
 
     message = rf"Pixels\(\): client 0 has 5, .*{participant} has 6 features"
     with pytest.raises(ConfigurationError, match=message):
-        value(sets, server, support=9)
+        value_clients(sets, server, support=9)
 
 
 def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
@@ -434,15 +436,15 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
         ) -> Tensor:
             return x / 2
 
-    server = draw(30, 0)
-    sets = [draw(30, 1), draw(30, 2)]
+    server = draw_samples(30, 0)
+    sets = [draw_samples(30, 1), draw_samples(30, 2)]
 
-    of_halves, _ = value(sets, server, features=Half())
-    of_pixels, _ = value(sets, server, features=Pixels())
+    of_halves, _ = value_clients(sets, server, features=Half())
+    of_pixels, _ = value_clients(sets, server, features=Pixels())
 
     torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
     with pytest.raises(ConfigurationError, match="there is none before training"):
-        value(sets, server, features="penultimate")
+        value_clients(sets, server, features="penultimate")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.45])
@@ -490,9 +492,9 @@ def test_flag_samples_flags_a_single_high_value() -> None:
 
 
 def test_figures_of_a_valuation_show_every_client() -> None:
-    valuation, _ = value(
-        [draw(30, 1), draw(20, 2), no_samples()],
-        draw(20, 0),
+    valuation, _ = value_clients(
+        [draw_samples(30, 1), draw_samples(20, 2), make_no_samples()],
+        draw_samples(20, 0),
         support=9,
     )
 

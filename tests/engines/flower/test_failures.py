@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv.cli import main
-from helpers.sites import ACCEPTED, NAMES, deployment, living
+from helpers.sites import ACCEPTED, NAMES, processes_of_sites, start_deployment
 
 pytestmark = pytest.mark.flower
 ROUNDS = 7
@@ -93,7 +93,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     project = folder / "fedapp" / "federation.py"
     written = project.read_text()
     project.write_text(written.replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
-    with deployment(folder, "question = []\n") as processes:
+    with start_deployment(folder, "question = []\n") as processes:
         for site in NAMES:
             processes.wait_for(site, lambda log: ACCEPTED in log)
         processes.run("refused")
@@ -124,7 +124,9 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
         (folder / "osaka_is_back").touch()
         processes.wait_for("rounds", lambda log: "the run has finished" in log)
         # One process a site and run, whatever was killed: each has a socket of its own.
-        command = [Path(f"/proc/{process}/cmdline").read_bytes() for process in living(folder)]
+        command = [
+            Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of_sites(folder)
+        ]
         sockets = set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))
         assert len(sockets) == len(command)
         log_text = (folder / "rounds.log").read_text()

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
-from helpers.sites import living
+from helpers.sites import processes_of_sites
 
 pytestmark = pytest.mark.flower
 
@@ -109,7 +109,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     yield Site(tmp_path)
-    for process in living(tmp_path):
+    for process in processes_of_sites(tmp_path):
         os.kill(process, signal.SIGKILL)
 
 
@@ -137,7 +137,7 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     of_another_run = site.send("c", run=2)
     assert of_another_run["seen"] == ["c"]
     assert site.send("d")["seen"] == ["a", "b", "d"]
-    assert living(site.folder) == {first_reply["process"], of_another_run["process"]}
+    assert processes_of_sites(site.folder) == {first_reply["process"], of_another_run["process"]}
 
 
 def test_message_without_idle_time_is_answered_by_its_own_process(

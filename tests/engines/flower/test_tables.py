@@ -15,8 +15,8 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from flsv.engines.engine import shared_space
 from flsv.engines.flower import client_app, server_app
-from helpers.hospitals import data_of, hospital, module, one_process
-from helpers.sites import NAMES, shapfed
+from helpers.hospitals import fit_in_one_process, make_data, make_hospital_table, make_module
+from helpers.sites import NAMES, make_shapfed_loop
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 ROUNDS = 2
@@ -30,7 +30,7 @@ class Grid:
         self.contexts: dict[int, Context] = {}
         self.replies: dict[str, Message] = {}
         for number, name in enumerate(NAMES, 1):
-            self.apps[number] = client_app(module, site_table, shapfed)
+            self.apps[number] = client_app(make_module, site_table, make_shapfed_loop)
             node_config: dict[str, Any] = {"folder": str(folder / name), "name": name}
             self.contexts[number] = Context(
                 run_id=1,
@@ -58,19 +58,19 @@ class Grid:
 
 
 def site_table(node: Any) -> Any:
-    return data_of(hospital(node["name"]))
+    return make_data(make_hospital_table(node["name"]))
 
 
 def server_tables() -> Any:
-    val = hospital("val")
-    return data_of(val, val=val)
+    val = make_hospital_table("val")
+    return make_data(val, val=val)
 
 
 def test_tables_on_flower_give_the_weights_of_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     app = server_app(
-        module,
-        shapfed,
+        make_module,
+        make_shapfed_loop,
         NAMES,
         rounds=ROUNDS,
         datamodule=server_tables,
@@ -80,9 +80,9 @@ def test_tables_on_flower_give_the_weights_of_one_process(tmp_path: Path) -> Non
     )
     app(grid=Grid(tmp_path), context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
 
-    local, data = one_process(tmp_path / "one", ROUNDS)
+    local, data = fit_in_one_process(tmp_path / "one", ROUNDS)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
-    trained = module()
+    trained = make_module()
     trained.load_state_dict(checkpoint["state_dict"])
     weights = shared_space(trained, local.config).read(trained)
     assert torch.equal(weights, local.state.model())

@@ -32,7 +32,7 @@ from flsv.engines.remote import Packet, RemoteServer
 from flsv.engines.remote.run_status import Stopped
 from flsv.utilities.errors import ConfigurationError
 from helpers.nvflare_jobs import Job
-from helpers.sites import NAMES, ServerData, module, one_process, shapfed
+from helpers.sites import NAMES, ServerData, fit_in_one_process, make_mlp_module, make_shapfed_loop
 
 pytestmark = pytest.mark.nvflare
 
@@ -50,8 +50,8 @@ def server_of(
     timeout: float = 60.0,
 ) -> RemoteServer:
     return RemoteServer(
-        module,
-        shapfed,
+        make_mlp_module,
+        make_shapfed_loop,
         NAMES,
         rounds=rounds,
         num_classes=10,
@@ -108,9 +108,9 @@ def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
     assert trainings(job) == [2, 2, 2]
 
     checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
-    loop = one_process(tmp_path / "one_process", shapfed)
+    loop = fit_in_one_process(tmp_path / "one_process", make_shapfed_loop)
     weights = []
-    for name, _ in module().named_parameters():
+    for name, _ in make_mlp_module().named_parameters():
         weights.append(checkpoint["state_dict"][name].flatten())
     assert torch.equal(torch.cat(weights), loop.state.model())
 

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
 
 from helpers.nvflare_federations import FEDERATIONS
-from helpers.sites import NAMES, one_process
+from helpers.sites import NAMES, fit_in_one_process
 
 pytestmark = pytest.mark.nvflare
 
@@ -57,7 +57,7 @@ def test_simulated_federation_equals_one_process(
     server_folder: Path, tmp_path: Path, name: str
 ) -> None:
     make_loop, data = FEDERATIONS[name]
-    loop = one_process(tmp_path, make_loop, **data)
+    loop = fit_in_one_process(tmp_path, make_loop, **data)
     results = torch.load(server_folder / name / "checkpoints" / "results.pt", weights_only=True)
     assert torch.equal(results["model"], loop.state.model())
     for metric, values in loop.contribution_metrics.contributions.items():

@@ -30,7 +30,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import NAMES, SPLITS, Remotely, Replay, ServerData, shapfed
+from helpers.sites import NAMES, SPLITS, Replay, ServerData, SitesInProcess, make_shapfed_loop
 
 LYON = 101
 NUM_CLASSES = 3
@@ -71,12 +71,12 @@ def as_tensor(answer: Any) -> Tensor:
     return torch.tensor(answer, dtype=torch.float64)
 
 
-def converted(answer: Any, dtype: torch.dtype) -> Tensor:
+def convert_answer(answer: Any, dtype: torch.dtype) -> Tensor:
     numbers = as_tensor(answer)
     return numbers.clamp_min(0).to(dtype)
 
 
-def filled(answer: Any, number: float) -> Any:
+def fill_answer(answer: Any, number: float) -> Any:
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
@@ -88,25 +88,25 @@ def filled(answer: Any, number: float) -> Any:
 
 #: Ten ways to spoil an answer. "missing" is a reply without one.
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "another dtype": partial(converted, dtype=torch.float16),
-    "complex": partial(converted, dtype=torch.complex64),
-    "uint16": partial(converted, dtype=torch.uint16),
+    "another dtype": partial(convert_answer, dtype=torch.float16),
+    "complex": partial(convert_answer, dtype=torch.complex64),
+    "uint16": partial(convert_answer, dtype=torch.uint16),
     "too short": lambda answer: as_tensor(answer).flatten()[:-1],
-    "NaN": partial(filled, number=float("nan")),
-    "infinite": partial(filled, number=float("inf")),
-    "1e308": partial(filled, number=1e308),
-    "negative": partial(filled, number=-1e30),
+    "NaN": partial(fill_answer, number=float("nan")),
+    "infinite": partial(fill_answer, number=float("inf")),
+    "1e308": partial(fill_answer, number=1e308),
+    "negative": partial(fill_answer, number=-1e30),
     "missing": lambda answer: None,
     "text": lambda answer: "x",
 }
 
 
-def reply_with(answer: Any) -> Packet:
+def make_reply(answer: Any) -> Packet:
     plain, tensors = pack(answer)
     return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
 
 
-def sites_that_reply(folder: Path, reply: Packet) -> RemoteSites:
+def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
     hello = Packet("hello", {"sizes": sizes})
@@ -143,15 +143,15 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(
     question = question_named(name)
     assert expected_answer(question) is not None
 
-    sites = sites_that_reply(tmp_path, reply_with(answer))
+    sites = make_sites(tmp_path, make_reply(answer))
     received = sites.ask(1, 0, question, arguments, {})
     assert torch.equal(as_tensor(received), as_tensor(answer))
 
     for manner, spoil in WAYS.items():
-        reply = reply_with(spoil(answer))
+        reply = make_reply(spoil(answer))
         if manner == "missing":
             reply = Packet("answer", {"visit": VISIT})
-        sites = sites_that_reply(tmp_path, reply)
+        sites = make_sites(tmp_path, reply)
         with pytest.raises(NoAnswer, match="'Lyon' .* did not answer"):
             sites.ask(1, 0, question, arguments, {})
         (incident,) = sites._state.incidents
@@ -164,7 +164,7 @@ def undeclared(local: LocalData) -> int:
 
 
 def test_question_without_a_declared_answer_is_refused(tmp_path: Path) -> None:
-    sites = sites_that_reply(tmp_path, reply_with(3))
+    sites = make_sites(tmp_path, make_reply(3))
     with pytest.raises(ConfigurationError, match="Declare what its answer must be"):
         sites.ask(1, 0, undeclared, (), {})
 
@@ -222,9 +222,9 @@ def test_run_goes_on_without_the_spoiled_answers_of_one_site(
     settings = {"aggregator": FedAvg(), "metrics": {}, **FEDERATIONS[federation]}
 
     def make() -> FederatedLoop:
-        return shapfed(**copy.deepcopy(settings))
+        return make_shapfed_loop(**copy.deepcopy(settings))
 
-    remote = Remotely(tmp_path, make, **SPLITS)
+    remote = SitesInProcess(tmp_path, make, **SPLITS)
     remote.transport.spoil = spoil_by_round
     rounds = 2 + len(WAYS)
     loop = remote.fit(rounds=rounds, server_data=ServerData())

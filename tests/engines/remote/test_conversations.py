@@ -14,7 +14,14 @@ from flsv.core import Client
 from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import Packet
 from flsv.metrics import CumulativeShapley
-from helpers.sites import NAMES, SPLITS, Remotely, assert_same, one_process, shapfed
+from helpers.sites import (
+    NAMES,
+    SPLITS,
+    SitesInProcess,
+    assert_same_runs,
+    fit_in_one_process,
+    make_shapfed_loop,
+)
 
 
 class Echoes:
@@ -31,16 +38,16 @@ class Echoes:
         return replies
 
 
-def clients(count: int) -> list[Client]:
+def make_clients(count: int) -> list[Client]:
     data: Any = None
     return [Client(number, data) for number in range(count)]
 
 
-def question(text: str) -> Packet:
+def make_question(text: str) -> Packet:
     return Packet("ask", {"text": text}, {})
 
 
-def talk_of(
+def replies_of_client(
     conversations: Conversations,
     num_questions: Sequence[int],
     client: Client,
@@ -48,7 +55,7 @@ def talk_of(
     """Ask a client as many questions as it has in the list, and return its replies."""
     replies: list[Any] = []
     for number in range(num_questions[client.id]):
-        packet = question(f"{client.id}.{number}")
+        packet = make_question(f"{client.id}.{number}")
         reply = conversations.ask(client.id, packet)
         replies.append(reply)
     return replies
@@ -57,8 +64,8 @@ def talk_of(
 def test_questions_of_one_step_are_one_exchange() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
-    talk = partial(talk_of, conversations, [2, 0, 1])
-    replies = conversations.hold(talk, clients(3))
+    talk = partial(replies_of_client, conversations, [2, 0, 1])
+    replies = conversations.hold(talk, make_clients(3))
     assert replies == [["0.0", "0.1"], [], ["2.0"]]
     assert exchange.sites_of_exchanges == [[0, 2], [0]]
 
@@ -66,8 +73,8 @@ def test_questions_of_one_step_are_one_exchange() -> None:
 def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
-    assert conversations.ask(1, question("alone")) == "alone"
-    assert conversations.hold(lambda client: client.id, clients(1)) == [0]
+    assert conversations.ask(1, make_question("alone")) == "alone"
+    assert conversations.hold(lambda client: client.id, make_clients(1)) == [0]
     assert exchange.sites_of_exchanges == [[1]]
 
 
@@ -77,17 +84,17 @@ def test_an_error_ends_all_conversations_and_is_raised() -> None:
 
     def talk(client: Client) -> None:
         try:
-            conversations.ask(client.id, question("first"))
+            conversations.ask(client.id, make_question("first"))
             if client.id == 1:
                 raise KeyError("client 1")
-            conversations.ask(client.id, question("second"))
+            conversations.ask(client.id, make_question("second"))
         finally:
             ended.append(client.id)
 
     with pytest.raises(KeyError, match="client 1"):
-        conversations.hold(talk, clients(3))
+        conversations.hold(talk, make_clients(3))
     assert sorted(ended) == [0, 1, 2]
-    assert conversations.hold(lambda client: client.id, clients(2)) == [0, 1]
+    assert conversations.hold(lambda client: client.id, make_clients(2)) == [0, 1]
 
 
 def test_a_failed_exchange_ends_all_conversations() -> None:
@@ -96,7 +103,7 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
 
     conversations = Conversations(fail)
     with pytest.raises(ConnectionError, match="away"):
-        conversations.hold(partial(talk_of, conversations, [1, 1]), clients(2))
+        conversations.hold(partial(replies_of_client, conversations, [1, 1]), make_clients(2))
 
 
 def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
@@ -106,29 +113,29 @@ def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
         if client.id == 1:
             raise KeyError("client 1")
         try:
-            conversations.ask(client.id, question("first"))
+            conversations.ask(client.id, make_question("first"))
         finally:
-            conversations.ask(client.id, question("once more"))
+            conversations.ask(client.id, make_question("once more"))
 
     with pytest.raises(KeyError, match="client 1"):
-        conversations.hold(talk, clients(2))
+        conversations.hold(talk, make_clients(2))
 
 
 def test_another_site_is_not_asked_within_a_conversation() -> None:
     conversations = Conversations(Echoes())
 
     def talk(client: Client) -> None:
-        conversations.ask(1 - client.id, question("for the other"))
+        conversations.ask(1 - client.id, make_question("for the other"))
 
     with pytest.raises(RuntimeError, match="site 1 was asked within a conversation with site 0"):
-        conversations.hold(talk, clients(2))
+        conversations.hold(talk, make_clients(2))
 
 
 def test_a_client_that_is_named_twice_is_asked_twice() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
-    client, other_client = clients(2)
-    talk = partial(talk_of, conversations, [1, 1])
+    client, other_client = make_clients(2)
+    talk = partial(replies_of_client, conversations, [1, 1])
     replies = conversations.hold(talk, [client, other_client, client])
     assert replies == [["0.0"], ["1.0"], ["0.0"]]
 
@@ -140,21 +147,21 @@ def test_conversations_compute_as_their_caller_does() -> None:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     with torch.no_grad():
-        assert conversations.hold(modes, clients(2)) == [(False, False)] * 2
+        assert conversations.hold(modes, make_clients(2)) == [(False, False)] * 2
     with torch.inference_mode():
-        assert conversations.hold(modes, clients(2)) == [(False, True)] * 2
-    assert conversations.hold(modes, clients(2)) == [(True, False)] * 2
+        assert conversations.hold(modes, make_clients(2)) == [(False, True)] * 2
+    assert conversations.hold(modes, make_clients(2)) == [(True, False)] * 2
 
 
-def valued_by_clients() -> FederatedLoop:
-    return shapfed(
+def make_client_valued_loop() -> FederatedLoop:
+    return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"value": CumulativeShapley(judges="clients")},
     )
 
 
 def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
-    remotely = Remotely(tmp_path / "remote", valued_by_clients, **SPLITS)
+    remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange
     num_asked_sites: list[int] = []
@@ -170,7 +177,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
 
     transport.exchange = noted_exchange  # type: ignore[method-assign]
     remote = remotely.fit()
-    local = one_process(tmp_path / "local", valued_by_clients, **SPLITS)
-    assert_same(remote, local)
+    local = fit_in_one_process(tmp_path / "local", make_client_valued_loop, **SPLITS)
+    assert_same_runs(remote, local)
     assert num_asked_sites
     assert set(num_asked_sites) == {len(NAMES)}

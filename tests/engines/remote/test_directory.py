@@ -30,7 +30,16 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import NAMES, Remotely, Replay, ServerData, assert_same, momentum, shapfed, site
+from helpers.sites import (
+    NAMES,
+    Replay,
+    ServerData,
+    SitesInProcess,
+    assert_same_runs,
+    make_momentum_module,
+    make_shapfed_loop,
+    make_site,
+)
 
 SIZES = {"train": 3, "val": 0, "test": 0}
 
@@ -108,7 +117,7 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 
 
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     remote.transport.names[101] = ""  # registered without one
     remote.transport.sites[99] = remote.transport.sites[102]
     remote.transport.names[99] = "Osaka"
@@ -141,14 +150,14 @@ def test_absent_sites_are_named_while_the_server_waits(
     assert statuses == [None, None]
 
 
-def sizes_of(train: int) -> dict[str, int]:
+def announce_sizes(train: int) -> dict[str, int]:
     return {"train": train, "val": 0, "test": 0}
 
 
-def announcing(*trains: int) -> Replay:
+def make_announcing_sites(*trains: int) -> Replay:
     nodes = Replay()
     nodes.says["hello"] = {
-        100 + i: Packet("here", {"sizes": sizes_of(train)}) for i, train in enumerate(trains)
+        100 + i: Packet("here", {"sizes": announce_sizes(train)}) for i, train in enumerate(trains)
     }
     return nodes
 
@@ -156,7 +165,7 @@ def announcing(*trains: int) -> Replay:
 def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
     words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
-    nodes, book = announcing(10, 1001, 1000), tmp_path / "book"
+    nodes, book = make_announcing_sites(10, 1001, 1000), tmp_path / "book"
     with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {words}"):
         Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000).gather()
     directory = Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
@@ -185,7 +194,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.filterwarnings("ignore")
 def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Path) -> None:
     announced = 10**8
-    remote = Remotely(tmp_path, partial(shapfed, aggregator=FedAvg(), metrics={}))
+    remote = SitesInProcess(tmp_path, partial(make_shapfed_loop, aggregator=FedAvg(), metrics={}))
 
     def boast(address: int, packet: Packet, reply: Packet) -> Packet:
         if address == 101 and packet.kind == "hello":
@@ -207,7 +216,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
 def test_another_checkout_of_one_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
     with pytest.raises(
         ConfigurationError,
@@ -230,7 +239,7 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
         return reply
 
     def make() -> FederatedLoop:
-        return shapfed(
+        return make_shapfed_loop(
             optimizer_state="persist",
             sampler=UniformSampler(2),
             local_epochs=2,
@@ -238,9 +247,11 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
         )
 
     server_data = ServerData()
-    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4, server_data=server_data)
+    whole_run = SitesInProcess(tmp_path / "a", make, make_momentum_module).fit(
+        4, server_data=server_data
+    )
 
-    broken = Remotely(tmp_path / "b", make, momentum)
+    broken = SitesInProcess(tmp_path / "b", make, make_momentum_module)
     spoil = broken.transport.spoil
     broken.transport.spoil = die
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
@@ -249,7 +260,7 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     broken.transport.spoil = spoil
     resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", server_data=server_data)
 
-    assert_same(resumed_run, whole_run)
+    assert_same_runs(resumed_run, whole_run)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +276,9 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
 def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     tmp_path: Path, settings: dict[str, Any], difference: str
 ) -> None:
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     right_site = remote.transport.sites[101]
-    wrong_site = site(tmp_path, 1, partial(shapfed, **settings))
+    wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
 
     remote.transport.sites[101] = wrong_site
     with pytest.raises(
@@ -295,7 +306,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
     packet = Packet(
         "ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1}
     )
-    reply = site(tmp_path, 0, shapfed).answer(packet)
+    reply = make_site(tmp_path, 0, make_shapfed_loop).answer(packet)
     assert (reply.kind, reply.plain["error"]) == (
         "failed",
         "'os:getcwd' is no question that this site answers",
@@ -307,14 +318,14 @@ def test_figure_of_the_sites_sample_counts_is_drawn(
 ) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
 
-    Remotely(tmp_path, shapfed).fit(1, logger=logger)
+    SitesInProcess(tmp_path, make_shapfed_loop).fit(1, logger=logger)
 
     messages = [str(warning.message) for warning in recwarn]
     assert not [message for message in messages if "could not be drawn" in message]
 
 
 def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     remote.transport.spoil = lambda address, packet, reply: (
         None if packet.kind == "train" else reply
     )
@@ -359,7 +370,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
 def test_settings_that_remote_sites_cannot_support_are_refused(
     options: dict[str, Any], words: str
 ) -> None:
-    loop = shapfed(**options)
+    loop = make_shapfed_loop(**options)
     with pytest.raises(ConfigurationError, match=words):
         check_deployment(
             loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating

@@ -26,7 +26,7 @@ from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
 from helpers import sites
-from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
+from helpers.sites import NAMES, SPLITS, SitesInProcess, load_site_states, make_shapfed_loop
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.
@@ -34,14 +34,14 @@ LATE, GARBAGE = None, Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
-def judging(personalizer: Any) -> FederatedLoop:
-    return shapfed(
+def make_judging_loop(personalizer: Any) -> FederatedLoop:
+    return make_shapfed_loop(
         aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer()
     )
 
 
-pfedsv = partial(judging, partial(PFedSV, "relevance", k=2))
-fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
+pfedsv = partial(make_judging_loop, partial(PFedSV, "relevance", k=2))
+fedfomo = partial(make_judging_loop, partial(FedFomo, num_downloads=2))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             relevance = find_loop(trainer.callbacks).contributions["relevance"]
             relevances.append(relevance.by_class.clone())
-            states_of_osaka.append(kept_at(tmp_path, NAMES[2])[-1])
+            states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
 
-    remote = Remotely(tmp_path, make, client_val=0.3)
+    remote = SitesInProcess(tmp_path, make, client_val=0.3)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(callbacks=[Recorder()])
@@ -112,9 +112,9 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
         return instead if is_spoiled else reply
 
     def make() -> FederatedLoop:
-        return shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
+        return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
-    remote = Remotely(tmp_path, make, **SPLITS)
+    remote = SitesInProcess(tmp_path, make, **SPLITS)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(rounds=2)
@@ -144,10 +144,10 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
         return Packet("update", reply.plain, huge)
 
     scaffold = partial(
-        shapfed, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD()
+        make_shapfed_loop, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD()
     )
     filters = [OutlierFilter(exclude=exclude)]
-    remote = Remotely(tmp_path, partial(scaffold, filters=filters))
+    remote = SitesInProcess(tmp_path, partial(scaffold, filters=filters))
     remote.transport.spoil = spoil
     options = {
         "callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)],
@@ -158,7 +158,7 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
         remote.fit(rounds=3, **options)
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
     assert loop.participations.tolist() == [4, 2, 4]
-    visits_by_site = [kept_at(tmp_path, name) for name in NAMES]
+    visits_by_site = [load_site_states(tmp_path, name) for name in NAMES]
     assert [visit["who"][-1] for visit in visits_by_site[1]] == [0, 3]
     last_visits = [visits[-1]["store"]["tensors"] for visits in visits_by_site]
     variates = torch.stack([tensors["control_variate"] for tensors in last_visits])
@@ -176,7 +176,7 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
                 plain["seconds"] = 0.0
             return patient_site.answer(Packet(packet.kind, plain, packet.tensors))
 
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     patient_site = remote.transport.sites[101]
     remote.transport.sites[101] = Hurried()
     words = (
@@ -185,12 +185,12 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
-    assert [visit["who"][-1] for visit in kept_at(tmp_path, "Lyon")] == [0, 2]
+    assert [visit["who"][-1] for visit in load_site_states(tmp_path, "Lyon")] == [0, 2]
 
 
 def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
-    remote = Remotely(tmp_path, shapfed)
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
     away = remote.transport.sites.pop(102)
     values_by_round = {}
 
@@ -222,22 +222,24 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
         high = {**reply.plain, "answer": "high"}
         return Packet(reply.kind, high) if packet.kind == "ask" and address == 101 else reply
 
-    make = partial(shapfed, aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
-    remote = Remotely(tmp_path, make)
+    make = partial(
+        make_shapfed_loop, aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3)
+    )
+    remote = SitesInProcess(tmp_path, make)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="It is chosen last"):
         assert remote.fit().participations.tolist() == [3, 0, 3]
 
 
-def standalone() -> FederatedLoop:
-    return shapfed(
+def make_standalone_loop() -> FederatedLoop:
+    return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={},
         personalizer=Standalone(),
     )
 
 
-@pytest.mark.parametrize("make", [pfedsv, fedfomo, standalone])
+@pytest.mark.parametrize("make", [pfedsv, fedfomo, make_standalone_loop])
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, make: Any) -> None:
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
 
@@ -247,14 +249,14 @@ def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, mak
             shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
         return reply
 
-    remote = Remotely(tmp_path, make, **SPLITS)
+    remote = SitesInProcess(tmp_path, make, **SPLITS)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="'Lyon' .*no longer held what it kept"):
         loop = remote.fit(rounds=4)
 
     assert loop.participations.tolist() == [4, 4, 4]
     assert {event.client for event in loop.events} == {1}
-    state = kept_at(tmp_path, "Lyon")[-1]
+    state = load_site_states(tmp_path, "Lyon")[-1]
     tensors = state["store"]["tensors"]
     assert "own_model" in tensors
 
@@ -275,8 +277,8 @@ def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(
     tmp_path: Path, aggregator: Any
 ) -> None:
     """One site that reports one step in place of thirty would count thirty times."""
-    make = partial(shapfed, metrics={}, aggregator=aggregator())
-    remote = Remotely(tmp_path, make)
+    make = partial(make_shapfed_loop, metrics={}, aggregator=aggregator())
+    remote = SitesInProcess(tmp_path, make)
     with pytest.raises(ConfigurationError, match="numbers of steps, which only a site can count"):
         remote.fit(rounds=1)
 
@@ -292,12 +294,12 @@ GUARDS: dict[str, dict[str, Any]] = {
 def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guard: str) -> None:
     """Its update is as it should be, and what it reports beside it is any number."""
     make = partial(
-        shapfed,
+        make_shapfed_loop,
         metrics={},
         client_algorithm=SCAFFOLD(),
         **GUARDS[guard],
     )
-    honest_run = Remotely(tmp_path / "honest", make).fit()
+    honest_run = SitesInProcess(tmp_path / "honest", make).fit()
     honest = honest_run.state.model()
     for lie in (100.0, 3e38, 1e-6, 1e-300, -1.0):
 
@@ -315,7 +317,7 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
                     tensors[name] = torch.full_like(tensor, lie)
             return Packet("update", reply.plain, tensors)
 
-        remote = Remotely(tmp_path / f"{lie}", make)
+        remote = SitesInProcess(tmp_path / f"{lie}", make)
         remote.transport.spoil = spoil
         with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
@@ -355,12 +357,12 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
         return Packet("update", reply.plain, tensors)
 
     make = partial(
-        shapfed,
+        make_shapfed_loop,
         metrics={},
         aggregator=FedAvg("uniform"),
         personalizer=IFCA(1),
     )
-    remote = Remotely(tmp_path, make)
+    remote = SitesInProcess(tmp_path, make)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="'Lyon' .*is left out of round 1: it reports"):
         loop = remote.fit(rounds=1)
@@ -377,7 +379,7 @@ class Samples(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def with_samples(
+def change_samples(
     patch: pytest.MonkeyPatch,
     change: Callable[[Any], Any],
 ) -> list[Samples]:
@@ -402,9 +404,9 @@ def as_integers(sample: Any) -> Any:
 def test_sites_log_names_types_that_torch_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_samples(monkeypatch, as_integers)
+    change_samples(monkeypatch, as_integers)
     with pytest.raises(RuntimeError, match="no site sent a model"):
-        Remotely(tmp_path, FederatedLoop).fit(rounds=1)
+        SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
     errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
     notes = [note for error in errors for note in getattr(error, "__notes__", [])]
     assert any("torch.int32 [48, 1, 8, 8]" in note for note in notes)
@@ -413,8 +415,8 @@ def test_sites_log_names_types_that_torch_refuses(
 def test_data_that_grow_at_a_site_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples_of_sites = with_samples(monkeypatch, tuple)
-    remote = Remotely(tmp_path, FederatedLoop)
+    samples_of_sites = change_samples(monkeypatch, tuple)
+    remote = SitesInProcess(tmp_path, FederatedLoop)
     for samples in samples_of_sites:
         samples.append(samples[0])
     with pytest.warns(UserWarning, match="has grown from .* not trained on"):

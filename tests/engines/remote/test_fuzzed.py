@@ -16,7 +16,7 @@ from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
-from helpers.sites import NAMES, Replay, module, shapfed
+from helpers.sites import NAMES, Replay, make_mlp_module, make_shapfed_loop
 
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.
@@ -53,7 +53,7 @@ FORMS = {
 
 
 @st.composite
-def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
+def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     if draw(st.integers(0, 9)) == 0:
         return draw(PLAIN)
@@ -79,7 +79,7 @@ def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
-def packets(good: Packet) -> st.SearchStrategy[Any]:
+def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
     """Variants of a packet."""
     fields = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
     some_fields = st.fixed_dictionaries({}, optional=fields)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def packets(good: Packet) -> st.SearchStrategy[Any]:
     like = next(iter(good.tensors.values()), torch.zeros(3))
     sent = {}
     for name, value in good.tensors.items():
-        sent[name] = st.just(value) | tensors(value)
+        sent[name] = st.just(value) | draw_tensor(value)
     names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
 
     def packet_of(
@@ -103,7 +103,7 @@ def packets(good: Packet) -> st.SearchStrategy[Any]:
 
     more_tensors = st.dictionaries(
         names,
-        tensors(like),
+        draw_tensor(like),
         max_size=2,
     ) | st.just({})
     return st.builds(
@@ -115,8 +115,8 @@ def packets(good: Packet) -> st.SearchStrategy[Any]:
     ).filter(bool)
 
 
-SPACE = shared_space(module(), shapfed().config)
-MODEL = SPACE.read(module())
+SPACE = shared_space(make_mlp_module(), make_shapfed_loop().config)
+MODEL = SPACE.read(make_mlp_module())
 ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
 _plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
@@ -124,7 +124,7 @@ VISIT = "0" * 64
 ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
 
-def update(client: int, **reports: torch.Tensor) -> Packet:
+def make_update(client: int, **reports: torch.Tensor) -> Packet:
     if not reports:
         reports = {"change": torch.full((5,), 0.5 + client)}
     client_update = ClientUpdate(
@@ -139,7 +139,7 @@ def update(client: int, **reports: torch.Tensor) -> Packet:
     return update_packet(client_update, VISIT)
 
 
-def remote(
+def make_sites(
     folder: Path,
     kind: str = "hello",
     lyons: Any = HELLO,
@@ -155,7 +155,7 @@ def remote(
     }
     for client in range(3):
         transport.says["hello"][100 + client] = HELLO
-        transport.says["train"][100 + client] = update(client)
+        transport.says["train"][100 + client] = make_update(client)
     transport.says[kind][101] = lyons
     book = folder / "book.json"
     directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
@@ -176,12 +176,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @FUZZED
-@given(packet=packets(update(1)))
+@given(packet=packet_variants(make_update(1)))
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
     folder: Path, packet: Packet
 ) -> None:
-    manager, _ = remote(folder, "train", packet)
+    manager, _ = make_sites(folder, "train", packet)
     updates, _ = manager.train(ROUND, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in updates}
     for client in (0, 2):
@@ -208,9 +208,9 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
 
 
 @FUZZED
-@given(packet=packets(HELLO))
+@given(packet=packet_variants(HELLO))
 def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packet) -> None:
-    directory = remote(folder, "hello", packet)[0].directory
+    directory = make_sites(folder, "hello", packet)[0].directory
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         sites = directory.refresh(strict=True)
@@ -223,12 +223,12 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
 
 @FUZZED
 @given(
-    packet=packets(ANSWER)
-    | packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5}))
+    packet=packet_variants(ANSWER)
+    | packet_variants(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5}))
 )
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
-    sites, transport = remote(folder, "ask", packet)
+    sites, transport = make_sites(folder, "ask", packet)
     transport.says["test"][101] = packet
     sites.directory.refresh()
     arguments = (torch.zeros(3), 0.5)
@@ -249,12 +249,12 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Pac
 
 def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
     """Until most have reported one thing: the first to answer is not right for being first."""
-    manager, transport = remote(folder)
+    manager, transport = make_sites(folder)
 
     good = transport.says["train"]
     two_answers = {
-        100: update(0, change=torch.zeros(4)),
-        101: update(1),
+        100: make_update(0, change=torch.zeros(4)),
+        101: make_update(1),
         102: Packet("failed", {"error": "it has stopped"}),
     }
     transport.says["train"] = two_answers
@@ -274,8 +274,8 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
 
 
 def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
-    manager, transport = remote(folder)
-    odd = update(1, change=torch.zeros(5), weights=torch.ones(3))
+    manager, transport = make_sites(folder)
+    odd = make_update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {100: odd, 101: odd}
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
         updates, _ = manager.train(ROUND, MODEL.device, SPACE)
@@ -285,7 +285,7 @@ def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
     not_a_number = torch.full((5,), float("nan"))
-    manager, _ = remote(folder, "train", update(1, change=not_a_number))
+    manager, _ = make_sites(folder, "train", make_update(1, change=not_a_number))
 
     updates, broken = manager.train(ROUND, MODEL.device, SPACE)
 
@@ -296,16 +296,16 @@ def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1e308, -1e308, 1e19])
 def test_update_with_an_impossible_loss_or_report_is_left_out(folder: Path, number: float) -> None:
-    honest = update(1)
+    honest = make_update(1)
     loss = replace(honest, plain={**honest.plain, "loss": number})
     change = torch.full((5,), number, dtype=torch.float64)
-    report = update(1, change=change)
+    report = make_update(1, change=change)
 
     for packet in (loss, report):
-        sites, transport = remote(folder, "train", packet)
+        sites, transport = make_sites(folder, "train", packet)
         for client in (0, 2):
             change = torch.zeros(5, dtype=torch.float64)
-            transport.says["train"][100 + client] = update(client, change=change)
+            transport.says["train"][100 + client] = make_update(client, change=change)
         updates, broken = sites.train(ROUND, MODEL.device, SPACE)
 
         assert [update.client_id for update in updates] == [0, 2]

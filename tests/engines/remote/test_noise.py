@@ -20,7 +20,7 @@ from flsv.engines.remote.site_memory import SiteMemory, visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
-from helpers.sites import NAMES, Remotely, SiteData, assert_same, shapfed
+from helpers.sites import NAMES, SiteData, SitesInProcess, assert_same_runs, make_shapfed_loop
 
 #: Far more noise than update: two updates with one noise have a correlation of nearly 1.
 NOISE, CLIP = 0.5, 1.0
@@ -35,23 +35,27 @@ class ByLength(ClassifierClient):
         )
 
 
-def by_length() -> ClassifierClient:
+def make_module_by_length() -> ClassifierClient:
     torch.manual_seed(7)
     return ByLength("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def private(noise: float = NOISE, compressed: bool = False, **options: Any) -> FederatedLoop:
+def make_private_loop(
+    noise: float = NOISE, compressed: bool = False, **options: Any
+) -> FederatedLoop:
     uploads = [GaussianPrivacy(CLIP, noise), *([TopK(0.3)] if compressed else [])]
-    return shapfed(
+    return make_shapfed_loop(
         uploads=uploads, aggregator=FedAvg(), metrics={}, optimizer_state="persist", **options
     )
 
 
-def site_in(folder: Path, noise: float = NOISE) -> Site:
-    return Site(by_length, partial(SiteData, 0), partial(private, noise), folder)
+def make_noised_site(folder: Path, noise: float = NOISE) -> Site:
+    return Site(
+        make_module_by_length, partial(SiteData, 0), partial(make_private_loop, noise), folder
+    )
 
 
-def message(folder: Path) -> Packet:
+def record_training_message(folder: Path) -> Packet:
     """A message of a training as a server sends it: all that it says, by whatever names."""
     sent: list[Packet] = []
 
@@ -60,7 +64,7 @@ def message(folder: Path) -> Packet:
             sent.append(packet)
         return reply
 
-    remote = Remotely(folder, private, by_length)
+    remote = SitesInProcess(folder, make_private_loop, make_module_by_length)
     remote.transport.spoil = note
     remote.fit(2)
     return sent[-1]
@@ -70,17 +74,17 @@ def message(folder: Path) -> Packet:
 def message_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Packet, Path]:
     """The message of a second round, and the folder of a site that has had the first."""
     folder = tmp_path_factory.mktemp("message_and_folder")
-    return message(folder), folder / "sites" / NAMES[0]
+    return record_training_message(folder), folder / "sites" / NAMES[0]
 
 
-def step(site: Site, packet: Packet) -> Tensor:
+def step_of_site(site: Site, packet: Packet) -> Tensor:
     """What a site's answer adds to the model that it was sent."""
     reply = site.answer(packet)
     assert reply.kind == "update", reply
     return reply.tensors["vector"] - packet.tensors["start"]
 
 
-def cosine(vector: Tensor, other_vector: Tensor) -> float:
+def cosine_similarity(vector: Tensor, other_vector: Tensor) -> float:
     similarity = torch.cosine_similarity(
         vector.flatten().double(),
         other_vector.flatten().double(),
@@ -93,18 +97,18 @@ def with_plain(packet: Packet, **plain: Any) -> Packet:
     return replace(packet, plain={**packet.plain, **plain})
 
 
-def attack(folder: Path, packets: Any) -> float:
+def cosine_of_differences(folder: Path, packets: Any) -> float:
     """The cosine of the difference of two noised updates with the difference of the clean ones."""
     differences = []
     for noise in (NOISE, 0.0):
-        update, another_update = packets(site_in(folder / f"{noise}", noise))
+        update, another_update = packets(make_noised_site(folder / f"{noise}", noise))
         differences.append(update - another_update)
     noised, clean = differences
     assert clean.norm() > 0.2  # the two clean updates differ
-    return cosine(noised, clean)
+    return cosine_similarity(noised, clean)
 
 
-def first(packet: Packet) -> Packet:
+def as_first_round(packet: Packet) -> Packet:
     """The message of a first round, which goes on from nothing; sites of other noise take it, too."""
     plain = {name: value for name, value in packet.plain.items() if name != "agreement"}
     return replace(packet, plain={**plain, "counted": None, "round": 0})
@@ -114,14 +118,14 @@ def first(packet: Packet) -> Packet:
 def test_messages_differing_in_rounds_only_have_different_noise(
     message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
-    packet = first(message_and_folder[0])
+    packet = as_first_round(message_and_folder[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
-        of_few_rounds = step(site, with_plain(packet, rounds=2))
-        of_many_rounds = step(site, with_plain(packet, rounds=1000))
+        of_few_rounds = step_of_site(site, with_plain(packet, rounds=2))
+        of_many_rounds = step_of_site(site, with_plain(packet, rounds=1000))
         return of_few_rounds, of_many_rounds
 
-    assert abs(attack(tmp_path, packets)) < 0.2
+    assert abs(cosine_of_differences(tmp_path, packets)) < 0.2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -130,7 +134,7 @@ def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
     message_and_folder: tuple[Packet, Path], tmp_path: Path, server: str
 ) -> None:
     """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
-    packet = first(message_and_folder[0])
+    packet = as_first_round(message_and_folder[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
         updates = []
@@ -139,14 +143,14 @@ def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
             visit = "v"
             if server == "by the site's names":
                 visit = trained.plain.get("visit", "v")
-            updates.append(step(site, with_plain(packet, counted=visit, round=1)))
+            updates.append(step_of_site(site, with_plain(packet, counted=visit, round=1)))
         return updates[0], updates[1]
 
     if server == "by the site's names":
-        assert abs(attack(tmp_path, packets)) < 0.2
+        assert abs(cosine_of_differences(tmp_path, packets)) < 0.2
     else:
         # The site knows none of these names: it begins anew, with the same answer.
-        update, another_update = packets(site_in(tmp_path))
+        update, another_update = packets(make_noised_site(tmp_path))
         assert torch.equal(update, another_update)
 
 
@@ -155,7 +159,7 @@ def test_noise_differs_for_other_samples_or_another_kept_state(
     message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
     """The message is the same; what the site keeps of the same visit, or its samples, are not."""
-    packet = first(message_and_folder[0])
+    packet = as_first_round(message_and_folder[0])
 
     def states(site: Site) -> tuple[Tensor, Tensor]:
         visit = site.answer(packet).plain["visit"]
@@ -163,30 +167,30 @@ def test_noise_differs_for_other_samples_or_another_kept_state(
         memory = SiteMemory(site._folder, packet.plain["run"])
         state = memory.after(visit)
         assert state
-        update = step(site, next_packet)
-        memory.keep(visit, doubled(state), [])
-        return update, step(site, next_packet)
+        update = step_of_site(site, next_packet)
+        memory.keep(visit, double_tensors(state), [])
+        return update, step_of_site(site, next_packet)
 
-    assert abs(attack(tmp_path / "states", states)) < 0.2
+    assert abs(cosine_of_differences(tmp_path / "states", states)) < 0.2
 
     def data(site: Site) -> tuple[Tensor, Tensor]:
-        make = partial(private, site._config.uploads[0].noise_multiplier)  # type: ignore[attr-defined]
-        another_site = Site(by_length, partial(SiteData, 1), make, site._folder)
-        return step(site, packet), step(another_site, packet)
+        make = partial(make_private_loop, site._config.uploads[0].noise_multiplier)  # type: ignore[attr-defined]
+        another_site = Site(make_module_by_length, partial(SiteData, 1), make, site._folder)
+        return step_of_site(site, packet), step_of_site(another_site, packet)
 
-    assert abs(attack(tmp_path / "data", data)) < 0.2
+    assert abs(cosine_of_differences(tmp_path / "data", data)) < 0.2
 
 
-def doubled(state: Any) -> Any:
+def double_tensors(state: Any) -> Any:
     """Twice each tensor of fractions, at any depth."""
     if isinstance(state, Mapping):
-        return {name: doubled(part) for name, part in state.items()}
+        return {name: double_tensors(part) for name, part in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(doubled, state))
+        return type(state)(map(double_tensors, state))
     return 2 * state if isinstance(state, Tensor) and state.is_floating_point() else state
 
 
-def changed(value: Any) -> Any:
+def change_value(value: Any) -> Any:
     """Another value of the same type."""
     if isinstance(value, Tensor):
         value = value.clone()
@@ -200,7 +204,7 @@ def changed(value: Any) -> Any:
     return {str: lambda: value + "0", type(None): lambda: "0" * 64}[type(value)]()
 
 
-def variants(packet: Packet) -> dict[str, Packet]:
+def variants_of(packet: Packet) -> dict[str, Packet]:
     """The message with one of its parts changed, each in turn, and with one more; by what has changed."""
     field_names = {field.name for field in fields(Packet)}
     assert field_names == {"kind", "plain", "tensors"}, "say here how a new field is changed"
@@ -212,16 +216,16 @@ def variants(packet: Packet) -> dict[str, Packet]:
     for name, value in packet.plain.items():
         if isinstance(value, Mapping):
             for inner in value:
-                inner_changed = {**value, inner: changed(value[inner])}
+                inner_changed = {**value, inner: change_value(value[inner])}
                 packets[f"{name}.{inner}"] = with_plain(packet, **{name: inner_changed})
         else:
-            packets[name] = with_plain(packet, **{name: changed(value)})
+            packets[name] = with_plain(packet, **{name: change_value(value)})
         without_field = dict(packet.plain)
         del without_field[name]
         packets[f"without {name}"] = replace(packet, plain=without_field)
     for name, tensor in packet.tensors.items():
         tensor_variants = {
-            "last bit": changed(tensor),
+            "last bit": change_value(tensor),
             "shape": tensor[None],
             "type": tensor.view(torch.int32),
         }
@@ -238,7 +242,7 @@ def test_every_field_of_a_message_enters_the_noise_key(
 ) -> None:
     """All fields that messages have, and all that a server writes into them."""
     packet, _ = message_and_folder
-    packets = variants(packet)
+    packets = variants_of(packet)
     assert {
         "run",
         "rounds",
@@ -267,17 +271,17 @@ def test_any_change_of_a_message_changes_the_noise(
     """In the answers of a site, which refuses some of these messages."""
     packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
-    site = site_in(tmp_path / "site")
-    base = step(site, packet)
+    site = make_noised_site(tmp_path / "site")
+    base = step_of_site(site, packet)
     refused = []
-    for change, variant in variants(packet).items():
+    for change, variant in variants_of(packet).items():
         reply = site.answer(variant)
         if reply.kind != "update":
             refused.append(change)
             continue
         initial = variant.tensors["start"].view(torch.float32)
         noised = reply.tensors["vector"] - initial
-        assert abs(cosine(base, noised)) < 0.05, change
+        assert abs(cosine_similarity(base, noised)) < 0.05, change
     assert {"one more", "seed", "rounds", "counted", "start, last bit"}.isdisjoint(refused)
 
 
@@ -288,7 +292,7 @@ def test_private_site_answers_a_repeated_message_with_the_same_update(
     packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
 
-    replies = [site_in(tmp_path / "site").answer(packet) for _ in range(2)]
+    replies = [make_noised_site(tmp_path / "site").answer(packet) for _ in range(2)]
 
     assert replies[0].digest == replies[1].digest
     assert replies[0].plain["visit"] == packet.digest.hex()
@@ -306,16 +310,18 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     # One run's name.
     one_name = SimpleNamespace(token_hex=lambda _: "0" * 16)
     monkeypatch.setattr(federation, "secrets", one_name)
-    make = partial(private, compressed=True, sampler=UniformSampler(2))
+    make = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
 
-    def make_remote(folder: Path) -> Remotely:
-        remote = Remotely(folder, make, by_length)
+    def make_remote(folder: Path) -> SitesInProcess:
+        remote = SitesInProcess(folder, make, make_module_by_length)
         for client in range(len(NAMES)):
             site_folder = folder / "private" / NAMES[client]
             site_folder.mkdir(parents=True)
             (site_folder / "secret").write_text(f"{client:064x}")
             data = partial(SiteData, client)
-            remote.transport.sites[100 + client] = Site(by_length, data, make, site_folder)
+            remote.transport.sites[100 + client] = Site(
+                make_module_by_length, data, make, site_folder
+            )
         return remote
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -335,4 +341,4 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     killed.transport.spoil = spoil
     resumed = killed.fit(4, ckpt_path=tmp_path / "last.ckpt")
 
-    assert_same(resumed, expected)
+    assert_same_runs(resumed, expected)

@@ -25,19 +25,21 @@ from flsv.metrics import (
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import SPLITS, Remotely, ServerData, shapfed, site
+from helpers.sites import SPLITS, ServerData, SitesInProcess, make_shapfed_loop, make_site
 
 
-def private() -> FederatedLoop:
-    return shapfed(
+def make_private_loop() -> FederatedLoop:
+    return make_shapfed_loop(
         uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None
     )
 
 
-def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> Remotely:
+def make_sites_with_policy(
+    tmp_path: Path, make: Any, policy: SitePolicy, **data: Any
+) -> SitesInProcess:
     """Boston has a policy, the others have none."""
-    remote = Remotely(tmp_path, make, **data)
-    remote.transport.sites[100] = site(tmp_path, 0, make, policy=policy, **data)
+    remote = SitesInProcess(tmp_path, make, **data)
+    remote.transport.sites[100] = make_site(tmp_path, 0, make, policy=policy, **data)
     return remote
 
 
@@ -79,7 +81,7 @@ def test_site_policy_file_with_wrong_entries_is_refused(
 def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
     tmp_path: Path,
 ) -> None:
-    remote = with_policy(tmp_path, shapfed, SitePolicy(max_epsilon=8.0))
+    remote = make_sites_with_policy(tmp_path, make_shapfed_loop, SitePolicy(max_epsilon=8.0))
     with pytest.raises(
         ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "
     ):
@@ -88,14 +90,14 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
 
 def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
-        return shapfed(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
+        return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
     def keep(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind == "ask":
             replies.append((address, reply.kind))
         return reply
 
-    remote = with_policy(tmp_path, make, SitePolicy(questions=[]), **SPLITS)
+    remote = make_sites_with_policy(tmp_path, make, SitePolicy(questions=[]), **SPLITS)
     replies: list[tuple[int, str]] = []
     remote.transport.spoil = keep
     with pytest.warns(
@@ -121,13 +123,15 @@ class ByLoss(ContributionMetric):
         return torch.zeros(self.num_clients or 0)
 
 
-def judging(metric: Any, **options: Any) -> FederatedLoop:
-    return shapfed(aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options)
+def make_judging_loop(metric: Any, **options: Any) -> FederatedLoop:
+    return make_shapfed_loop(
+        aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options
+    )
 
 
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> None:
     """The server says once what is withheld; training is the same."""
-    make = partial(judging, None, evaluation=ClientEvaluation(every=1))
+    make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
     crossed: dict[tuple[str, int], list[Packet]] = {}
 
     def keep(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -135,7 +139,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         return reply
 
     policy = SitePolicy(tells=["accuracy"])
-    remote = with_policy(tmp_path / "a", make, policy, **SPLITS)
+    remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
     remote.transport.spoil = keep
     with pytest.warns(UserWarning, match="does not tell") as warned:
         loop = remote.fit(rounds=2)
@@ -163,10 +167,10 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
 
-    free = Remotely(tmp_path / "b", make, **SPLITS).fit(rounds=2)
+    free = SitesInProcess(tmp_path / "b", make, **SPLITS).fit(rounds=2)
     assert torch.equal(loop.state.model(), free.state.model())
 
-    nothing = with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
+    nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
     with pytest.warns(
         UserWarning,
         match="has not tested its model: its policy does not let it tell 'accuracy', 'bal",
@@ -177,9 +181,9 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("make", "scores", "name"),
     [
-        (lambda: judging(ByLoss()), ["accuracy"], "training_loss"),
+        (lambda: make_judging_loop(ByLoss()), ["accuracy"], "training_loss"),
         (
-            lambda: judging(InRunShapley(), client_algorithm=InRunValues()),
+            lambda: make_judging_loop(InRunShapley(), client_algorithm=InRunValues()),
             ["training_loss"],
             "in_run_values",
         ),
@@ -188,7 +192,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
 def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     tmp_path: Path, make: Any, scores: list[str], name: str
 ) -> None:
-    remote = with_policy(tmp_path, make, SitePolicy(tells=scores))
+    remote = make_sites_with_policy(tmp_path, make, SitePolicy(tells=scores))
     with pytest.raises(
         ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
     ):
@@ -209,7 +213,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     assert f"does not let it tell '{name}'" in reply.plain["error"]
 
     allowing = SitePolicy(tells=[*scores, name])
-    with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
+    make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
 @pytest.mark.parametrize(
@@ -228,16 +232,16 @@ def test_answers_contain_only_the_scores_that_the_policy_names(
     tmp_path: Path, metric: Any, name: str
 ) -> None:
     def make() -> FederatedLoop:
-        return judging(metric())
+        return make_judging_loop(metric())
 
     allowing = SitePolicy(tells=[name])
-    loop = with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(
+    loop = make_sites_with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(
         rounds=1, server_data=ServerData()
     )
     assert all("not answer" not in event.what for event in loop.events)
 
     withholding = SitePolicy(tells=["training_loss", "auroc"])
-    remote = with_policy(tmp_path / "b", make, withholding, **SPLITS)
+    remote = make_sites_with_policy(tmp_path / "b", make, withholding, **SPLITS)
     message = f"its policy does not let it tell '{name}'"
     if metric is ContributionEstimation or metric.func is ContributionEstimation:
         with pytest.warns(UserWarning, match=f"'Boston' .*{message}"):
@@ -252,7 +256,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     epsilon_of_two = gaussian_epsilon(2.0, 2)
     epsilon_of_three = gaussian_epsilon(2.0, 3)
     policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
-    remote = with_policy(tmp_path, private, policy)
+    remote = make_sites_with_policy(tmp_path, make_private_loop, policy)
     with pytest.warns(
         UserWarning,
         match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be",
@@ -263,7 +267,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     assert ledger["updates"] == 2
     assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
 
-    next_run = with_policy(tmp_path, private, policy)
+    next_run = make_sites_with_policy(tmp_path, make_private_loop, policy)
     with pytest.warns(UserWarning, match="'Boston'.*left out of round 1"):
         loop = next_run.fit(rounds=1)
     assert loop.participations.tolist() == [0, 1, 1]

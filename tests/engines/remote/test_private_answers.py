@@ -36,7 +36,7 @@ from flsv.training.algorithms import (
 )
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import shapfed
+from helpers.sites import make_shapfed_loop
 
 SAMPLES, RUN = 40, "0" * 16
 #: Pixels at which a module of the sites' own fails, or skips a step, as code may at some samples.
@@ -50,12 +50,12 @@ class Reacts(ClassifierClient):
         return None if (batch[0] == SKIPS).any() else super().training_step(batch, batch_idx)
 
 
-def module() -> ClassifierClient:
+def make_module() -> ClassifierClient:
     torch.manual_seed(7)
     return Reacts("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
+def make_samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     draw = torch.Generator().manual_seed(seed)
     x, y = (
@@ -75,11 +75,11 @@ def samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataM
 
 #: The data of a site, which its answers must not tell apart.
 DATA = {
-    "others": partial(samples, seed=5),
-    "of other classes": partial(samples, label=2),
-    "of which one overflows": partial(samples, pixel=1e38),
-    "at which training fails": partial(samples, pixel=FAILS),
-    "at which steps are left out": partial(samples, pixel=SKIPS),
+    "others": partial(make_samples, seed=5),
+    "of other classes": partial(make_samples, label=2),
+    "of which one overflows": partial(make_samples, pixel=1e38),
+    "at which training fails": partial(make_samples, pixel=FAILS),
+    "at which steps are left out": partial(make_samples, pixel=SKIPS),
 }
 #: Settings of federations that private sites take part in.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -94,12 +94,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def private(noise: float = 1.0, compressed: bool = False, **options: Any) -> FederatedLoop:
+def make_private_loop(
+    noise: float = 1.0, compressed: bool = False, **options: Any
+) -> FederatedLoop:
     uploads = [GaussianPrivacy(1.0, noise), *([TopK(0.1)] if compressed else [])]
-    return shapfed(**{"uploads": uploads, "aggregator": FedAvg(), "metrics": {}, **options})
+    return make_shapfed_loop(
+        **{"uploads": uploads, "aggregator": FedAvg(), "metrics": {}, **options}
+    )
 
 
-def train(
+def make_training_message(
     model: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
 ) -> Packet:
     info = {
@@ -112,9 +116,9 @@ def train(
     return instruction_packet(Instruction(index, 0, 7, model, tensors), info)
 
 
-def messages(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
+def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
     """All that a server may send, to a site that has trained in ``visit``."""
-    later = train(global_vector, 1, visit)
+    later = make_training_message(global_vector, 1, visit)
     arguments, tensors = pack(((), {}))
     questions = {}
     for question in [*QUESTIONS, "os:system"]:
@@ -125,24 +129,24 @@ def messages(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
         "agree": Packet("agree", {"question": TABLE_SUMMARY}),
         "test": replace(later, kind="test"),
         "again": later,
-        "a model that overflows": train(global_vector * 1e38, 1, visit),
-        "a model that is not finite": train(global_vector * torch.inf, 1, visit),
-        "no model": train(None, 1, visit),
-        "a state that the site has lost": train(global_vector, 1, "0" * 64),
+        "a model that overflows": make_training_message(global_vector * 1e38, 1, visit),
+        "a model that is not finite": make_training_message(global_vector * torch.inf, 1, visit),
+        "no model": make_training_message(None, 1, visit),
+        "a state that the site has lost": make_training_message(global_vector, 1, "0" * 64),
         **questions,
     }
 
 
-def answers(
+def collect_answers(
     folder: Path, data: Any, make: Any, model: Tensor, noted: list[ClientUpdate]
 ) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
     values: dict[str, Any] = {}
-    site = Site(module, data, make, folder)
-    first_packet = train(model)
+    site = Site(make_module, data, make, folder)
+    first_packet = make_training_message(model)
     packets = {
         "first": first_packet,
-        **messages(model, first_packet.digest.hex()),
+        **messages_of_server(model, first_packet.digest.hex()),
     }
     for title, packet in packets.items():
         noted.clear()
@@ -155,10 +159,10 @@ def answers(
     return values
 
 
-def same(a: Any, b: Any) -> bool:
+def are_equal(a: Any, b: Any) -> bool:
     """Whether two answers are equal; NaN equals NaN."""
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
+        return a.keys() == b.keys() and all(are_equal(value, b[name]) for name, value in a.items())
     if isinstance(a, Tensor):
         return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
     both_are_nan = a != a and b != b
@@ -181,20 +185,22 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
         return update_packet(update, *arguments, **options)
 
     monkeypatch.setattr(site_module, "update_packet", note)
-    make = partial(private, **SETTINGS[settings])
+    make = partial(make_private_loop, **SETTINGS[settings])
     model = shared_space(
-        module(),
+        make_module(),
         make().config,
-    ).read(module())
+    ).read(make_module())
     monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
-    expected = answers(tmp_path / "usual", samples, make, model, noted)
+    expected = collect_answers(tmp_path / "usual", make_samples, make, model, noted)
     assert {expected["first: kind"], expected["again: kind"]} == {"update"}
     assert any(title.endswith("update's vector") for title in expected)
 
     for number, (name, data) in enumerate(DATA.items()):
-        values = answers(tmp_path / str(number), data, make, model, noted)
+        values = collect_answers(tmp_path / str(number), data, make, model, noted)
         assert values.keys() == expected.keys(), name
-        different = [title for title, value in expected.items() if not same(value, values[title])]
+        different = [
+            title for title, value in expected.items() if not are_equal(value, values[title])
+        ]
         assert different == [], name
 
 
@@ -212,15 +218,15 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     ids=lambda options: type(next(iter(options.values()))).__name__,
 )
 def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[str, Any]) -> None:
-    private(noise=0.0, **options)
+    make_private_loop(noise=0.0, **options)
     with pytest.raises(
         ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("
     ):
-        private(**options)
+        make_private_loop(**options)
 
 
 def test_evaluation_at_private_sites_is_refused_before_training() -> None:
-    config = private(evaluation=ClientEvaluation(every=1)).config
+    config = make_private_loop(evaluation=ClientEvaluation(every=1)).config
     with pytest.raises(ConfigurationError, match="scores of private sites"):
         check_deployment(config, {}, {})
 
@@ -229,14 +235,14 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
-    model = shared_space(module(), private().config).read(module())
+    model = shared_space(make_module(), make_private_loop().config).read(make_module())
     site = Site(
-        module,
-        partial(samples, pixel=FAILS),
-        partial(private, optimizer_state="persist"),
+        make_module,
+        partial(make_samples, pixel=FAILS),
+        partial(make_private_loop, optimizer_state="persist"),
         tmp_path,
     )
-    first_packet = train(model)
+    first_packet = make_training_message(model)
 
     reply = site.answer(first_packet)
 
@@ -245,5 +251,5 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
     assert float(noise.std()) == pytest.approx(1.0, rel=0.02)
     assert "this site's update is noise alone" in caplog.text
     assert f"a sample of {FAILS}" in caplog.text
-    next_packet = train(model, 1, first_packet.digest.hex())
+    next_packet = make_training_message(model, 1, first_packet.digest.hex())
     assert site.answer(next_packet).kind == "update"

@@ -21,7 +21,7 @@ from flsv.engines.remote import Packet, Site
 from flsv.engines.remote.messages import instruction_packet
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK
-from helpers.sites import shapfed
+from helpers.sites import make_shapfed_loop
 
 RUN = "0" * 16
 CLASSES = 10
@@ -49,7 +49,7 @@ class Client(ClassifierClient):
     is_answering = False
 
 
-def failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
+def make_failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
     def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
         if Client.is_answering:
             raise error("what a sample says")
@@ -57,10 +57,10 @@ def failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierCli
         return inherited(*args, **kwargs)
 
     kind = type("Failing", (Client,), {hook: fail})
-    return partial(module, kind)
+    return partial(make_classifier, kind)
 
 
-def module(kind: type[ClassifierClient] = Client) -> ClassifierClient:
+def make_classifier(kind: type[ClassifierClient] = Client) -> ClassifierClient:
     torch.manual_seed(7)
     return kind(
         "mlp",
@@ -70,7 +70,7 @@ def module(kind: type[ClassifierClient] = Client) -> ClassifierClient:
     )
 
 
-def data(largest_label: int = CLASSES - 1) -> FederatedDataModule:
+def make_labeled_data(largest_label: int = CLASSES - 1) -> FederatedDataModule:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(24, 1, 8, 8, generator=draw)
     y = torch.arange(24) % (largest_label + 1)
@@ -82,16 +82,16 @@ def data(largest_label: int = CLASSES - 1) -> FederatedDataModule:
     return FederatedDataModule(OwnData(), OneClient())
 
 
-def private(**settings: Any) -> FederatedLoop:
+def make_private_loop(**settings: Any) -> FederatedLoop:
     uploads = [GaussianPrivacy(1.0, 50.0)]
     if settings.pop("is_compressed", False):
         uploads.append(TopK(0.1))
-    return shapfed(uploads=uploads, aggregator=FedAvg(), metrics={}, **settings)
+    return make_shapfed_loop(uploads=uploads, aggregator=FedAvg(), metrics={}, **settings)
 
 
-def request(**fields: Any) -> Packet:
-    client = module()
-    space = shared_space(client, private().config)
+def make_training_message(**fields: Any) -> Packet:
+    client = make_classifier()
+    space = shared_space(client, make_private_loop().config)
     instruction = Instruction(
         round_index=0,
         client_id=0,
@@ -119,17 +119,17 @@ def _fixed_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
 
 
-def answer(
+def answer_of_site(
     folder: Path,
-    make_module: Callable[[], L.LightningModule] = module,
-    make_data: Callable[[], FederatedDataModule] = data,
+    make_module: Callable[[], L.LightningModule] = make_classifier,
+    make_data: Callable[[], FederatedDataModule] = make_labeled_data,
     packet: Packet | None = None,
     **settings: Any,
 ) -> Packet:
-    site = Site(make_module, make_data, partial(private, **settings), folder)
+    site = Site(make_module, make_data, partial(make_private_loop, **settings), folder)
     Client.is_answering = True
     try:
-        return site.answer(packet or request())
+        return site.answer(packet or make_training_message())
     finally:
         Client.is_answering = False
 
@@ -150,9 +150,9 @@ def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(
 ) -> None:
     """Over all hooks that Lightning has, also those of versions to come."""
     assert {"on_train_epoch_end", "on_fit_end", "teardown", "setup"} <= set(OUTCOMES)
-    expected = answer(tmp_path / "expected")
+    expected = answer_of_site(tmp_path / "expected")
     for hook in OUTCOMES:
-        reply = answer(tmp_path / hook, failing(hook, error))
+        reply = answer_of_site(tmp_path / hook, make_failing(hook, error))
         assert_same_message(reply, expected)
 
 
@@ -203,8 +203,8 @@ class LosesItsUpdate(Client):
 def test_training_without_an_update_leaves_the_message_of_a_private_site_unchanged(
     tmp_path: Path, kind: type[Client], settings: dict[str, Any]
 ) -> None:
-    expected = answer(tmp_path / "expected", **settings)
-    reply = answer(tmp_path / "odd", partial(module, kind), **settings)
+    expected = answer_of_site(tmp_path / "expected", **settings)
+    reply = answer_of_site(tmp_path / "odd", partial(make_classifier, kind), **settings)
     assert_same_message(reply, expected)
 
 
@@ -213,10 +213,10 @@ def test_training_without_an_update_leaves_the_message_of_a_private_site_unchang
 def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(
     tmp_path: Path, classes: int | None
 ) -> None:
-    packet = request(classes=classes)
-    few_classes = partial(data, largest_label=2)
-    reply = answer(tmp_path / "few", make_data=few_classes, packet=packet)
-    expected = answer(tmp_path / "all", packet=packet)
+    packet = make_training_message(classes=classes)
+    few_classes = partial(make_labeled_data, largest_label=2)
+    reply = answer_of_site(tmp_path / "few", make_data=few_classes, packet=packet)
+    expected = answer_of_site(tmp_path / "all", packet=packet)
     assert_same_message(reply, expected)
 
 
@@ -235,7 +235,7 @@ def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(
 def test_impossible_request_is_refused_before_any_privacy_is_spent(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    reply = answer(tmp_path, packet=request(**fields))
+    reply = answer_of_site(tmp_path, packet=make_training_message(**fields))
     assert reply.kind == "failed"
     assert "it cannot train as it is asked" in reply.plain["error"]
     assert not (tmp_path / "privacy.json").exists()

@@ -38,15 +38,15 @@ from helpers.sites import (
     NAMES,
     SPLITS,
     Make,
-    Remotely,
     ServerData,
-    assert_same,
-    groups,
-    kept_at,
-    momentum,
-    one_process,
-    shapfed,
-    site,
+    SitesInProcess,
+    assert_same_runs,
+    fit_in_one_process,
+    load_site_states,
+    make_momentum_module,
+    make_shapfed_loop,
+    make_site,
+    site_of_each_digit,
 )
 
 
@@ -94,40 +94,42 @@ class CountingBatches(ClassifierClient):
 COUNTER = itertools.count()
 
 
-def of(kind: type[ClassifierClient]) -> ClassifierClient:
+def make_module_of(kind: type[ClassifierClient]) -> ClassifierClient:
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def fedavg(**options: Any) -> FederatedLoop:
-    return shapfed(**{"aggregator": FedAvg(), "metrics": {}, **options})
+def make_fedavg_loop(**options: Any) -> FederatedLoop:
+    return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def judged(personalizer: Any) -> FederatedLoop:
+def make_judged_loop(personalizer: Any) -> FederatedLoop:
     """By what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
-    return fedavg(
+    return make_fedavg_loop(
         metrics=metrics, personalizer=personalizer(), evaluation=ClientEvaluation(every=2)
     )
 
 
-def second_model() -> FederatedLoop:
+def make_second_model_loop() -> FederatedLoop:
     """Of candidates that are asked."""
     options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
-    return fedavg(
+    return make_fedavg_loop(
         metrics={"cost": CommunicationCost()}, client_algorithm=Ditto(0.3, 0.05), **options
     )
 
 
-def shadows(**options: Any) -> FederatedLoop:
-    return fedavg(metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options)
+def make_shadow_loop(**options: Any) -> FederatedLoop:
+    return make_fedavg_loop(
+        metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options
+    )
 
 
-def judging(**more_metrics: Any) -> FederatedLoop:
+def make_judging_loop(**more_metrics: Any) -> FederatedLoop:
     metrics = {}
     for kind in (ShadowShapley, PartialFederatedShapley):
         metrics[kind.__name__] = kind(judges="clients")
-    return fedavg(metrics={**metrics, **more_metrics})
+    return make_fedavg_loop(metrics={**metrics, **more_metrics})
 
 
 #: What sites send is not what they have trained, and one lies about what it found.
@@ -135,33 +137,54 @@ LIES = {"uploads": [FalseReports(score=0.0, clients=[1]), TopK(share=0.2)]}
 #: Loops, and what else the federation has.
 CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "kept momentum, two of three": (
-        partial(shapfed, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2),
-        {"make_module": momentum},
+        partial(
+            make_shapfed_loop, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2
+        ),
+        {"make_module": make_momentum_module},
     ),
-    "a schedule by rounds": (shapfed, {"make_module": partial(of, Scheduled)}),
+    "a schedule by rounds": (
+        make_shapfed_loop,
+        {"make_module": partial(make_module_of, Scheduled)},
+    ),
     "a schedule by a client's own steps": (
-        partial(shapfed, sampler=UniformSampler(2)),
-        {"make_module": partial(of, Decaying)},
+        partial(make_shapfed_loop, sampler=UniformSampler(2)),
+        {"make_module": partial(make_module_of, Decaying)},
     ),
     "equally many steps": (
-        partial(shapfed, local_epochs="5 steps"),
-        {"make_module": partial(of, Decaying)},
+        partial(make_shapfed_loop, local_epochs="5 steps"),
+        {"make_module": partial(make_module_of, Decaying)},
     ),
-    "dropout": (partial(fedavg, local_epochs=2), {"make_module": partial(of, Dropping)}),
-    "local heads": (partial(fedavg, share=["!head"]), {}),
-    "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
-    "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
-    "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
-    "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
-    "games": (
-        lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}),
+    "dropout": (
+        partial(make_fedavg_loop, local_epochs=2),
+        {"make_module": partial(make_module_of, Dropping)},
+    ),
+    "local heads": (partial(make_fedavg_loop, share=["!head"]), {}),
+    "scaffold": (
+        partial(make_shapfed_loop, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()),
         {},
     ),
-    "PFedSV": (partial(judged, partial(PFedSV, "relevance", k=2)), SPLITS),
-    "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
-    "Ditto": (second_model, SPLITS),
+    "privacy": (
+        partial(make_shapfed_loop, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]),
+        {},
+    ),
+    "compression with memory": (partial(make_shapfed_loop, uploads=[TopK(0.1)]), {}),
+    "own models at the server": (
+        partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv")),
+        {},
+    ),
+    "games": (
+        lambda: make_shapfed_loop(
+            metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}
+        ),
+        {},
+    ),
+    "PFedSV": (partial(make_judged_loop, partial(PFedSV, "relevance", k=2)), SPLITS),
+    "FedFomo": (partial(make_judged_loop, partial(FedFomo, num_downloads=2)), SPLITS),
+    "Ditto": (make_second_model_loop, SPLITS),
     "FedCE": (
-        lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES),
+        lambda: make_shapfed_loop(
+            aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES
+        ),
         SPLITS,
     ),
 }
@@ -172,7 +195,7 @@ SLOW = {"local heads", "privacy", "compression with memory", "own models at the 
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
-    remote, _ = both(tmp_path, make, **options)
+    remote, _ = fit_remotely_and_locally(tmp_path, make, **options)
     assert all(
         value.isfinite().any() for value in remote.contribution_metrics.contributions.values()
     )
@@ -185,20 +208,26 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
 
 def test_what_passes_from_round_to_round_at_a_site_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="training changes module.counter of CountingBatches"):
-        Remotely(tmp_path, fedavg, partial(of, CountingBatches)).fit(rounds=1)
+        SitesInProcess(tmp_path, make_fedavg_loop, partial(make_module_of, CountingBatches)).fit(
+            rounds=1
+        )
 
 
 def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
     """In a simulation clients are called by their numbers. A site of other settings is left out."""
     passes = (2, 1, 3)
-    remote = Remotely(
-        tmp_path / "b", partial(shapfed, local_epochs=dict(zip(NAMES, passes))), momentum
+    remote = SitesInProcess(
+        tmp_path / "b",
+        partial(make_shapfed_loop, local_epochs=dict(zip(NAMES, passes))),
+        make_momentum_module,
     )
-    local = one_process(
-        tmp_path / "a", partial(shapfed, local_epochs=dict(enumerate(passes))), momentum
+    local = fit_in_one_process(
+        tmp_path / "a",
+        partial(make_shapfed_loop, local_epochs=dict(enumerate(passes))),
+        make_momentum_module,
     )
-    assert_same(remote.fit(server_data=ServerData()), local)
-    remote.make = shapfed
+    assert_same_runs(remote.fit(server_data=ServerData()), local)
+    remote.make = make_shapfed_loop
     with pytest.raises(
         ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"
     ):
@@ -208,24 +237,24 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (partial(shadows, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
+        (partial(make_shadow_loop, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
         (
-            partial(shadows, optimizer_state="persist", uploads=[TopK(0.1)]),
-            {"make_module": momentum},
+            partial(make_shadow_loop, optimizer_state="persist", uploads=[TopK(0.1)]),
+            {"make_module": make_momentum_module},
         ),
         (
-            partial(shadows, sampler=UniformSampler(2), local_epochs=2),
-            {"make_module": partial(of, Dropping)},
+            partial(make_shadow_loop, sampler=UniformSampler(2), local_epochs=2),
+            {"make_module": partial(make_module_of, Dropping)},
         ),
-        (judging, {"client_val": 0.4}),
+        (make_judging_loop, {"client_val": 0.4}),
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(
     tmp_path: Path, make: Make, options: Any
 ) -> None:
     """Sites train coalitions as runs of their own, one process in fits of their own."""
-    remote = Remotely(tmp_path / "b", make, **options).fit(server_data=ServerData())
-    local = one_process(tmp_path / "a", make, **options)
+    remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
+    local = fit_in_one_process(tmp_path / "a", make, **options)
     assert torch.equal(remote.state.model(), local.state.model())
     for name, values in local.contributions.items():
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
@@ -258,7 +287,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     if lies:
         monkeypatch.setattr(SiteVisit, "_end_training", lying)
 
-    loop = Remotely(tmp_path, shadows).fit(server_data=ServerData())
+    loop = SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
 
     noted: dict[int, set[str]] = {}
     for event in loop.events:
@@ -268,19 +297,19 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
     assert noted == expected
 
 
-def both(
+def fit_remotely_and_locally(
     tmp_path: Path,
     make: Make,
     **options: Any,
 ) -> tuple[FederatedLoop, FederatedLoop]:
     """Equal in what they found, in what crossed, and in what the clients keep."""
-    remote = Remotely(tmp_path / "b", make, **options).fit(server_data=ServerData())
-    local = one_process(tmp_path / "a", make, **options)
-    assert_same(remote, local)
+    remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
+    local = fit_in_one_process(tmp_path / "a", make, **options)
+    assert_same_runs(remote, local)
     bytes_at_sites = remote.channel.bytes(range(3), "up")
     assert bytes_at_sites.tolist() == local.channel.bytes(range(3), "up").tolist()
     for client, state in client_tensors(local).items():
-        last_visit = kept_at(tmp_path / "b", NAMES[client])[-1]
+        last_visit = load_site_states(tmp_path / "b", NAMES[client])[-1]
         tensors = last_visit["store"]["tensors"]
         assert tensors.keys() == state.keys()
         for name, tensor in tensors.items():
@@ -294,10 +323,10 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         return {"loss": metric}
 
     def make() -> FederatedLoop:
-        return fedavg(metrics=by_loss())
+        return make_fedavg_loop(metrics=by_loss())
 
-    local = one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
-    at_sites = Remotely(
+    local = fit_in_one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
+    at_sites = SitesInProcess(
         tmp_path / "b",
         make,
         client_val=0.4,
@@ -306,7 +335,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
     values = at_sites.contributions["loss"]
     torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
 
-    remote = Remotely(tmp_path / "c", lambda: judging(**by_loss()), client_val=0.4)
+    remote = SitesInProcess(tmp_path / "c", lambda: make_judging_loop(**by_loss()), client_val=0.4)
 
     def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
         if packet.kind == "ask" and packet.plain["round"] and address == 102:
@@ -341,12 +370,12 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
     for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
         owner = LACKING if int(label) == 0 else index % LACKING
         owners.append(owner)
-    monkeypatch.setattr(sites, "groups", lambda: owners)
+    monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
     metric = PartialFederatedShapley(performance="auroc", judges="clients")
-    remote = Remotely(
+    remote = SitesInProcess(
         tmp_path,
-        lambda: fedavg(metrics={"m": metric}),
+        lambda: make_fedavg_loop(metrics={"m": metric}),
         client_val=0.3,
     )
     message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
@@ -363,18 +392,20 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which nothing at its place tells it of."""
     train = load_image_data("digits").train
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
-    owners = torch.tensor(groups())
+    owners = torch.tensor(site_of_each_digit())
     dealt = owners.where((owners != LACKING) | (labels < CLASSES), 0).tolist()
-    monkeypatch.setattr(sites, "groups", lambda: dealt)
+    monkeypatch.setattr(sites, "site_of_each_digit", lambda: dealt)
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
 def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path) -> None:
     def in_run() -> FederatedLoop:
         metrics = {"in_run": InRunShapley()}
-        return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
+        return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
 
-    loop, _ = both(tmp_path / "in_run", in_run, make_module=momentum)
+    loop, _ = fit_remotely_and_locally(
+        tmp_path / "in_run", in_run, make_module=make_momentum_module
+    )
     values = loop.contributions["in_run"].by_class
     assert values.shape == (3, 11)
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
@@ -382,9 +413,9 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
 
     # Models of more classes are evaluated there.
     def fedce() -> FederatedLoop:
-        return fedavg(metrics={"fedce": ContributionEstimation()})
+        return make_fedavg_loop(metrics={"fedce": ContributionEstimation()})
 
-    loop, _ = both(tmp_path / "fedce", fedce, **SPLITS)
+    loop, _ = fit_remotely_and_locally(tmp_path / "fedce", fedce, **SPLITS)
     assert loop.contributions["fedce"].isfinite().all()
 
     # Of less, they are refused.
@@ -402,36 +433,36 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
         {**visit, "counted": None},
         {"start": torch.zeros(1)},
     )
-    reply = site(tmp_path, 0, in_run).answer(packet)
+    reply = make_site(tmp_path, 0, in_run).answer(packet)
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
 def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
-    make = partial(judged, partial(PFedSV, "relevance", k=2, shared=1.0))
-    remote, local = both(tmp_path, make, **SPLITS)
+    make = partial(make_judged_loop, partial(PFedSV, "relevance", k=2, shared=1.0))
+    remote, local = fit_remotely_and_locally(tmp_path, make, **SPLITS)
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}
-    at_server = Remotely(
-        tmp_path / "c", partial(shapfed, personalizer=ShapFedPersonalizer("cssv"))
+    at_server = SitesInProcess(
+        tmp_path / "c", partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv"))
     ).fit(rounds=1)
     assert sorted(at_server.received()) == [0, 1, 2]
 
 
 def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> None:
     """As where every message has a process of its own."""
-    make, make_module = CASES["kept momentum, two of three"][0], momentum
+    make, make_module = CASES["kept momentum, two of three"][0], make_momentum_module
 
     class Anew:
         def __init__(self, client: int) -> None:
             self.client = client
 
         def answer(self, packet: Packet) -> Packet:
-            return site(tmp_path / "b", self.client, make, make_module).answer(packet)
+            return make_site(tmp_path / "b", self.client, make, make_module).answer(packet)
 
-    remote = Remotely(tmp_path / "b", make, make_module)
+    remote = SitesInProcess(tmp_path / "b", make, make_module)
     remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
-    assert_same(
-        remote.fit(server_data=ServerData()), one_process(tmp_path / "a", make, make_module)
+    assert_same_runs(
+        remote.fit(server_data=ServerData()), fit_in_one_process(tmp_path / "a", make, make_module)
     )

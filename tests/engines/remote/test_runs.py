@@ -15,7 +15,16 @@ from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import NAMES, ROUNDS, Make, Remotely, assert_same, module, shapfed, site
+from helpers.sites import (
+    NAMES,
+    ROUNDS,
+    Make,
+    SitesInProcess,
+    assert_same_runs,
+    make_mlp_module,
+    make_shapfed_loop,
+    make_site,
+)
 
 
 class Server:
@@ -23,8 +32,8 @@ class Server:
     checkpoint."""
 
     def __init__(self, folder: Path, make: Make, shared: Path) -> None:
-        self.remote = Remotely(folder, make)
-        sites = {100 + client: site(shared, client, make) for client in range(3)}
+        self.remote = SitesInProcess(folder, make)
+        sites = {100 + client: make_site(shared, client, make) for client in range(3)}
         self.remote.transport.sites = sites
         self.checkpoint = folder / "ckpt" / "last.ckpt"
 
@@ -36,8 +45,8 @@ class Server:
         )
 
 
-def scaffold(**options: Any) -> FederatedLoop:
-    return shapfed(
+def make_scaffold_loop(**options: Any) -> FederatedLoop:
+    return make_shapfed_loop(
         **{
             "aggregator": FedAvg("uniform"),
             "metrics": {},
@@ -50,20 +59,20 @@ def scaffold(**options: Any) -> FederatedLoop:
 @pytest.mark.slow
 def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path: Path) -> None:
     """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
-    makes = [scaffold, partial(scaffold, uploads=[TopK(0.1)])]
-    alone = [Remotely(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
+    makes = [make_scaffold_loop, partial(make_scaffold_loop, uploads=[TopK(0.1)])]
+    alone = [SitesInProcess(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
     servers = [Server(tmp_path / f"beside{i}", make, tmp_path) for i, make in enumerate(makes)]
     for rounds in range(1, ROUNDS + 1):
         beside = [server.go_on(rounds) for server in servers]
     for loop, as_alone in zip(beside, alone):
-        assert_same(loop, as_alone)
+        assert_same_runs(loop, as_alone)
 
 
-def broken() -> Any:
+def make_broken_module() -> Any:
     def fail() -> None:
         raise OSError("the disk is gone")
 
-    client_module = module()
+    client_module = make_mlp_module()
     client_module.on_train_start = fail
     return client_module
 
@@ -72,7 +81,7 @@ def test_faults_of_sites_are_recorded_in_run_json(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A site that has lost its folder, and one whose training fails."""
-    make = partial(scaffold, reporting=Reporting(table=True))
+    make = partial(make_scaffold_loop, reporting=Reporting(table=True))
     record = tmp_path / "server" / "run.json"
     server = Server(tmp_path / "server", make, tmp_path)
     server.go_on(1)
@@ -81,7 +90,7 @@ def test_faults_of_sites_are_recorded_in_run_json(
     assert run["validation"] is None
 
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
-    server.remote.transport.sites[101] = site(tmp_path, 1, make, broken)
+    server.remote.transport.sites[101] = make_site(tmp_path, 1, make, make_broken_module)
     with (
         pytest.warns(UserWarning, match="no longer held") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),

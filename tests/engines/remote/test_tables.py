@@ -24,8 +24,16 @@ from flsv.engines.remote import (
 from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
-from helpers.hospitals import COLUMNS, FEATURES, data_of, hospital, hospitals, module, one_process
-from helpers.sites import NAMES, SiteTransport, assert_same, shapfed
+from helpers.hospitals import (
+    COLUMNS,
+    FEATURES,
+    fit_in_one_process,
+    make_data,
+    make_hospital_table,
+    make_hospital_tables,
+    make_module,
+)
+from helpers.sites import NAMES, SiteTransport, assert_same_runs, make_shapfed_loop
 
 
 class Hospitals:
@@ -35,7 +43,7 @@ class Hospitals:
         self,
         folder: Path,
         tables: Mapping[str, pd.DataFrame],
-        make: Any = shapfed,
+        make: Any = make_shapfed_loop,
         policy: SitePolicy | None = None,
         **options: Any,
     ) -> None:
@@ -44,8 +52,8 @@ class Hospitals:
         sites = {}
         for number, (name, table) in enumerate(tables.items()):
             sites[100 + number] = Site(
-                module,
-                partial(data_of, table, **options),
+                make_module,
+                partial(make_data, table, **options),
                 make,
                 folder / name,
                 policy=policy,
@@ -64,7 +72,7 @@ class Hospitals:
         directory = Directory(
             self.transport,
             NAMES,
-            agreement(module(), self.make()),
+            agreement(make_module(), self.make()),
             self.folder / "book.json",
             timeout=1,
             wait=0.2,
@@ -74,26 +82,26 @@ class Hospitals:
 
     def fit(self, rounds: int = 2, **options: Any) -> FederatedLoop:
         directory = self.directory()
-        val = hospital("val")
+        val = make_hospital_table("val")
         data = RemoteData(
             NAMES,
             [directory.sizes[site] for site in range(len(NAMES))],
-            server_data=data_of(val, val=val),
+            server_data=make_data(val, val=val),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
         loop = self.make().replace(engine=partial(RemoteFederation, directory))
         trainer = trainer_for(loop, self.folder, rounds)
-        trainer.fit(module(), data, **options)
+        trainer.fit(make_module(), data, **options)
         trainer.save_checkpoint(self.folder / "last.ckpt")
         return loop
 
 
 def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path) -> None:
-    federation = Hospitals(tmp_path / "sites", hospitals())
+    federation = Hospitals(tmp_path / "sites", make_hospital_tables())
     remote = federation.fit()
-    local, data = one_process(tmp_path / "one")
+    local, data = fit_in_one_process(tmp_path / "one")
 
-    assert_same(remote, local)
+    assert_same_runs(remote, local)
     inputs, labels = data._data.tensors()
     assert inputs.shape == (190, FEATURES)
     for client, site in enumerate(federation.transport.sites.values()):
@@ -112,7 +120,7 @@ def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path
 
 
 def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> None:
-    federation = Hospitals(tmp_path, hospitals())
+    federation = Hospitals(tmp_path, make_hospital_tables())
     federation.directory()
     replies = [reply for reply in federation.replies if reply.kind == "agreed"]
     assert len(replies) == len(NAMES)
@@ -128,7 +136,7 @@ def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> N
 
 
 def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) -> None:
-    tables = hospitals()
+    tables = make_hospital_tables()
     tables[NAMES[1]]["age"] *= 12
     federation = Hospitals(tmp_path, tables)
 
@@ -141,8 +149,8 @@ def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) 
 
 
 def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_path: Path) -> None:
-    encoder = Hospitals(tmp_path, hospitals()).directory().encoder
-    changed = {**hospitals(), "Lyon": hospital("Lyon")[:50]}
+    encoder = Hospitals(tmp_path, make_hospital_tables()).directory().encoder
+    changed = {**make_hospital_tables(), "Lyon": make_hospital_table("Lyon")[:50]}
     federation = Hospitals(tmp_path, changed)
     with pytest.warns(UserWarning, match="'Lyon' has .* samples now"):
         directory = federation.directory()
@@ -167,9 +175,11 @@ def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
     tmp_path: Path, policy: SitePolicy, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        Hospitals(tmp_path, hospitals(), policy=policy).directory()
+        Hospitals(tmp_path, make_hospital_tables(), policy=policy).directory()
     listed = SitePolicy(questions=["flsv.engines.remote.tables:table_summary"])
-    assert Hospitals(tmp_path, hospitals(), policy=listed).directory().encoder is not None
+    assert (
+        Hospitals(tmp_path, make_hospital_tables(), policy=listed).directory().encoder is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,8 +194,8 @@ def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
 def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
     tmp_path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lyon = hospital("Lyon").assign(**change)
-    federation = Hospitals(tmp_path, {**hospitals(), "Lyon": lyon})
+    lyon = make_hospital_table("Lyon").assign(**change)
+    federation = Hospitals(tmp_path, {**make_hospital_tables(), "Lyon": lyon})
     with pytest.raises(ConfigurationError, match=message) as error:
         federation.directory()
     assert "1,5" not in str(error.value)
@@ -196,9 +206,9 @@ def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
 def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
     tmp_path: Path,
 ) -> None:
-    lyon = hospital("Lyon")
+    lyon = make_hospital_table("Lyon")
     lyon.loc[:2, "died"] = "unclear"
-    tables = {**hospitals(), "Lyon": lyon}
+    tables = {**make_hospital_tables(), "Lyon": lyon}
     with pytest.raises(ConfigurationError, match="'Lyon' cannot take part: .* columns: {classes"):
         Hospitals(tmp_path / "a", tables).directory()
     columns = {**COLUMNS, "classes": ["no", "yes", "unclear"]}
@@ -207,18 +217,20 @@ def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
     assert encoder.classes == ("no", "unclear", "yes")
 
 
-def private() -> FederatedLoop:
-    return shapfed(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
+def make_private_loop() -> FederatedLoop:
+    return make_shapfed_loop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
 
 
 def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigurationError, match="Give all sites an encoder in columns"):
-        Hospitals(tmp_path / "a", hospitals(), make=private).directory()
+        Hospitals(tmp_path / "a", make_hospital_tables(), make=make_private_loop).directory()
     code = {"age": {"mean": 60.0, "scale": 15.0}, "ward": {"categories": ["A", "B"]}}
     columns = {"encoder": {"columns": code, "classes": ["no", "yes"]}}
-    federation = Hospitals(tmp_path / "b", hospitals(), make=private, columns=columns)
+    federation = Hospitals(
+        tmp_path / "b", make_hospital_tables(), make=make_private_loop, columns=columns
+    )
     directory = federation.directory()
     assert directory.encoder is None
     assert directory.encoder_hash is not None
@@ -231,8 +243,10 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path: Path) -> None:
             samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)
             return torch.utils.data.DataLoader(samples, batch_size=3, shuffle=True)
 
-    federation = Hospitals(tmp_path, hospitals())
-    federation.transport.sites[102] = Site(module, Arrays, shapfed, tmp_path / "arrays")
+    federation = Hospitals(tmp_path, make_hospital_tables())
+    federation.transport.sites[102] = Site(
+        make_module, Arrays, make_shapfed_loop, tmp_path / "arrays"
+    )
     with pytest.raises(
         ConfigurationError, match="Boston, Lyon: a table without an encoder; Osaka: no table"
     ):

@@ -10,24 +10,24 @@ from torch import Generator, Tensor
 Game = Callable[[Tensor], Tensor]
 
 
-def rng(seed: int = 0) -> Generator:
+def make_generator(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def table_game(table: Tensor) -> Game:
+def make_table_game(table: Tensor) -> Game:
     """Look utilities up: row b of ``table [2^n]`` or ``[2^n, M]`` belongs to the coalition with bitmask b."""
     powers = 2.0 ** torch.arange(len(table).bit_length() - 1, dtype=torch.float64)
     return lambda masks: table[(masks.to(torch.float64) @ powers).long()]
 
 
-def random_table(num_players: int, seed: int = 0, columns: int | None = None) -> Tensor:
+def make_random_table(num_players: int, seed: int = 0, columns: int | None = None) -> Tensor:
     shape = (2**num_players,) if columns is None else (2**num_players, columns)
-    return torch.rand(*shape, generator=rng(seed), dtype=torch.float64)
+    return torch.rand(*shape, generator=make_generator(seed), dtype=torch.float64)
 
 
-def accuracy_table(num_players: int, seed: int = 0) -> Tensor:
+def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     """Like a round of federated learning: coalitions average updates, accuracy saturates and is read off 500 images."""
-    generator = rng(seed)
+    generator = make_generator(seed)
     updates = torch.randn(num_players, 6, generator=generator, dtype=torch.float64) * 0.7 + 0.5
     masks = ((torch.arange(2**num_players)[:, None] >> torch.arange(num_players)) & 1).double()
     model = masks @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
@@ -38,7 +38,7 @@ def accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     ).round() / 500
 
 
-def reference_shapley(table: Tensor) -> np.ndarray:
+def shapley_by_all_orders(table: Tensor) -> np.ndarray:
     """The mean marginal contribution over all n! orders, one by one."""
     values = table.numpy()
     n = len(values).bit_length() - 1
@@ -53,7 +53,7 @@ def reference_shapley(table: Tensor) -> np.ndarray:
     return total / len(orders)
 
 
-def closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
+def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
     costs = torch.arange(1, n + 1, dtype=torch.float64) ** 2

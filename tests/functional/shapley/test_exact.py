@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import Watched, random_table, table_game
+from functional.shapley.games import Watched, make_random_table, make_table_game
 
 from flsv.functional import exact_shapley, leave_one_out
 from flsv.utilities.errors import ConfigurationError
@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[Any, Weight]] = {
 }
 
 
-def reference(table: torch.Tensor, weight: Weight) -> torch.Tensor:
+def values_by_all_coalitions(table: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Every coalition that a player can join, one by one."""
     n = len(table).bit_length() - 1
     values = torch.zeros(n, *table.shape[1:], dtype=torch.float64)
@@ -40,9 +40,9 @@ def reference(table: torch.Tensor, weight: Weight) -> torch.Tensor:
 def test_values_equal_the_reference_on_random_tables(name: str, n: int) -> None:
     estimator, weight = VALUES[name]
     for columns in (None, 2):
-        table = random_table(n, n, columns)
-        estimate = estimator(Watched(table_game(table)), n)
-        torch.testing.assert_close(estimate.values, reference(table, weight))
+        table = make_random_table(n, n, columns)
+        estimate = estimator(Watched(make_table_game(table)), n)
+        torch.testing.assert_close(estimate.values, values_by_all_coalitions(table, weight))
         assert estimate.evaluations == (n + 1 if name == "leave_one_out" else 2**n)
         assert (estimate.stderr == 0).all()
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from functional.shapley.games import random_table, reference_shapley, table_game
+from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
 from torch import Tensor
 
 from flsv.functional import (
@@ -22,27 +22,27 @@ from flsv.functional.shapley.surrogate import (
 )
 
 
-def game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def make_quadratic_game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(2, n, generator=generator, dtype=torch.float64).unbind()
 
 
-def played(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def play_quadratic_game(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return 0.3 + masks.double() @ a + masks.double() @ b / masks.sum(1).clamp_min(1)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
-    table = random_table(n, 1)
+    table = make_random_table(n, 1)
     order = torch.randperm(
         2**n,
         generator=torch.Generator().manual_seed(n),
     )
     masks = few_coalitions(n, "all")[order]
 
-    estimate = few_coalitions_shapley(masks, table_game(table)(masks))
+    estimate = few_coalitions_shapley(masks, make_table_game(table)(masks))
 
-    exact = torch.from_numpy(reference_shapley(table))
+    exact = torch.from_numpy(shapley_by_all_orders(table))
     torch.testing.assert_close(estimate.values, exact)
     assert estimate.stderr.tolist() == [0.0] * n
     assert estimate.evaluations == 2**n
@@ -109,7 +109,7 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel:
 def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, design: Which) -> None:
     """Fitted there in the dual, whose Shapley values follow from the kernels."""
     masks = few_coalitions(n, design)
-    utilities = played(masks, *game(n))
+    utilities = play_quadratic_game(masks, *make_quadratic_game(n))
 
     values = few_coalitions_shapley(masks, utilities).values
 
@@ -156,14 +156,14 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
     masks = few_coalitions(6, "both")
     ratios = []
     for seed in range(20):
-        a, b = game(6, seed)
+        a, b = make_quadratic_game(6, seed)
         exact = exact_shapley(
-            lambda rows, a=a, b=b: played(rows, a, b),
+            lambda rows, a=a, b=b: play_quadratic_game(rows, a, b),
             6,
         ).values
         seeded = torch.Generator().manual_seed(seed)
         deviations = torch.randn(len(masks), generator=seeded, dtype=torch.float64)
-        utilities = played(masks, a, b) + noise * deviations
+        utilities = play_quadratic_game(masks, a, b) + noise * deviations
 
         estimate = few_coalitions_shapley(masks, utilities, noise=noise)
 

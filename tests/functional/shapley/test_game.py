@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from functional.shapley.games import Watched, rng
+from functional.shapley.games import Watched, make_generator
 
 from flsv.functional.shapley.game import MemoizedGame
 
@@ -21,7 +21,7 @@ def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> No
             6,
             5,
             n,
-            generator=rng(),
+            generator=make_generator(),
         )
         < 0.5
     )

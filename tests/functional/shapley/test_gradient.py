@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from functional.shapley.games import reference_shapley
+from functional.shapley.games import shapley_by_all_orders
 from torch import Tensor
 
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
@@ -11,7 +11,7 @@ from flsv.functional.shapley.exact import all_coalitions
 from flsv.utilities.errors import ConfigurationError
 
 
-def slopes_of(n: int) -> Tensor:
+def slopes_of_players(n: int) -> Tensor:
     return torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
 
 
@@ -21,7 +21,7 @@ def slopes_of(n: int) -> Tensor:
 def test_gradient_shapley_equals_enumeration_of_the_linear_game(
     n: int, fixed: bool, lr: float
 ) -> None:
-    slopes = slopes_of(n)
+    slopes = slopes_of_players(n)
     masks = all_coalitions(n).double()
     if fixed:
         seeded = torch.Generator().manual_seed(3)
@@ -36,12 +36,12 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(
         shares = masks / masks.sum(1, keepdim=True).clamp_min(1)
         values = gradient_shapley(slopes, weighting="uniform", server_lr=lr)
 
-    expected = reference_shapley(-lr * shares @ slopes)
+    expected = shapley_by_all_orders(-lr * shares @ slopes)
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
 
 
 def test_gradient_shapley_with_wrong_arguments_raises() -> None:
-    slopes = slopes_of(3)
+    slopes = slopes_of_players(3)
     with pytest.raises(ConfigurationError, match="weighting='samples'.*closed form"):
         gradient_shapley(slopes, weighting="samples")
     with pytest.raises(ValueError, match=r"gradient_products \[k\]"):

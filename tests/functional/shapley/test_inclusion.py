@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from functional.shapley.games import rng
+from functional.shapley.games import make_generator
 
 from flsv.functional import importance_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 
-def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
+def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
     """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
     low, high = 0.0, weights.sum() / m * 10
     for _ in range(200):
@@ -24,9 +24,11 @@ def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
 @pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
 def test_importance_probabilities_equal_the_optimum_by_bisection(m: float) -> None:
     for seed in range(20):
-        weights = torch.rand(12, generator=rng(seed), dtype=torch.float64) ** 4 + 1e-6
+        weights = torch.rand(12, generator=make_generator(seed), dtype=torch.float64) ** 4 + 1e-6
         p = importance_probabilities(weights, m)
-        np.testing.assert_allclose(p.numpy(), by_bisection(weights.numpy(), m), atol=1e-6)
+        np.testing.assert_allclose(
+            p.numpy(), probabilities_by_bisection(weights.numpy(), m), atol=1e-6
+        )
         assert p.sum() == pytest.approx(m)
         assert p.max() <= 1
 

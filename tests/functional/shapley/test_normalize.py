@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import rng
+from functional.shapley.games import make_generator
 
 from flsv.functional import normalize_shapley
 
@@ -56,7 +56,7 @@ def test_infinite_values_are_not_normalized() -> None:
 
 
 def test_normalized_values_from_differences_and_from_values_equal_shapleyfls_equation_12() -> None:
-    values = torch.randn(7, generator=rng(), dtype=torch.float64)
+    values = torch.randn(7, generator=make_generator(), dtype=torch.float64)
     for k in range(7):
         differences = values[k] - values
         literal = (differences.max() - differences) / (differences.max() - differences.min())

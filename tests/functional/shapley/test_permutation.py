@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from functional.shapley.games import accuracy_table, random_table, rng, table_game
+from functional.shapley.games import (
+    make_accuracy_table,
+    make_generator,
+    make_random_table,
+    make_table_game,
+)
 
 from flsv.functional import exact_shapley, gtg_shapley, permutation_shapley
 from flsv.functional.shapley.game import MemoizedGame
@@ -15,7 +20,7 @@ from flsv.functional.shapley.permutation import (
 
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:
-    samples = torch.randn(23, 4, 2, generator=rng(), dtype=torch.float64) + 1e4
+    samples = torch.randn(23, 4, 2, generator=make_generator(), dtype=torch.float64) + 1e4
     moments = Moments()
     for batch in samples.split([1, 5, 1, 16]):
         moments.add(batch)
@@ -28,9 +33,9 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> No
 def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
     truncation: float | None,
 ) -> None:
-    n, table = 6, random_table(6)
-    orders = random_permutations(50, n, rng())
-    marginals = marginals_along(MemoizedGame(table_game(table), n), orders, truncation)
+    n, table = 6, make_random_table(6)
+    orders = random_permutations(50, n, make_generator())
+    marginals = marginals_along(MemoizedGame(make_table_game(table), n), orders, truncation)
     for order, row in zip(orders.tolist(), marginals[..., 0], strict=True):
         expected, coalition, value = torch.zeros(n, dtype=torch.float64), 0, table[0]
         for player in order:  # Ghorbani and Zou, algorithm 1
@@ -48,25 +53,29 @@ def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> No
     # The budget is exactly one pair: whatever else fits is a repeat of it.
     for seed in range(20):
         estimate = permutation_shapley(
-            table_game(random_table(3)), 3, budget=6, generator=rng(seed)
+            make_table_game(make_random_table(3)), 3, budget=6, generator=make_generator(seed)
         )
         assert estimate.stderr.isnan().all()
     assert (
-        permutation_shapley(table_game(accuracy_table(8)), 8, budget=30, generator=rng())
+        permutation_shapley(
+            make_table_game(make_accuracy_table(8)), 8, budget=30, generator=make_generator()
+        )
         .stderr.isfinite()
         .all()
     )
 
 
 def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
-    table = accuracy_table(6)
+    table = make_accuracy_table(6)
     gain = float((table[-1] - table[0]).abs() / max(abs(table[-1]), abs(table[0])))
-    skipped = gtg_shapley(table_game(table), 6, round_truncation=gain + 1e-9)
+    skipped = gtg_shapley(make_table_game(table), 6, round_truncation=gain + 1e-9)
     assert skipped.evaluations == 2
     assert (skipped.values == 0).all()
     assert skipped.stderr.isnan().all()
     assert (
-        gtg_shapley(table_game(table), 6, round_truncation=gain - 1e-3, generator=rng()).evaluations
+        gtg_shapley(
+            make_table_game(table), 6, round_truncation=gain - 1e-3, generator=make_generator()
+        ).evaluations
         > 2
     )
 
@@ -76,7 +85,7 @@ def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
         return 7 * (1 - 0.4 ** masks.sum(dim=1).double())
 
     short = gtg_shapley(
-        utility, 12, truncation=0.05, convergence=None, budget=2000, generator=rng()
+        utility, 12, truncation=0.05, convergence=None, budget=2000, generator=make_generator()
     )
     assert (short.values - exact_shapley(utility, 12).values).abs().max() < 7 * 0.06
     assert short.evaluations < 1000  # 2000 without
@@ -86,7 +95,7 @@ def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> Non
     def additive(masks: torch.Tensor) -> torch.Tensor:
         return masks.double() @ torch.arange(1, 31, dtype=torch.float64)
 
-    estimate = gtg_shapley(additive, 30, generator=rng(), budget=10_000)
+    estimate = gtg_shapley(additive, 30, generator=make_generator(), budget=10_000)
     assert estimate.evaluations <= 2 + 30 * 29
     torch.testing.assert_close(estimate.values, torch.arange(1, 31, dtype=torch.float64))
     assert not _converged(torch.ones(29, 3, 1), 0.05)

@@ -22,7 +22,7 @@ from flsv.functional.shapley.predicted_outputs import (
 SAMPLES, CLASSES = 60, 4
 
 
-def a_federation(n, design="singles", seed=0):
+def make_federation(n, design="singles", seed=0):
     """Return trained coalitions, their logits, the clients' sizes and the score."""
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (SAMPLES,), generator=draw)
@@ -42,7 +42,7 @@ def a_federation(n, design="singles", seed=0):
 
 @pytest.mark.parametrize("design", ["singles", "both", "pairs"])
 def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
-    trained, outputs, sizes, _ = a_federation(5, design)
+    trained, outputs, sizes, _ = make_federation(5, design)
     trained = trained[1:]
     outputs = outputs[1:].flatten(1).double()
     masks = all_coalitions(5)[1:]
@@ -62,7 +62,7 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     torch.testing.assert_close(interpolated, expected, rtol=0, atol=1e-8)
 
 
-def by_hand(trained, outputs, sizes, accuracy):
+def values_by_hand(trained, outputs, sizes, accuracy):
     """Return Shapley values of the mean of both games, by the definition and one coalition at a time."""
     n = len(sizes)
     row_of_members = {}
@@ -100,7 +100,7 @@ def by_hand(trained, outputs, sizes, accuracy):
 
 @pytest.mark.parametrize("design", ["singles", "both"])
 def test_values_are_those_of_an_enumeration_by_hand(design):
-    trained, outputs, sizes, accuracy = a_federation(4, design)
+    trained, outputs, sizes, accuracy = make_federation(4, design)
 
     estimate = predicted_shapley(
         trained,
@@ -111,7 +111,7 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
         logits=True,
     )
 
-    expected = by_hand(trained, outputs, sizes, accuracy)
+    expected = values_by_hand(trained, outputs, sizes, accuracy)
     torch.testing.assert_close(
         estimate.values,
         expected,
@@ -122,7 +122,7 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
     assert not estimate.stderr.any()
 
 
-def table_utility(masks, utilities):
+def make_table_utility(masks, utilities):
     """The game of these coalitions' utilities."""
     table = {
         tuple(mask): utility
@@ -139,9 +139,9 @@ def table_utility(masks, utilities):
 
 
 def test_values_are_exact_with_all_coalitions():
-    trained, outputs, sizes, accuracy = a_federation(4, "all")
+    trained, outputs, sizes, accuracy = make_federation(4, "all")
     utilities = torch.rand(len(trained), dtype=torch.float64)
-    exact = exact_shapley(table_utility(trained, utilities), 4).values
+    exact = exact_shapley(make_table_utility(trained, utilities), 4).values
 
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
@@ -150,7 +150,7 @@ def test_values_are_exact_with_all_coalitions():
 
 
 def test_values_sum_to_the_gain_and_follow_the_clients():
-    trained, outputs, sizes, accuracy = a_federation(5)
+    trained, outputs, sizes, accuracy = make_federation(5)
     utilities = accuracy(outputs)
     order = torch.tensor([3, 0, 4, 2, 1])
 
@@ -175,7 +175,7 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
 
 def test_large_logits_of_one_client_are_capped():
     """A last layer times a thousand changes no score of its model: its logits count as 1.5 times the median's."""
-    trained, outputs, sizes, accuracy = a_federation(5)
+    trained, outputs, sizes, accuracy = make_federation(5)
     utilities = accuracy(outputs)
     outputs[2] *= 1000
     capped = cap_logits(outputs[1:], trained[1:].sum(1) == 1)
@@ -191,7 +191,7 @@ def test_large_logits_of_one_client_are_capped():
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
-    trained, outputs, sizes, _ = a_federation(4)
+    trained, outputs, sizes, _ = make_federation(4)
     y = torch.arange(SAMPLES) % CLASSES
 
     def by_class(outputs):
@@ -245,12 +245,12 @@ def test_predicted_values_of_a_linear_regression_are_exact():
         logits=False,
     )
 
-    exact = exact_shapley(table_utility(masks, utilities), n).values
+    exact = exact_shapley(make_table_utility(masks, utilities), n).values
     torch.testing.assert_close(estimate.values, exact, rtol=0.01, atol=0.01)
 
 
 def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
-    trained, outputs, sizes, accuracy = a_federation(17)
+    trained, outputs, sizes, accuracy = make_federation(17)
     utilities = accuracy(outputs)
 
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
@@ -272,7 +272,7 @@ def test_whole_layers_accepts_only_complete_coalition_sizes():
 
 
 def test_predicted_shapley_with_wrong_arguments_is_refused():
-    trained, outputs, sizes, accuracy = a_federation(3)
+    trained, outputs, sizes, accuracy = make_federation(3)
     with pytest.raises(ValueError, match="each player alone"):
         predicted_shapley(
             trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True

@@ -5,7 +5,12 @@ from math import comb
 
 import pytest
 import torch
-from functional.shapley.games import accuracy_table, random_table, rng, table_game
+from functional.shapley.games import (
+    make_accuracy_table,
+    make_generator,
+    make_random_table,
+    make_table_game,
+)
 
 from flsv.functional import exact_shapley, surrogate_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -28,8 +33,8 @@ from flsv.functional.shapley.surrogate import (
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
 def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
-    n, table = 6, accuracy_table(6)
-    observed = torch.randperm(64, generator=rng())[:40]
+    n, table = 6, make_accuracy_table(6)
+    observed = torch.randperm(64, generator=make_generator())[:40]
     utilities = torch.stack([table, table**2], dim=1)
     surrogate, left_out = fit_surrogate([parts], all_coalitions(n)[observed], utilities[observed])
     fitted = surrogate(all_coalitions(n))
@@ -43,8 +48,8 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
 
 
 def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
-    masks = all_coalitions(5)[torch.randperm(32, generator=rng())[:20]]
-    utilities = table_game(accuracy_table(5))(masks).unsqueeze(1)
+    masks = all_coalitions(5)[torch.randperm(32, generator=make_generator())[:20]]
+    utilities = make_table_game(make_accuracy_table(5))(masks).unsqueeze(1)
     surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
     scale = utilities.std()
     y = (utilities - utilities.mean()) / scale
@@ -64,9 +69,9 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
     n = 7
-    table = random_table(n, seed=2)
-    game = MemoizedGame(table_game(table), n)
-    sample = PairedSample(n, rng(5))
+    table = make_random_table(n, seed=2)
+    game = MemoizedGame(make_table_game(table), n)
+    sample = PairedSample(n, make_generator(5))
     sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
 
@@ -96,7 +101,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
 
 
 def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
-    updates = torch.randn(12, 3, generator=rng(), dtype=torch.float64)
+    updates = torch.randn(12, 3, generator=make_generator(), dtype=torch.float64)
 
     def utility(masks: torch.Tensor) -> torch.Tensor:
         average = masks.double() @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
@@ -104,14 +109,14 @@ def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
 
     exact = exact_shapley(utility, 12).values
     scale = exact.abs().max()
-    sampled = surrogate_shapley(utility, 12, budget=300, generator=rng())
+    sampled = surrogate_shapley(utility, 12, budget=300, generator=make_generator())
     assert (sampled.values - exact).abs().max() < 2e-3 * scale
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
 def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
     for extra_pairs in (0, 7, 300):
-        sample = PairedSample(n, rng())
+        sample = PairedSample(n, make_generator())
         assert sample.capacity == 2 ** (n - 1) - 1
         total = min(sample.minimum + extra_pairs, sample.capacity)
         sample.draw(total)
@@ -126,7 +131,7 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
 
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
-    n, sample = 41, PairedSample(41, rng())
+    n, sample = 41, PairedSample(41, make_generator())
     sample.draw(4000)
     counts = {layer.size: len(layer.masks) for layer in sample.layers}
     for size in (5, 10, 15):
@@ -136,15 +141,17 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
 
 
 def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
-    game = table_game(random_table(7, seed=3))
-    runs = [surrogate_shapley(game, 7, budget=60, generator=rng(seed)) for seed in range(60)]
+    game = make_table_game(make_random_table(7, seed=3))
+    runs = [
+        surrogate_shapley(game, 7, budget=60, generator=make_generator(seed)) for seed in range(60)
+    ]
     claimed = torch.stack([run.stderr for run in runs]).square().mean(0).sqrt()
     ratio = claimed / torch.stack([run.values for run in runs]).std(0)
     assert ((ratio > 0.75) & (ratio < 1.5)).all()
 
 
 def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
-    table = accuracy_table(8)
+    table = make_accuracy_table(8)
     constant = torch.full_like(table, 0.7)
     utilities = torch.stack(
         [
@@ -156,10 +163,10 @@ def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utiliti
     )
 
     estimate = surrogate_shapley(
-        table_game(utilities),
+        make_table_game(utilities),
         8,
         budget=90,
-        generator=rng(),
+        generator=make_generator(),
     )
 
     assert (estimate.values[:, 1] == 0).all()

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 
-def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(4, (count,), generator=generator)
     centers = 2 * torch.randn(4, 8, generator=torch.Generator().manual_seed(9))
     return torch.randn(count, 8, generator=generator) + centers[y], y
 
 
-def labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def make_labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(m, d, generator=generator, dtype=torch.float64)
     y = torch.tensor([0, 2, 5])[torch.randint(3, (m,), generator=generator)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from functional.transport.samples import labeled
+from functional.transport.samples import make_labeled
 from torch import Tensor
 
 from flsv.functional import class_statistics, label_augmented_cost, label_distance, label_embedding
@@ -13,7 +13,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def test_class_means_and_deviations_equal_numpys_per_class() -> None:
-    x, y = labeled(0)
+    x, y = make_labeled(0)
     diagonal, full = class_statistics(x, y), class_statistics(x, y, covariance="full")
     assert diagonal.labels.tolist() == [0, 2, 5]
     assert diagonal.deviations is not None
@@ -28,14 +28,14 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
 
 
 def test_label_distance_with_wrong_covariances_or_labels_is_refused() -> None:
-    x, y = labeled(4)
+    x, y = make_labeled(4)
     with pytest.raises(ConfigurationError, match="different covariances"):
         label_distance(class_statistics(x, y), class_statistics(x, y, covariance="none"))
     with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
         class_statistics(x, y).index(torch.tensor([0, 1]))
 
 
-def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
+def stack_by_section_4(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
     """Section 4.1: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
     rows = []
     for sample, label in zip(x.numpy(), y.numpy()):
@@ -56,14 +56,14 @@ def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
     covariance: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "CHUNK_BYTES", 16 * 25 * rows)
-    x, y = labeled(0)
-    x2, y2 = labeled(1, m=25)
+    x, y = make_labeled(0)
+    x2, y2 = make_labeled(1, m=25)
 
     costs = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
     embedding = label_embedding(x, y, covariance=covariance, label_weight=3.0)
 
-    vectors = stacked(x, y, covariance, 3.0)
-    vectors2 = stacked(x2, y2, covariance, 3.0)
+    vectors = stack_by_section_4(x, y, covariance, 3.0)
+    vectors2 = stack_by_section_4(x2, y2, covariance, 3.0)
     differences = vectors[:, None] - vectors2[None]
     np.testing.assert_allclose(
         costs,
@@ -74,7 +74,7 @@ def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
 
 
 def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:
-    (x, y), (x2, y2) = labeled(0), labeled(1)
+    (x, y), (x2, y2) = make_labeled(0), make_labeled(1)
     expected = torch.cdist(x, x2) ** 2
     for labels, labels2 in [(None, y2), (y, None), (None, None)]:
         torch.testing.assert_close(label_augmented_cost(x, labels, x2, labels2), expected)
@@ -82,7 +82,7 @@ def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:
 
 
 def test_cost_of_invalid_samples_or_labels_raises_with_their_count() -> None:
-    (x, y), (x2, y2) = labeled(0), labeled(1)
+    (x, y), (x2, y2) = make_labeled(0), make_labeled(1)
     broken = x.clone()
     broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
     for sides, message in (

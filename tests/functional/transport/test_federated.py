@@ -27,7 +27,7 @@ def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe:
         check_support(safe + 1, samples, "client 3")
 
 
-def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
+def make_gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(dim)
     x, x2 = (
         torch.randn(m, dim, generator=generator),
@@ -36,7 +36,7 @@ def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     return x.double(), x2.double()
 
 
-def seeded() -> torch.Generator:
+def make_generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
@@ -45,14 +45,14 @@ def seeded() -> torch.Generator:
 def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
     dim: int, dtype: torch.dtype
 ) -> None:
-    x, x2 = (samples.to(dtype) + 7 for samples in gaussians(dim))
+    x, x2 = (samples.to(dtype) + 7 for samples in make_gaussians(dim))
 
     result = federated_wasserstein(
         x,
         x2,
         support=150,
         iterations=20,
-        generator=seeded(),
+        generator=make_generator(),
         allow_reconstruction=True,
     )
 
@@ -65,17 +65,19 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
 def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(
     support: int, p: int
 ) -> None:
-    x, x2 = gaussians(5, m=100, m2=80)
-    result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
+    x, x2 = make_gaussians(5, m=100, m2=80)
+    result = federated_wasserstein(
+        x, x2, support=support, iterations=8, p=p, generator=make_generator()
+    )
     assert result.gamma.shape == (support, 5)
     assert (result.history > wasserstein_distance(x, x2, p=p)).all()
 
 
 def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None:
-    x, x2 = gaussians(4, m=60, m2=50)
+    x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x)
     server = TransportServer(x2)
-    gamma = server.start(20, seeded())
+    gamma = server.start(20, make_generator())
     for _ in range(3):
         eta, distance = client.answer(gamma)
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
@@ -83,7 +85,7 @@ def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None
         gamma = server.step(eta, distance)
         torch.testing.assert_close(server.distance, distance + to_server)
 
-    result = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
+    result = federated_wasserstein(x, x2, support=20, iterations=3, generator=make_generator())
 
     assert torch.equal(result.gamma, gamma)
     assert torch.equal(result.distance, server.distance)
@@ -93,7 +95,7 @@ def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None
 def share_of_reconstructed_samples(support: int) -> float:
     """The share of 40 samples that a server which keeps to the protocol works out of two answers, to 1e-3: each row is
     half of a point of its own, which it takes off, and half of a mean of samples. Where S = m its points are one."""
-    x = torch.rand(40, 5, generator=seeded())
+    x = torch.rand(40, 5, generator=make_generator())
     server_x = torch.rand(
         60,
         5,
@@ -102,7 +104,7 @@ def share_of_reconstructed_samples(support: int) -> float:
     server = TransportServer(server_x)
     client = TransportClient(x, allow_reconstruction=True)
     reconstructed = []
-    gamma = server.start(support, generator=seeded())
+    gamma = server.start(support, generator=make_generator())
     for _ in range(2):
         eta, distance = client.answer(gamma)
         points = gamma.mean(0) if support == len(x) else gamma
@@ -120,43 +122,45 @@ def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_suppo
     assert share_of_reconstructed_samples(safe_support(40)) == 0
 
 
-def three_gaussians() -> list[Tensor]:
+def make_three_gaussians() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     means = torch.tensor([[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]], dtype=torch.float64)
     return [torch.randn(100, 2, generator=generator).double() + mean for mean in means]
 
 
-def barycenter(samples: list[Tensor], iterations: int) -> FederatedBarycenter:
+def make_barycenter(samples: list[Tensor], iterations: int) -> FederatedBarycenter:
     clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
     generator = torch.Generator().manual_seed(1)
     return wasserstein_barycenter(clients, support=100, iterations=iterations, generator=generator)
 
 
-def objective(samples: list[Tensor], points: Tensor) -> float:
+def barycenter_objective(samples: list[Tensor], points: Tensor) -> float:
     return sum(float(wasserstein_distance(x, points)) ** 2 for x in samples) / len(samples)
 
 
 @pytest.mark.slow
 def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
-    samples = three_gaussians()
+    samples = make_three_gaussians()
     initial = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3
     positions = [x.numpy() for x in samples]
     reference = torch.from_numpy(ot.lp.free_support_barycenter(positions, masses, initial))
 
-    points = [barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
+    points = [make_barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
 
     distances = [float(wasserstein_distance(x, reference)) for x in points]
     assert distances == sorted(distances, reverse=True)
     assert len(set(distances)) == 4
     assert distances[3] < 0.3  # both are local solutions, of 100 points each
-    assert objective(samples, points[3]) < 1.005 * objective(samples, reference)
+    assert barycenter_objective(samples, points[3]) < 1.005 * barycenter_objective(
+        samples, reference
+    )
 
 
 def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:
-    samples = three_gaussians()
+    samples = make_three_gaussians()
 
-    result = barycenter(samples, 25)
+    result = make_barycenter(samples, 25)
 
     distances = [wasserstein_distance(x, result.support_points) for x in samples]
     torch.testing.assert_close(

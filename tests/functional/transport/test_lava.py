@@ -4,7 +4,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from functional.transport.samples import blobs
+from functional.transport.samples import make_blobs
 from scipy.special import logsumexp
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from flsv.functional import lava
 from flsv.functional.transport.lava import class_distances
 
 
-def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
+def flip_labels(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     bad = torch.rand(len(y), generator=generator) < share
     return torch.where(
@@ -20,7 +20,9 @@ def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
     ), bad
 
 
-def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> np.ndarray:
+def class_distances_by_pot(
+    x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray
+) -> np.ndarray:
     """Squared W_2 of the classes' samples."""
     rows = [
         [ot.emd2([], [], ot.dist(x[y == a], x2[y2 == b])) for b in np.unique(y2)]
@@ -29,11 +31,11 @@ def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray
     return np.array(rows)
 
 
-def lava_dual(
+def dual_by_pot(
     x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float
 ) -> np.ndarray:
     """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
-    between = reference_inner(x, y, x2, y2)
+    between = class_distances_by_pot(x, y, x2, y2)
     rows, columns = np.unique(y, return_inverse=True)[1], np.unique(y2, return_inverse=True)[1]
     cost = ot.dist(x, x2) / 2 + c * between[rows][:, columns] / 2
     a, b = np.full(len(x), 1 / len(x)), np.full(len(x2), 1 / len(x2))
@@ -48,34 +50,34 @@ def lava_dual(
     return eps * log["log_u"]
 
 
-def lava_reference(
+def calibrated_gradient_by_pot(
     x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float
 ) -> np.ndarray:
     """The calibrated gradient, sample by sample."""
     sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
-    f = lava_dual(*sides, c, eps) - lava_dual(*sides[:2], *sides[:2], c, eps)
+    f = dual_by_pot(*sides, c, eps) - dual_by_pot(*sides[:2], *sides[:2], c, eps)
     m = len(f)
     return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
 
 
 @pytest.mark.parametrize("weight", [3.0, 0.0])
 def test_lava_equals_the_duals_of_pot(weight: float) -> None:
-    x, y = blobs(40, 0)
-    x2, y2 = blobs(25, 1)
+    x, y = make_blobs(40, 0)
+    x2, y2 = make_blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
-    y, _ = flipped(y, 0.2, 4)
+    y, _ = flip_labels(y, 0.2, 4)
 
     values = lava(x, y, x2, y2, label_weight=weight, eps=eps)
 
-    expected = lava_reference(x, y, x2, y2, weight, eps)
+    expected = calibrated_gradient_by_pot(x, y, x2, y2, weight, eps)
     tolerance = 1e-3 * np.abs(expected).max()
     np.testing.assert_allclose(values.numpy(), expected, atol=tolerance)
     assert float(values.sum()) == pytest.approx(0, abs=1e-9)
 
 
 def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() -> None:
-    x, y = blobs(60, 0)
-    x2, y2 = blobs(50, 1)
+    x, y = make_blobs(60, 0)
+    x2, y2 = make_blobs(50, 1)
     has_class = y2 != 2
     x2, y2 = x2[has_class], y2[has_class]
 
@@ -83,7 +85,7 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
     distances_to_itself = class_distances(x, y, x, y)
 
     assert distances.shape == (4, 3)
-    expected = reference_inner(
+    expected = class_distances_by_pot(
         *(
             part.numpy()
             for part in (
@@ -102,6 +104,6 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
 
 
 def test_lava_values_do_not_depend_on_the_numbering_of_the_classes() -> None:
-    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
-    noisy, _ = flipped(y, 0.15, 4)
+    (x, y), (x2, y2) = make_blobs(60, 0), make_blobs(40, 1)
+    noisy, _ = flip_labels(y, 0.15, 4)
     torch.testing.assert_close(lava(x, noisy, x2, 7 - 2 * y2), lava(x, noisy, x2, y2))

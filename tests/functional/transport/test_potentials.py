@@ -6,7 +6,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from functional.transport.samples import blobs, labeled
+from functional.transport.samples import make_blobs, make_labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from flsv.functional import (
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 
 
-def debiased(
+def debiased_potential(
     x: Tensor, x2: Tensor, blur: float, y: Tensor | None = None, y2: Tensor | None = None
 ) -> Tensor:
     """The potential of ``x`` towards ``x2``, less that towards itself."""
@@ -31,7 +31,7 @@ def debiased(
     )
 
 
-def reference(cost: Tensor, eps: float) -> list[np.ndarray]:
+def potentials_by_pot(cost: Tensor, eps: float) -> list[np.ndarray]:
     """POT's potentials of the rows and of the columns, of mean 0."""
     masses = [np.full(n, 1 / n) for n in cost.shape]
     log = ot.sinkhorn(
@@ -44,15 +44,15 @@ def reference(cost: Tensor, eps: float) -> list[np.ndarray]:
 @pytest.mark.slow
 def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials() -> None:
     blur = 0.2
-    x, y = labeled(0, m=40)
-    x2, y2 = labeled(1, m=25)
+    x, y = make_labeled(0, m=40)
+    x2, y2 = make_labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
 
-    potential = debiased(x, x2, blur, y, y2)
+    potential = debiased_potential(x, x2, blur, y, y2)
 
-    cross_potential, _ = reference(cost, eps)
-    own_potential, _ = reference(
+    cross_potential, _ = potentials_by_pot(cost, eps)
+    own_potential, _ = potentials_by_pot(
         label_augmented_cost(
             x,
             y,
@@ -74,14 +74,14 @@ def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
 def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: float) -> None:
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
-    x, y = labeled(0, m=40)
-    x2, y2 = labeled(1, m=25)
+    x, y = make_labeled(0, m=40)
+    x2, y2 = make_labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
 
     potentials = entropic_potentials(cost.clone(), eps, 0.7)
 
-    for potential, expected in zip(potentials, reference(cost, eps)):
+    for potential, expected in zip(potentials, potentials_by_pot(cost, eps)):
         centered = potential - potential.mean()
         np.testing.assert_allclose(
             centered,
@@ -92,7 +92,7 @@ def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: floa
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
 def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: float) -> None:
-    x, y = labeled(0, m=40)
+    x, y = make_labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean())
 
@@ -104,28 +104,28 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
 
 
 def test_potentials_that_do_not_converge_warn() -> None:
-    (x, _), (x2, _) = labeled(0, m=40), labeled(1, m=25)
+    (x, _), (x2, _) = make_labeled(0, m=40), make_labeled(1, m=25)
     with pytest.warns(
         UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"
     ):
-        debiased(1e3 * x, 1e3 * x2, blur=1e-5)
+        debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        debiased(x, x2, blur=0.01)
+        debiased_potential(x, x2, blur=0.01)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> None:
-    x, _ = labeled(0)
-    x2, _ = labeled(1, m=25)
+    x, _ = make_labeled(0)
+    x2, _ = make_labeled(1, m=25)
 
-    scaled = debiased(
+    scaled = debiased_potential(
         scale * x.float(),
         scale * x2.float(),
         blur=0.02,
     )
 
-    exact = debiased(x, x2, blur=0.02)
+    exact = debiased_potential(x, x2, blur=0.02)
     tolerance = 0.01 * float(exact.std())
     torch.testing.assert_close(
         (scaled / scale**2).double(),
@@ -144,7 +144,7 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
 
 
 def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
-    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    (x, y), (x2, y2) = make_blobs(60, 0), make_blobs(40, 1)
     parts = {
         part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")
     }  # type: ignore[arg-type]
@@ -153,14 +153,14 @@ def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
         expected[y == label] -= expected[y == label].mean()
     torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(
-        parts["features"], calibrated_gradient(debiased(x, x2, 0.1)), atol=1e-3, rtol=1e-3
+        parts["features"], calibrated_gradient(debiased_potential(x, x2, 0.1)), atol=1e-3, rtol=1e-3
     )
     assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
 
 
 def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
-    x, y = blobs(60, 0)
-    x2, y2 = blobs(40, 1)
+    x, y = make_blobs(60, 0)
+    x2, y2 = make_blobs(40, 1)
     embedding = label_embedding(x2, y2, label_weight=2.0)
 
     values = client_values(x, y, embedding, label_weight=2.0)
@@ -170,8 +170,8 @@ def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
 
 
 def test_values_without_labels_are_those_of_the_features() -> None:
-    x, y = blobs(60, 0)
-    x2, y2 = blobs(40, 1)
+    x, y = make_blobs(60, 0)
+    x2, y2 = make_blobs(40, 1)
 
     unlabeled = direct_values(x, None, x2, y2)
 

@@ -3,7 +3,7 @@
 import ot
 import pytest
 import torch
-from functional.transport.samples import labeled
+from functional.transport.samples import make_labeled
 
 from flsv.functional import (
     TransportClient,
@@ -17,8 +17,8 @@ from flsv.utilities.errors import ConfigurationError
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
-    x, y = labeled(0)
-    x2, y2 = labeled(1, m=25)
+    x, y = make_labeled(0)
+    x2, y2 = make_labeled(1, m=25)
 
     distance = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
 
@@ -57,7 +57,7 @@ def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
 
 
 def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic() -> None:
-    t, (x, _), (x2, _) = 0.25, labeled(0), labeled(1)
+    t, (x, _), (x2, _) = 0.25, make_labeled(0), make_labeled(1)
     whole, gamma = wasserstein_distance(x, x2), interpolating_measure(x, x2, t=t)
     torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
     torch.testing.assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)

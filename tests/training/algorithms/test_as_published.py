@@ -35,20 +35,20 @@ from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
     Train,
-    assert_kept,
-    assert_same,
-    batches,
-    buffers_of,
-    cohort,
-    copies,
-    in_run_by_hand,
-    in_run_data,
-    in_run_fit,
-    in_run_loop,
-    put,
-    sharing_by_hand,
-    unequal_data,
-    without_batch_norm,
+    assert_private_parts,
+    assert_same_state,
+    cohort_of_round,
+    copy_buffers,
+    copy_parameters,
+    fit_in_run,
+    in_run_values_by_hand,
+    load_batches,
+    make_in_run_data,
+    make_in_run_loop,
+    make_network_without_norm,
+    make_unequal_data,
+    set_state,
+    train_sharing_by_hand,
 )
 from helpers.models import Diverges, Plain, network
 
@@ -61,7 +61,7 @@ sgd = partial(torch.optim.SGD, lr=LR)
 both_nets = pytest.mark.parametrize("batch_norm", [False, True])
 
 
-def federation(**options: Any) -> FederatedLoop:
+def make_loop(**options: Any) -> FederatedLoop:
     options = {
         "aggregator": FedAvg("uniform"),
         "sampler": UniformSampler(3),
@@ -71,26 +71,26 @@ def federation(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, **options)
 
 
-def by_hand(
+def train_by_hand(
     net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()
 ) -> nn.Module:
     """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
-    data, server = unequal_data(), copy.deepcopy(net)
+    data, server = make_unequal_data(), copy.deepcopy(net)
     for r in range(ROUNDS):
         models, buffers = [], []
-        for i in cohort(r):
+        for i in cohort_of_round(r):
             if (r, i) not in failing:
                 client = copy.deepcopy(server).train()
-                visit(client, r, i, batches(data, r, i))
-                models.append(copies(client))
-                buffers.append(buffers_of(client))
+                visit(client, r, i, load_batches(data, r, i))
+                models.append(copy_parameters(client))
+                buffers.append(copy_buffers(client))
         mean = [sum(parts) / len(parts) for parts in zip(*models)]
-        new = mean if merge is None else merge(copies(server), models, mean)
-        put(server, new, buffers, [1.0] * len(models))
+        new = mean if merge is None else merge(copy_parameters(server), models, mean)
+        set_state(server, new, buffers, [1.0] * len(models))
     return server
 
 
-def slopes(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(
         nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters())
     )
@@ -102,17 +102,17 @@ def descend(net: nn.Module, gradients: Any, lr: float = LR) -> None:
         p -= lr * g
 
 
-def flat(tensors: Any) -> Tensor:
+def flatten(tensors: Any) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def ditto(**kwargs: Any) -> FederatedLoop:
-    return federation(**{"client_algorithm": Ditto(0.3, 0.05), **kwargs})
+def make_ditto_loop(**kwargs: Any) -> FederatedLoop:
+    return make_loop(**{"client_algorithm": Ditto(0.3, 0.05), **kwargs})
 
 
 @both_nets
 def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
-    net, personal, data = network(batch_norm), {}, unequal_data()
+    net, personal, data = network(batch_norm), {}, make_unequal_data()
 
     def visit(
         client: nn.Module,
@@ -120,10 +120,10 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
         i: int,
         batches: Iterator[Any],
     ) -> None:
-        w = copies(client)
+        w = copy_parameters(client)
         v = personal.setdefault(i, copy.deepcopy(client))
         for batch in batches:
-            gradients = slopes(v, batch)
+            gradients = gradients_of(v, batch)
             proximal = [
                 g + 0.3 * (p - a)
                 for g, p, a in zip(
@@ -133,20 +133,20 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
                 )
             ]
             descend(v, proximal, 0.05)
-            descend(client, slopes(client, batch))
+            descend(client, gradients_of(client, batch))
 
-    expected = by_hand(net, visit)
-    loop = ditto(evaluation=ClientEvaluation(every=ROUNDS))
+    expected = train_by_hand(net, visit)
+    loop = make_ditto_loop(evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net), sgd)
 
-    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
-    assert_same(module.net, expected)
+    assert_same_state(module.net, expected)
     models = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
     assert models.keys() == personal.keys()
     for client, v in personal.items():
         buffers = [buffer for buffer in v.buffers() if buffer.is_floating_point()]
-        whole = flat([*v.parameters(), *buffers])
+        whole = flatten([*v.parameters(), *buffers])
         torch.testing.assert_close(models[client], whole, rtol=1e-5, atol=1e-5)
     # A client is tested with its own model; who was never drawn has the global one.
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
@@ -164,13 +164,19 @@ def test_global_model_with_ditto_equals_bitwise_the_one_without_ditto(tmp_path: 
     for name, algorithm in (("with", Ditto()), ("without", None)):
         module = Plain(network(dropout=0.5))
         module.spare = nn.Parameter(torch.ones(2))  # without a gradient
-        fit(ditto(client_algorithm=algorithm), tmp_path / name, module, unequal_data(), rounds=2)
+        fit(
+            make_ditto_loop(client_algorithm=algorithm),
+            tmp_path / name,
+            module,
+            make_unequal_data(),
+            rounds=2,
+        )
         models.append(module.state_dict())
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
-def fedrep(**kwargs: Any) -> FederatedLoop:
-    return federation(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
+def make_fedrep_loop(**kwargs: Any) -> FederatedLoop:
+    return make_loop(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
@@ -197,16 +203,16 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
         client.requires_grad_(True)
 
     train: Train = in_turn
-    expected, private_parts = sharing_by_hand(net, head, train, uniform=True)
-    loop, module = fedrep(), Plain(copy.deepcopy(net), decaying)
-    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
-    assert_same(module.net, expected)
-    assert_kept(loop, private_parts)
+    expected, private_parts = train_sharing_by_hand(net, head, train, uniform=True)
+    loop, module = make_fedrep_loop(), Plain(copy.deepcopy(net), decaying)
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    assert_same_state(module.net, expected)
+    assert_private_parts(loop, private_parts)
 
 
 def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
     """With the true Hessian, or without."""
-    data, alpha = unequal_data(), 0.05
+    data, alpha = make_unequal_data(), 0.05
 
     def others(r: int, i: int) -> Iterator[Any]:
         for epoch in range(100):
@@ -235,7 +241,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         other_batches = others(r, i)
         w = list(client.parameters())
         for batch in batches:
-            gradients = slopes(client, batch)
+            gradients = gradients_of(client, batch)
             adapted = [(p.detach() - alpha * g).requires_grad_() for p, g in zip(w, gradients)]
             loss = loss_at(client, adapted, next(other_batches))
             step = torch.autograd.grad(loss, adapted)
@@ -246,7 +252,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
                 step = [g - alpha * product for g, product in zip(step, products)]
             descend(client, step)
 
-    return by_hand(net, visit)
+    return train_by_hand(net, visit)
 
 
 @both_nets
@@ -256,13 +262,13 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
     net = network(batch_norm)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        federation(client_algorithm=PerFedAvg(0.05)),
+        make_loop(client_algorithm=PerFedAvg(0.05)),
         tmp_path,
         module,
-        unequal_data(),
+        make_unequal_data(),
         rounds=ROUNDS,
     )
-    assert_same(module.net, per_fedavg_by_hand(net, second_order=False))
+    assert_same_state(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path: Path) -> None:
@@ -272,15 +278,15 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
     net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        federation(client_algorithm=PerFedAvg(0.05, "free")),
+        make_loop(client_algorithm=PerFedAvg(0.05, "free")),
         tmp_path,
         module,
-        unequal_data(),
+        make_unequal_data(),
         rounds=ROUNDS,
     )
-    model = flat(module.net.parameters())
-    second_order = flat(per_fedavg_by_hand(net, second_order=True).parameters())
-    first_order = flat(per_fedavg_by_hand(net, second_order=False).parameters())
+    model = flatten(module.net.parameters())
+    second_order = flatten(per_fedavg_by_hand(net, second_order=True).parameters())
+    first_order = flatten(per_fedavg_by_hand(net, second_order=False).parameters())
     largest_effect = (first_order - second_order).abs().max()
     assert (model - second_order).abs().max() < 0.02 * largest_effect
 
@@ -300,11 +306,11 @@ def scaffold_by_hand(
         i: int,
         batches: Iterator[Any],
     ) -> None:
-        x = copies(client)
+        x = copy_parameters(client)
         steps = 0
         for batch in batches:
             steps += 1
-            gradients = slopes(client, batch)
+            gradients = gradients_of(client, batch)
             descend(
                 client,
                 [
@@ -322,7 +328,7 @@ def scaffold_by_hand(
                 c_i[i],
                 c,
                 x,
-                copies(client),
+                copy_parameters(client),
             )
         ]
         moved.append([new - old for new, old in zip(updated, c_i[i])])
@@ -337,8 +343,8 @@ def scaffold_by_hand(
         moved.clear()
         return mean
 
-    server = by_hand(net, visit, merge, failing)
-    return server, flat(c), {client: flat(variate) for client, variate in c_i.items()}
+    server = train_by_hand(net, visit, merge, failing)
+    return server, flatten(c), {client: flatten(variate) for client, variate in c_i.items()}
 
 
 slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
@@ -359,7 +365,7 @@ def feddyn_by_hand(
         batches: Iterator[Any],
     ) -> None:
         optimizer = slow_sgd(client.parameters())
-        initial = copies(client)
+        initial = copy_parameters(client)
         for features, labels in batches:
             optimizer.zero_grad()
             risk = nn.functional.cross_entropy(client(features), labels)
@@ -371,7 +377,7 @@ def feddyn_by_hand(
                 risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
             risk.backward()
             optimizer.step()
-        trained = zip(gradients[k], copies(client), initial)
+        trained = zip(gradients[k], copy_parameters(client), initial)
         gradients[k] = [g - ALPHA * (a - b) for g, a, b in trained]
 
     def merge(
@@ -387,32 +393,32 @@ def feddyn_by_hand(
         return [a - b / ALPHA for a, b in zip(mean, h)]
 
     return (
-        by_hand(net, visit, merge, failing),
-        flat(h),
-        {client: flat(gradient) for client, gradient in gradients.items()},
+        train_by_hand(net, visit, merge, failing),
+        flatten(h),
+        {client: flatten(gradient) for client, gradient in gradients.items()},
     )
 
 
-def scaffold(**kwargs: Any) -> FederatedLoop:
-    return federation(client_algorithm=SCAFFOLD(), **kwargs)
+def make_scaffold_loop(**kwargs: Any) -> FederatedLoop:
+    return make_loop(client_algorithm=SCAFFOLD(), **kwargs)
 
 
-def feddyn() -> FederatedLoop:
-    return federation(aggregator=FedDynServer(), client_algorithm=FedDyn(ALPHA))
+def make_feddyn_loop() -> FederatedLoop:
+    return make_loop(aggregator=FedDynServer(), client_algorithm=FedDyn(ALPHA))
 
 
-def variate(loop: FederatedLoop) -> Tensor:
+def server_variate(loop: FederatedLoop) -> Tensor:
     return loop.state_dict()["strategies"]["client_algorithm"]["variate"]
 
 
-def shift(loop: FederatedLoop) -> Tensor:
+def feddyn_state(loop: FederatedLoop) -> Tensor:
     return ALPHA * loop.state_dict()["strategies"]["aggregator"]["shift"]
 
 
 #: The loop, the same by hand, the clients' optimizer, and where the server's state and a client's are.
 CASES: dict[str, Any] = {
-    "scaffold": (scaffold, scaffold_by_hand, sgd, variate, "control_variate"),
-    "feddyn": (feddyn, feddyn_by_hand, slow_sgd, shift, "feddyn_gradient"),
+    "scaffold": (make_scaffold_loop, scaffold_by_hand, sgd, server_variate, "control_variate"),
+    "feddyn": (make_feddyn_loop, feddyn_by_hand, slow_sgd, feddyn_state, "feddyn_gradient"),
 }
 NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 
@@ -431,12 +437,12 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
     tmp_path: Path, case: str, batch_norm: bool, failing: Failing
 ) -> None:
     make, hand, optimizer, of_server, of_client = CASES[case]
-    assert all(client in cohort(r) for r, client in failing)
+    assert all(client in cohort_of_round(r) for r, client in failing)
     net = network(batch_norm)
     expected, server, clients = hand(net, failing)
     loop, module = make(), Diverges(net, optimizer, failing)
-    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
-    assert_same(module.net, expected)
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    assert_same_state(module.net, expected)
     # Of parameters: a BatchNorm's statistics would make them longer.
     torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
     states = client_tensors(loop)
@@ -455,12 +461,14 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
     expected, c, c_i = scaffold_by_hand(net, failing={(r, 0) for r in range(ROUNDS)})
-    loop = scaffold(uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)])
+    loop = make_scaffold_loop(
+        uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)]
+    )
     module = Plain(copy.deepcopy(net), sgd)
     with pytest.warns(UserWarning, match="client 0 .* left out of the round"):
-        fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
-    assert_same(module.net, expected)
-    torch.testing.assert_close(variate(loop), c, rtol=1e-6, atol=1e-6)
+        fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    assert_same_state(module.net, expected)
+    torch.testing.assert_close(server_variate(loop), c, rtol=1e-6, atol=1e-6)
     for client, state in client_tensors(loop).items():
         torch.testing.assert_close(state["control_variate"], c_i[client], rtol=1e-6, atol=1e-6)
 
@@ -472,26 +480,26 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
     still = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
     clipped = {"uploads": [GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)]}
     for options, schedule, bound in ((clipped, None, 1e-6), ({}, still, 0)):
-        loop = scaffold(**options)
+        loop = make_scaffold_loop(**options)
         module = Plain(network(batch_norm=False), sgd, schedule)
-        fit(loop, tmp_path, module, unequal_data(), rounds=2)
-        assert variate(loop).abs().max() <= bound
+        fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
+        assert server_variate(loop).abs().max() <= bound
 
 
 # ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
 
 
 def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Path) -> None:
-    dealt = in_run_data()
-    loop = in_run_loop(every=4)
-    module = Plain(without_batch_norm(), sgd)
+    dealt = make_in_run_data()
+    loop = make_in_run_loop(every=4)
+    module = Plain(make_network_without_norm(), sgd)
 
-    _, sample_values, rounds = in_run_fit(loop, tmp_path, module, dealt, rounds=4)
+    _, sample_values, rounds = fit_in_run(loop, tmp_path, module, dealt, rounds=4)
 
     for client in range(3):
         expected = 0.0
         for round in rounds:
-            values, _ = in_run_by_hand(
+            values, _ = in_run_values_by_hand(
                 dealt,
                 round,
                 client,
@@ -505,7 +513,7 @@ def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Pa
         torch.testing.assert_close(sample_values[client], expected, atol=1e-6, rtol=1e-4)
 
 
-def two_rates(parameters: Any) -> torch.optim.Optimizer:
+def make_sgd_of_two_rates(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1
     )
@@ -518,20 +526,20 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
 @pytest.mark.parametrize(
     ("make", "optimizer", "message"),
     [
-        (lambda: ditto(personalizer=FedAMP()), sgd, "Leave the personalizer out"),
+        (lambda: make_ditto_loop(personalizer=FedAMP()), sgd, "Leave the personalizer out"),
         (
-            lambda: fedrep(share="all"),
+            lambda: make_fedrep_loop(share="all"),
             sgd,
             r"FedRep\(\) trains the part that a client keeps, and all",
         ),
         (
-            lambda: fedrep(local_epochs=1),
+            lambda: make_fedrep_loop(local_epochs=1),
             sgd,
             r"no epoch for the shared part: local_epochs=1\. Set .*=2\) or more",
         ),
-        (scaffold, partial(torch.optim.SGD, lr=0.1, momentum=0.9), ONE_SGD),
-        (scaffold, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
-        (scaffold, two_rates, ONE_SGD),
+        (make_scaffold_loop, partial(torch.optim.SGD, lr=0.1, momentum=0.9), ONE_SGD),
+        (make_scaffold_loop, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
+        (make_scaffold_loop, make_sgd_of_two_rates, ONE_SGD),
         (lambda: FederatedLoop(client_algorithm=FedDyn()), sgd, TWO_SIDES),
         (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
     ],
@@ -540,4 +548,4 @@ def test_algorithm_with_unusable_settings_is_refused(
     tmp_path: Path, make: Any, optimizer: Any, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        fit(make(), tmp_path, Plain(optimizer=optimizer), unequal_data())
+        fit(make(), tmp_path, Plain(optimizer=optimizer), make_unequal_data())
